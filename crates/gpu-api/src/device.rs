@@ -1,0 +1,144 @@
+//! Names a vendor, a device and what the device can do.
+
+use std::fmt;
+
+/// Names the vendor whose driver a backend speaks to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// Shared memory instead of a GPU.
+    Host = 1,
+    /// NVIDIA, through the CUDA driver.
+    Cuda = 2,
+    /// AMD, through the HIP runtime.
+    Hip = 3,
+}
+
+impl BackendKind {
+    /// All vendors, in the order in which they are tried.
+    pub const ALL: [BackendKind; 3] = [BackendKind::Cuda, BackendKind::Hip, BackendKind::Host];
+
+    /// Reads the byte that descriptors and messages carry; `None` for a byte that names no vendor.
+    pub const fn from_byte(byte: u8) -> Option<BackendKind> {
+        match byte {
+            1 => Some(BackendKind::Host),
+            2 => Some(BackendKind::Cuda),
+            3 => Some(BackendKind::Hip),
+            _ => None,
+        }
+    }
+
+    /// Returns the name that features, options and messages use: `host`, `cuda` or `hip`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BackendKind::Host => "host",
+            BackendKind::Cuda => "cuda",
+            BackendKind::Hip => "hip",
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Numbers a device as this process sees it.
+///
+/// Two processes may see one GPU under two numbers (`CUDA_VISIBLE_DEVICES`), so a number never travels: a
+/// [`DeviceUuid`] does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct DeviceId(pub u32);
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {}", self.0)
+    }
+}
+
+/// Identifies a physical device in every process: 16 bytes as the driver reports them, opaque.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct DeviceUuid(pub [u8; 16]);
+
+impl fmt::Display for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Describes a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceInfo {
+    /// The number under which this process sees it.
+    pub device: DeviceId,
+    /// The identity under which every process sees it.
+    pub uuid: DeviceUuid,
+    /// The vendor's name for it.
+    pub name: String,
+    /// Bytes of device memory.
+    pub total_bytes: u64,
+}
+
+/// Says how much device memory there is at this moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryInfo {
+    /// Bytes that an allocation could take, all processes counted where the driver counts them.
+    pub free_bytes: u64,
+    /// Bytes of device memory.
+    pub total_bytes: u64,
+}
+
+/// Says what a device can do, as data, asked once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Caps {
+    /// [`Sharing::Handle`](crate::Sharing::Handle) works: a 64-byte handle that another process opens.
+    pub handle: bool,
+    /// [`Sharing::Fd`](crate::Sharing::Fd) works: a file descriptor that another process imports.
+    pub fd: bool,
+    /// An imported file descriptor can be mapped read-only.
+    pub read_only: bool,
+    /// Events can be opened by another process.
+    pub event_ipc: bool,
+    /// Streams can write and wait for 64-bit words in registered shared memory.
+    pub stream_words: bool,
+    /// The driver shares the device between processes in one context (NVIDIA MPS), so that the death of a
+    /// process proves nothing about its GPU work.
+    pub shared_context: bool,
+    /// Allocations are rounded up to a multiple of this many bytes.
+    pub granularity: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_survives_its_byte_and_no_other_byte_names_one() {
+        let named = (0..=u8::MAX).filter_map(BackendKind::from_byte).count();
+        assert_eq!(named, BackendKind::ALL.len());
+        for kind in BackendKind::ALL {
+            assert_eq!(BackendKind::from_byte(kind as u8), Some(kind));
+        }
+    }
+
+    #[test]
+    fn a_uuid_reads_like_a_uuid() {
+        let uuid = DeviceUuid(*b"0123456789abcdef");
+        assert_eq!(uuid.to_string(), "30313233-3435-3637-3839-616263646566");
+    }
+}

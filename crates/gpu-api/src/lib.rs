@@ -1,0 +1,55 @@
+//! What a GPU vendor provides for sharing memory between processes.
+//!
+//! Read in this order:
+//!
+//! 1. [`device`]: which devices there are and what they can do.
+//! 2. [`memory`]: addresses, allocations, handles that another process can open.
+//! 3. [`stream`]: queues of GPU work, events, and the 64-bit words that order work across processes.
+//! 4. [`backend`]: [`GpuBackend`], the trait that a vendor implements over the three above.
+//! 5. [`region`]: [`RegionSource`], where blocks come from, and [`Reclaim`], who can give some back.
+//! 6. [`error`]: one [`Error`], by what the caller can do.
+//!
+//! # Glossary
+//!
+//! | word | meaning |
+//! |---|---|
+//! | producer | the process that allocated the memory and decides when it is freed |
+//! | participant, consumer | a process that a producer shares with, connected once |
+//! | region | what the driver allocated, and the unit in which it is mapped elsewhere |
+//! | block | a piece of a region: the unit of sharing and of reuse |
+//! | lease | the right of one participant to one block, until it releases it |
+//! | slot | the 64-bit word in shared memory that says where one lease stands |
+//! | descriptor | the plain bytes that travel from producer to consumer |
+//! | limbo | where dropped blocks wait until their last lease has ended |
+//! | collect | finding ended leases, and freeing what waits in limbo for nothing else |
+//! | timeline word | a 64-bit word in shared memory that only rises, stored and waited for by GPU queues |
+//!
+//! # Example
+//!
+//! ```
+//! use gpu_api::{BackendKind, Error};
+//!
+//! let e = Error::NotCompiled { backend: BackendKind::Cuda };
+//! assert_eq!(e.to_string(), "the cuda backend is not compiled in; build with the feature `cuda`");
+//! ```
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod backend;
+pub mod device;
+pub mod error;
+pub mod memory;
+pub mod region;
+pub mod stream;
+
+pub use backend::{Gpu, GpuBackend, StreamInfo};
+pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
+pub use error::{DriverError, Error, Result};
+pub use memory::{
+    Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind, PointerInfo, Sharing,
+};
+pub use region::{
+    Export, Holder, ParticipantId, Piece, Reclaim, Reclaimed, Region, RegionId, RegionSource, SourceUsage,
+};
+pub use stream::{
+    CaptureStatus, EventHandle, EventKind, MAX_BATCH, RawEvent, RawStream, StreamIdentity, StreamOp, WordPtr,
+};

@@ -1,0 +1,92 @@
+//! Streams, events, and the 64-bit words that order GPU work across processes.
+
+use std::fmt;
+
+/// A stream as the driver hands it out (`CUstream`, `hipStream_t`), as a number.
+///
+/// Numbers are used again after a stream was destroyed; [`StreamIdentity`] is not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(transparent)]
+pub struct RawStream(pub u64);
+
+/// The driver's own number of a stream, never used again in a process (`cuStreamGetId`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct StreamIdentity(pub u64);
+
+/// An event as the driver hands it out, as a number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(transparent)]
+pub struct RawEvent(pub u64);
+
+/// Who may wait for an event.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum EventKind {
+    /// Streams of this process.
+    Local,
+    /// Streams of any process that opens its handle.
+    Interprocess,
+}
+
+/// A vendor's handle of an interprocess event: 64 bytes that another process opens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct EventHandle(pub [u8; 64]);
+const _: () = assert!(size_of::<EventHandle>() == 64);
+
+impl fmt::Debug for EventHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EventHandle(..)")
+    }
+}
+
+/// Whether a stream is being captured into a graph.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CaptureStatus {
+    /// Work is queued as usual.
+    None,
+    /// Work goes into a graph and runs when that graph is launched, perhaps more than once.
+    Active,
+    /// A capture that an error spoilt and that has not been ended.
+    Invalidated,
+}
+
+/// The address of a registered 64-bit word as streams see it, in this process only.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(transparent)]
+pub struct WordPtr(pub u64);
+
+impl WordPtr {
+    /// Returns the word `index` words further on.
+    ///
+    /// # Panics
+    ///
+    /// If the address space ends before: an index that was not checked.
+    #[must_use]
+    pub fn word(self, index: usize) -> WordPtr {
+        let bytes = (index as u64).checked_mul(8).expect("an index inside its registration");
+        WordPtr(self.0.checked_add(bytes).expect("an index inside its registration"))
+    }
+}
+
+/// The most operations in one batch. CUDA refuses 256 (measured on driver 580).
+pub const MAX_BATCH: usize = 255;
+
+/// One operation on a registered word, in stream order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StreamOp {
+    /// Stores `value` once all work queued before has finished and is visible to other processes.
+    Write {
+        /// Where.
+        word: WordPtr,
+        /// What.
+        value: u64,
+    },
+    /// Holds up the stream until `(word - value) as i64 >= 0`: CUDA's cyclic, signed comparison.
+    WaitGeq {
+        /// Where.
+        word: WordPtr,
+        /// From which value on the stream goes on.
+        value: u64,
+    },
+}
