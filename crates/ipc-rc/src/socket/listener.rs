@@ -445,6 +445,8 @@ mod tests {
         let dir = ScratchDir::new();
         let name = |round: usize| dir.join(format!("s{round}"));
         let done = AtomicUsize::new(0);
+        // Until the other thread has ended: a listener that goes does refuse.
+        let mut all = Vec::new();
         thread::scope(|scope| {
             scope.spawn(|| {
                 while done.load(Ordering::Acquire) < ROUNDS {
@@ -454,7 +456,6 @@ mod tests {
                     }
                 }
             });
-            let mut all = Vec::new();
             for round in 0..ROUNDS {
                 all.push(Listener::bind(&at(name(round))).expect("bind"));
                 done.store(round + 1, Ordering::Release);
