@@ -1,1 +1,65 @@
-//! x
+//! Leases on GPU memory that other processes hold, limbo for what they still hold, and collect for what they let go.
+//!
+//! Read in this order:
+//!
+//! 1. [`descriptor`]: the bytes that travel from producer to consumer.
+//! 2. `slot`, `dirty`, `timeline`: the three words in shared memory, each with its protocol; `counter_file`: where
+//!    they lie.
+//! 3. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect; who is dead and when.
+//! 4. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
+//! 5. `message`, `socket`, `process`, `fork`: what goes between the two, and how each knows the other.
+//!
+//! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide, and on a user's
+//! thread it makes no call that can block unless the call's documentation says so.
+//!
+//! # Example
+//!
+//! ```
+//! use backend_host::{HostBackend, HostConfig};
+//! use gpu_api::{DeviceId, Gpu};
+//! use ipc_rc::{After, Participant, Session, To, Wait};
+//!
+//! let dir = tempfile::tempdir()?;
+//! let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+//! let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+//! let participant = Participant::builder(gpu).connect(session.socket_path())?; // usually in another process
+//!
+//! let block = session.alloc(4096)?;
+//! let descriptor = block.share(To::Participant(participant.id()), After::Done)?;
+//! drop(block); // limbo: the lease outlives the handle
+//! let received = participant.claim(descriptor.as_bytes(), Wait::Host, None)?;
+//! assert_eq!(received.len(), 4096);
+//! drop(received);
+//! assert!(session.shutdown(std::time::Duration::from_secs(60)).blocks == 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod blocking;
+mod carver;
+mod clock;
+mod consumer;
+mod counter_file;
+pub mod descriptor;
+mod dirty;
+mod fork;
+mod message;
+mod process;
+mod producer;
+mod slot;
+mod socket;
+mod step;
+mod stream;
+mod sync;
+mod timeline;
+mod waker;
+
+pub use carver::Carver;
+pub use consumer::claim::{ClaimError, Wait};
+pub use consumer::participant::{Participant, ParticipantBuilder};
+pub use consumer::received_block::{ReceivedBlock, State};
+pub use descriptor::{Descriptor, SessionId};
+pub use producer::block::{SentBlock, Token};
+pub use producer::report::{ShutdownReport, Stats};
+pub use producer::session::{Collected, Session, SessionBuilder};
+pub use producer::share::{After, ShareOptions, To};
+pub use stream::Stream;

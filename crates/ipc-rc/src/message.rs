@@ -14,7 +14,7 @@
 //! | type | message | body from byte 16 on | file descriptors |
 //! |---|---|---|---|
 //! | 1 | `Hello` | backend u8, manual u8, descendants u16, 0 u32, device 16 | own pidfd, descendants' pidfds |
-//! | 2 | `MapRegion` | region u64, access u8, 0 in 7 | |
+//! | 2 | `MapRegion` | region u64, access u8, 0 in 7, then the lease that gives the right: file u32, slot u32, generation u64 | |
 //! | 3 | `Unmapped` | region u64 | |
 //! | 4 | `Bye` | | |
 //! | 129 | `Welcome` | session 16, participant u64, pid u32, slots u32, most slots u64 | producer's pidfd, counter file 0 |
@@ -38,6 +38,7 @@ use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, Participant
 
 use crate::descriptor::SessionId;
 use crate::process::MOST_DESCENDANTS;
+use crate::slot::Generation;
 use packet::{Header, Writer, malformed};
 
 const HELLO: u16 = 1;
@@ -75,6 +76,12 @@ pub(crate) enum ToProducer {
         region: RegionId,
         /// What the participant wants to do with it.
         access: Access,
+        /// The counter file of a lease on a block of the region: the right to ask.
+        file: u32,
+        /// The slot in it.
+        slot: u32,
+        /// The slot's generation, below 2^61.
+        generation: Generation,
     },
     /// A region's mapping is gone.
     Unmapped {
@@ -186,9 +193,12 @@ impl ToProducer {
                 w.put(&[0; 4]);
                 w.put(&device.0);
             }
-            ToProducer::MapRegion { region, access, .. } => {
+            ToProducer::MapRegion { region, access, file, slot, generation, .. } => {
                 w.put(&region.0.to_le_bytes());
                 w.put(&[*access as u8, 0, 0, 0, 0, 0, 0, 0]);
+                w.put(&file.to_le_bytes());
+                w.put(&slot.to_le_bytes());
+                w.put(&generation.get().to_le_bytes());
             }
             ToProducer::Unmapped { region } => w.put(&region.0.to_le_bytes()),
             ToProducer::Bye => {}
@@ -213,7 +223,12 @@ impl ToProducer {
             MAP_REGION => {
                 let (region, access) = (RegionId(r.u64()?), r.access()?);
                 r.zeros::<7>()?;
-                ToProducer::MapRegion { request: header.request, region, access }
+                let (file, slot) = (u32::from_le_bytes(r.array()?), u32::from_le_bytes(r.array()?));
+                let number = r.u64()?;
+                let Some(generation) = Generation::new(number) else {
+                    return Err(malformed("the generation", number, "below 2^61"));
+                };
+                ToProducer::MapRegion { request: header.request, region, access, file, slot, generation }
             }
             UNMAPPED => ToProducer::Unmapped { region: RegionId(r.u64()?) },
             BYE => ToProducer::Bye,
@@ -376,11 +391,16 @@ mod tests {
             (backend, device(), 0..=MOST_DESCENDANTS as u16, any::<bool>()).prop_map(
                 |(backend, device, descendants, manual)| ToProducer::Hello { backend, device, descendants, manual }
             ),
-            (any::<u64>(), region(), access()).prop_map(|(request, region, access)| ToProducer::MapRegion {
-                request,
-                region,
-                access
-            }),
+            (any::<u64>(), region(), access(), any::<u32>(), any::<u32>(), 0..1u64 << 61).prop_map(
+                |(request, region, access, file, slot, generation)| ToProducer::MapRegion {
+                    request,
+                    region,
+                    access,
+                    file,
+                    slot,
+                    generation: Generation::new(generation).expect("in range"),
+                }
+            ),
             region().prop_map(|region| ToProducer::Unmapped { region }),
             Just(ToProducer::Bye),
         ]

@@ -1,0 +1,248 @@
+//! Claiming: from a descriptor's bytes to a block.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu_api::{Error, StreamOp};
+
+use crate::consumer::link::{File, Link};
+use crate::consumer::mapping::NotMapped;
+use crate::consumer::received_block::{Held, Lease, ReceivedBlock};
+use crate::counter_file::{SlotFile, TIMELINES, timeline_word};
+use crate::descriptor::{Descriptor, Fence, Fields, GrantKind};
+use crate::producer::ledger::Entry;
+use crate::slot::{Claim, Generation};
+use crate::step::step;
+use crate::stream::Stream;
+use crate::timeline;
+
+/// How a claim waits for the producer's work on the block.
+#[derive(Clone, Copy, Debug)]
+pub enum Wait<'a> {
+    /// Not at all: the caller asks [`ReceivedBlock::state`].
+    None,
+    /// On this thread, under the claim's deadline.
+    Host,
+    /// On this stream, which counts as [used](ReceivedBlock::used_on): nothing is queued if the CPU sees that the work
+    /// is done.
+    On(&'a Stream),
+}
+
+/// Why a claim gave no block. Closed, so that callers handle each.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// The call would have to wait, and was asked not to.
+    #[error("the claim would have to wait; try again when the participant's descriptor is readable")]
+    WouldBlock,
+    /// The producer took the grant back: cancelled, not claimed in time, or it went away.
+    #[error("the grant was taken back by its producer; ask it to share again")]
+    Revoked,
+    /// The descriptor was claimed before. A lease is claimed once; clone the block instead.
+    #[error("the descriptor was claimed before; clone the block that the first claim gave")]
+    AlreadyClaimed,
+    /// The lease ended long ago, and its slot serves another.
+    #[error("the descriptor is stale: its lease has ended; ask the producer to share again")]
+    Stale,
+    /// The producer is dead or has closed its session.
+    #[error("the producer is gone; connect to its successor")]
+    ProducerGone,
+    /// The stream is being captured into a graph, which may run more than once.
+    #[error("the stream is being captured into a graph; claim before the capture")]
+    Capturing,
+    /// This is a forked child of the process that connected.
+    #[error("the participant belongs to the parent process; connect anew in the child")]
+    Forked,
+    /// The descriptor is not for this participant.
+    #[error("{why}; {remedy}")]
+    Refused {
+        /// Both sides of what differs.
+        why: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The descriptor is malformed, the deadline passed, or the driver or the system failed. Nothing is claimed.
+    #[error(transparent)]
+    Backend(#[from] Error),
+}
+
+impl Link {
+    pub(crate) fn claim(
+        self: &Arc<Link>,
+        bytes: &[u8],
+        wait: Wait<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<ReceivedBlock, ClaimError> {
+        if self.guard.is_child() {
+            return Err(ClaimError::Forked);
+        }
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let fields = Descriptor::decode(bytes)?.fields();
+        self.check(&fields)?;
+        if self.is_gone() {
+            return Err(ClaimError::ProducerGone);
+        }
+        if let Wait::On(stream) = wait
+            && stream.is_capturing()?
+        {
+            return Err(ClaimError::Capturing);
+        }
+        let Some(generation) = Generation::new(fields.generation) else { return Err(ClaimError::Stale) };
+        let entry = Entry { file: fields.file, slot: fields.slot, generation };
+        let file = self.file(&fields, deadline)?;
+        if let Some(fence) = &fields.fence {
+            self.check_fence(fence)?;
+            let host_waits = self.files.load()[fence.file as usize].registered.is_none();
+            if matches!(wait, Wait::Host) || (host_waits && matches!(wait, Wait::On(_))) {
+                // Before the claim, so that a deadline that passes loses nothing.
+                self.wait_on_host(fence, deadline)?;
+            }
+        }
+        // The mapping too comes before the claim: a grant that is not claimed holds its region as well as one that is.
+        let mapping = match self.mappings.enter(fields.region) {
+            Some(mapping) => mapping,
+            None => match self.mappings.map(self, fields.region, entry, deadline) {
+                Ok(mapping) => mapping,
+                Err(NotMapped::NotLeased) => return Err(self.why_not_leased(&file, entry)),
+                Err(NotMapped::Failed(Error::ProducerGone { .. })) => return Err(ClaimError::ProducerGone),
+                Err(NotMapped::Failed(error)) => return Err(error.into()),
+            },
+        };
+        let held = Held { link: self.clone(), file, mapping, entry };
+        // `decode` has seen that the sum does not overflow.
+        if fields.offset + fields.len > held.mapping.len {
+            let got = format!("{} bytes at offset {} of {}", fields.len, fields.offset, held.mapping.len);
+            held.leave();
+            return Err(Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into());
+        }
+        match held.file.counters.slot(entry.slot).claim(generation) {
+            Claim::Held => {}
+            other => {
+                held.leave();
+                return Err(match other {
+                    Claim::Revoked => ClaimError::Revoked,
+                    Claim::AlreadyClaimed => ClaimError::AlreadyClaimed,
+                    _ => ClaimError::Stale,
+                });
+            }
+        }
+        step!("claim");
+        // From here on the drop of the lease ends it.
+        let block = ReceivedBlock::new(Lease::new(held, fields.fence), fields.offset, fields.len);
+        if let Wait::On(stream) = wait {
+            if let Some(fence) = &fields.fence
+                && self.look(fence) == timeline::Fence::Pending
+            {
+                self.queue_wait(stream, fence)?;
+            }
+            block.used_on(stream);
+        }
+        Ok(block)
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ClaimError> {
+        if fields.kind != GrantKind::Addressed {
+            return Err(ClaimError::Refused {
+                why: "the descriptor is a ticket, which this version cannot claim".into(),
+                remedy: "share with `To::Participant`",
+            });
+        }
+        if fields.backend != self.gpu.kind() {
+            return Err(Error::Mismatch {
+                what: "the descriptor's backend",
+                theirs: fields.backend.to_string(),
+                ours: self.gpu.kind().to_string(),
+                remedy: "claim with a participant of that backend",
+            }
+            .into());
+        }
+        if fields.session != self.session {
+            return Err(ClaimError::Refused {
+                why: format!("the descriptor is of session {}, this participant's is {}", fields.session, self.session),
+                remedy: "claim with a participant that is connected to that session",
+            });
+        }
+        if fields.participant != self.id {
+            return Err(ClaimError::Refused {
+                why: format!("the descriptor is for {}, this is {}", fields.participant, self.id),
+                remedy: "claim where it is addressed to, or have it shared with this participant",
+            });
+        }
+        Ok(())
+    }
+
+    /// Finds the descriptor's counter file, waiting for one that was announced but has not arrived.
+    fn file(&self, fields: &Fields, deadline: Option<Instant>) -> Result<Arc<File>, ClaimError> {
+        let known = |link: &Link| link.files.load().get(fields.file as usize).cloned();
+        let file = match known(self) {
+            Some(file) => file,
+            None => {
+                let found = self.wait_until(deadline, || {
+                    known(self).map(Some).or_else(|| self.is_gone().then_some(None))
+                });
+                match found {
+                    Some(Some(file)) => file,
+                    Some(None) => return Err(ClaimError::ProducerGone),
+                    None => return Err(Error::Deadline { what: "a counter file" }.into()),
+                }
+            }
+        };
+        if fields.slot >= file.counters.slots() {
+            let must = format!("below {}", file.counters.slots());
+            return Err(Error::BadDescriptor { what: "slot", got: fields.slot.to_string(), must }.into());
+        }
+        Ok(file)
+    }
+
+    fn check_fence(&self, fence: &Fence) -> Result<(), ClaimError> {
+        if fence.file != 0 || fence.word >= TIMELINES {
+            let got = format!("word {} of file {}", fence.word, fence.file);
+            let must = format!("a word below {TIMELINES} of file 0");
+            return Err(Error::BadDescriptor { what: "fence", got, must }.into());
+        }
+        Ok(())
+    }
+
+    fn wait_on_host(&self, fence: &Fence, deadline: Option<Instant>) -> Result<(), ClaimError> {
+        let mut pause = Duration::from_micros(1);
+        for turn in 0u32.. {
+            if self.look(fence) != timeline::Fence::Pending {
+                return Ok(());
+            }
+            if deadline.is_some_and(|d| Instant::now() >= d) {
+                return Err(Error::Deadline { what: "the producer's work on the block" }.into());
+            }
+            if turn < 100 {
+                std::hint::spin_loop();
+            } else {
+                // A GPU's store wakes nobody, so there is nothing to wait for but time.
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    fn queue_wait(&self, stream: &Stream, fence: &Fence) -> Result<(), ClaimError> {
+        let files = self.files.load();
+        let Some(base) = files[fence.file as usize].registered else { return Ok(()) };
+        let word = base.word(timeline_word(fence.word));
+        // SAFETY: `stream_batch` asks for a live stream, which the caller keeps, and for a word in a registration that
+        // outlives the operation: the block counts as used on the stream, so the link's files stay registered until
+        // the wait is over.
+        unsafe { self.gpu.backend().stream_batch(stream.raw(), &[StreamOp::WaitGeq { word, value: fence.value }]) }?;
+        Ok(())
+    }
+
+    /// The producer knows no such lease: the slot says why.
+    fn why_not_leased(&self, file: &File, entry: Entry) -> ClaimError {
+        match file.counters.slot(entry.slot).peek(entry.generation) {
+            Claim::Revoked => ClaimError::Revoked,
+            Claim::AlreadyClaimed => ClaimError::AlreadyClaimed,
+            Claim::Stale => ClaimError::Stale,
+            Claim::Held => ClaimError::Refused {
+                why: "the descriptor's block does not lie in the region that it names".into(),
+                remedy: "pass the bytes of `share` on whole and unchanged",
+            },
+        }
+    }
+}

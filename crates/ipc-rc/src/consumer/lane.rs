@@ -1,0 +1,277 @@
+//! Lanes: streams of the library's own that end leases once the caller's GPU work is done.
+//!
+//! A lane serves one *set* of streams. To end a lease it records an event on each stream of the set, waits for them on
+//! its own stream, and stores RELEASED into the slot and 1 into its dirty word, all queued and never waited for. The
+//! caller's streams are not slowed (measured: a host function would cost them 48 µs each), and a stream that is stuck
+//! holds up only those who named it.
+//!
+//! At most [`MOST_PENDING`] ends are queued on a lane: a driver's queue that is full blocks every thread of the process
+//! (measured at 1,020). What comes on top is kept here and ended by the participant's thread when its events are done.
+//!
+//! **Any error before the stores are queued leaves the lease HELD** until the process ends, counted, and logged once:
+//! an end that might come early would be worse.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use gpu_api::{EventKind, Gpu, RawEvent, RawStream, Result, StreamIdentity, StreamOp};
+
+use crate::consumer::received_block::Held;
+use crate::counter_file::{SlotFile, dirty_word, slot_word};
+use crate::dirty::MARKED;
+use crate::slot::released_word;
+use crate::stream::Stream;
+
+/// Ends queued on one lane: far below the 1,020 at which a driver blocks.
+pub(crate) const MOST_PENDING: usize = 128;
+/// Lanes after which idle ones are given up before another is made.
+const MANY_LANES: usize = 64;
+
+#[derive(Debug)]
+struct Later {
+    held: Held,
+    events: Vec<RawEvent>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    gpu: Gpu,
+    /// Taken out of the table: whoever still finds it looks again.
+    retired: bool,
+    stream: RawStream,
+    /// One for each stream of the set, recorded again by every end: a wait keeps what was recorded when it was queued.
+    events: Vec<RawEvent>,
+    pending: VecDeque<Held>,
+    later: VecDeque<Later>,
+}
+
+type Key = Box<[StreamIdentity]>;
+
+/// A participant's lanes.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    gpu: Gpu,
+    table: ArcSwap<HashMap<Key, Arc<Mutex<Lane>>>>,
+    kept: AtomicU64,
+    logged: AtomicBool,
+}
+
+impl Lanes {
+    pub fn new(gpu: Gpu) -> Lanes {
+        Lanes { gpu, table: ArcSwap::default(), kept: AtomicU64::new(0), logged: AtomicBool::new(false) }
+    }
+
+    /// Counts the leases that are kept until the process ends.
+    pub fn kept(&self) -> u64 {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// Ends a lease once all that is queued on `streams` at this moment has finished. Never blocks.
+    ///
+    /// Says whether the participant's thread must look after it.
+    pub fn end(&self, held: Held, mut streams: Vec<Stream>) -> bool {
+        streams.sort_by_key(Stream::identity);
+        match self.try_end(held, &streams) {
+            Ok(watch) => watch,
+            Err((held, error)) => {
+                self.keep(held, &error);
+                false
+            }
+        }
+    }
+
+    /// Keeps a lease until the process ends: nobody can say when the work on its block is done.
+    pub fn keep(&self, held: Held, error: &gpu_api::Error) {
+        self.kept.fetch_add(1, Ordering::Relaxed);
+        if !self.logged.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "a lease is kept until this process ends; later ones are only counted");
+        }
+        std::mem::forget(held);
+    }
+
+    fn try_end(&self, held: Held, streams: &[Stream]) -> Result<bool, (Held, gpu_api::Error)> {
+        for stream in streams {
+            if let Err(error) = stream.refuse_capture("drop the block after the capture, or keep it for the graph") {
+                return Err((held, error));
+            }
+        }
+        let lane = match self.lane(streams) {
+            Ok(lane) => lane,
+            Err(error) => return Err((held, error)),
+        };
+        let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+        if lane.retired {
+            drop(lane);
+            return self.try_end(held, streams);
+        }
+        lane.settle();
+        let words = held.file.registered;
+        match words {
+            Some(base) if lane.later.is_empty() && lane.pending.len() < MOST_PENDING => {
+                let counters = &held.file.counters;
+                let ops = [
+                    StreamOp::Write {
+                        word: base.word(slot_word(counters.slots(), held.entry.slot)),
+                        value: released_word(held.entry.generation),
+                    },
+                    StreamOp::Write { word: base.word(dirty_word(held.entry.slot)), value: MARKED },
+                ];
+                match self.queue(&lane, streams, &ops) {
+                    Ok(()) => {
+                        lane.pending.push_back(held);
+                        Ok(false)
+                    }
+                    Err(error) => Err((held, error)),
+                }
+            }
+            _ => match self.record_all(streams) {
+                Ok(events) => {
+                    lane.later.push_back(Later { held, events });
+                    Ok(true)
+                }
+                Err(error) => Err((held, error)),
+            },
+        }
+    }
+
+    fn queue(&self, lane: &Lane, streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
+        let backend = self.gpu.backend();
+        for (event, stream) in lane.events.iter().zip(streams) {
+            // SAFETY: `record_event` asks for a live event and stream of one device: the lane keeps its events, the
+            // caller its streams, and a `Stream` is of the participant's device.
+            unsafe { backend.record_event(*event, stream.raw()) }?;
+            // SAFETY: `stream_wait_event` asks for a live stream and event: the lane keeps both.
+            unsafe { backend.stream_wait_event(lane.stream, *event) }?;
+        }
+        // SAFETY: `stream_batch` asks for a live stream, which the lane keeps, and for words in a registration that
+        // outlives the operation: the link unregisters its files only after its lanes have run dry.
+        unsafe { backend.stream_batch(lane.stream, ops) }
+    }
+
+    fn record_all(&self, streams: &[Stream]) -> Result<Vec<RawEvent>> {
+        let backend = self.gpu.backend();
+        let mut events = Vec::with_capacity(streams.len());
+        for stream in streams {
+            let recorded = backend.create_event(self.gpu.device(), EventKind::Local).and_then(|event| {
+                events.push(event);
+                // SAFETY: `record_event` asks for a live event and stream of one device: just made, and a `Stream` is
+                // of the participant's device and kept by the caller.
+                unsafe { backend.record_event(event, stream.raw()) }
+            });
+            if let Err(error) = recorded {
+                self.destroy(&events);
+                return Err(error);
+            }
+        }
+        Ok(events)
+    }
+
+    fn destroy(&self, events: &[RawEvent]) {
+        for &event in events {
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: the caller gives it up. An
+            // error leaks it.
+            let _ = unsafe { self.gpu.backend().destroy_event(event) };
+        }
+    }
+
+    fn lane(&self, streams: &[Stream]) -> Result<Arc<Mutex<Lane>>> {
+        let key: Key = streams.iter().map(Stream::identity).collect();
+        if let Some(lane) = self.table.load().get(&key) {
+            return Ok(lane.clone());
+        }
+        let backend = self.gpu.backend();
+        let mut lane = Lane {
+            gpu: self.gpu.clone(),
+            retired: false,
+            stream: backend.create_stream(self.gpu.device())?,
+            events: Vec::new(),
+            pending: VecDeque::new(),
+            later: VecDeque::new(),
+        };
+        for _ in streams {
+            lane.events.push(backend.create_event(self.gpu.device(), EventKind::Local)?);
+        }
+        let fresh = Arc::new(Mutex::new(lane));
+        self.table.rcu(|table| {
+            let mut table = HashMap::clone(table);
+            if table.len() >= MANY_LANES {
+                // A lane whose lock somebody holds is in use.
+                table.retain(|_, lane| !lane.try_lock().is_ok_and(|mut lane| lane.retire_if_dry()));
+            }
+            table.entry(key.clone()).or_insert_with(|| fresh.clone());
+            table
+        });
+        Ok(self.table.load().get(&key).cloned().unwrap_or(fresh))
+    }
+
+    /// Ends what is due, and says whether anything is still to be looked after by the thread.
+    pub fn poll(&self) -> bool {
+        let mut left = false;
+        for lane in self.table.load().values() {
+            let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+            lane.settle();
+            while let Some(first) = lane.later.front() {
+                let done = first.events.iter().all(|&event| {
+                    // SAFETY: `query_event` asks for a live event: it is destroyed only below. An error means that
+                    // nobody knows whether the work is done: the lease stays held.
+                    unsafe { self.gpu.backend().query_event(event) }.unwrap_or(false)
+                });
+                if !done {
+                    left = true;
+                    break;
+                }
+                if let Some(first) = lane.later.pop_front() {
+                    self.destroy(&first.events);
+                    first.held.release();
+                }
+            }
+        }
+        left
+    }
+
+    /// Says whether every lease that was given to a lane has ended.
+    pub fn are_dry(&self) -> bool {
+        self.table.load().values().all(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner).is_dry())
+    }
+
+    /// Gives up the lanes.
+    pub fn close(&self) {
+        self.table.store(Arc::default());
+    }
+}
+
+impl Lane {
+    /// Lets go of what the lane's stream has ended.
+    fn settle(&mut self) {
+        while self.pending.front().is_some_and(Held::is_released) {
+            if let Some(held) = self.pending.pop_front() {
+                held.leave();
+            }
+        }
+    }
+
+    fn is_dry(&mut self) -> bool {
+        self.settle();
+        self.pending.is_empty() && self.later.is_empty()
+    }
+
+    /// Marks a lane that has nothing to do as retired, and says whether it is.
+    fn retire_if_dry(&mut self) -> bool {
+        self.retired |= self.is_dry();
+        self.retired
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        for &event in &self.events {
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: the lane is going away, and
+            // waits that were queued for it stay good. An error leaks it.
+            let _ = unsafe { self.gpu.backend().destroy_event(event) };
+        }
+        // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: as above.
+        let _ = unsafe { self.gpu.backend().destroy_stream(self.stream) };
+    }
+}

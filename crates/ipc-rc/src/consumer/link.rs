@@ -1,0 +1,207 @@
+//! What a participant's handles, blocks and thread share: its link to one producer.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use gpu_api::{Access, Error, Gpu, ParticipantId, Result, WordPtr};
+
+use crate::consumer::lane::Lanes;
+use crate::consumer::mapping::Mappings;
+use crate::counter_file::{CounterFile, TIMELINES};
+use crate::descriptor::{self, SessionId};
+use crate::fork::ForkGuard;
+use crate::message::{MOST_BYTES, ToProducer};
+use crate::socket::{self, SendOutcome};
+use crate::timeline;
+use crate::waker::Waker;
+
+/// A counter file, as its participant has it.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub counters: CounterFile,
+    /// Where streams see it; `None` on a device without stream words.
+    pub registered: Option<WordPtr>,
+}
+
+/// What a word said when its poisoner looked: nothing yet.
+const NOT_POISONED: u64 = u64::MAX;
+
+/// A participant's state. Its handles, mappings and thread each hold one [`Arc`] of it.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub gpu: Gpu,
+    pub access: Access,
+    pub guard: ForkGuard,
+    pub session: SessionId,
+    pub id: ParticipantId,
+    pub producer_pid: u32,
+    pub producer_pidfd: OwnedFd,
+    pub socket: OwnedFd,
+    pub files: ArcSwap<Vec<Arc<File>>>,
+    pub mappings: Mappings,
+    pub lanes: Lanes,
+    pub waker: Waker,
+    /// The producer is dead, or has closed the session.
+    pub gone: AtomicBool,
+    /// The last handle was dropped.
+    pub closing: AtomicBool,
+    /// Somebody waits for mappings to become idle.
+    pub wants_idle: AtomicBool,
+    reached: Box<[AtomicU64]>,
+    changes: (Mutex<u64>, Condvar),
+}
+
+/// What a [`Link`] starts from.
+#[derive(Debug)]
+pub(crate) struct Welcome {
+    pub gpu: Gpu,
+    pub access: Access,
+    pub session: SessionId,
+    pub id: ParticipantId,
+    pub producer_pid: u32,
+    pub producer_pidfd: OwnedFd,
+    pub socket: OwnedFd,
+    pub file: CounterFile,
+}
+
+impl Link {
+    pub fn new(welcome: Welcome) -> Result<Link> {
+        let link = Link {
+            lanes: Lanes::new(welcome.gpu.clone()),
+            gpu: welcome.gpu,
+            access: welcome.access,
+            guard: ForkGuard::new()?,
+            session: welcome.session,
+            id: welcome.id,
+            producer_pid: welcome.producer_pid,
+            producer_pidfd: welcome.producer_pidfd,
+            socket: welcome.socket,
+            files: ArcSwap::default(),
+            mappings: Mappings::default(),
+            waker: Waker::new()?,
+            gone: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            wants_idle: AtomicBool::new(false),
+            reached: (0..TIMELINES).map(|_| AtomicU64::new(NOT_POISONED)).collect(),
+            changes: (Mutex::new(0), Condvar::new()),
+        };
+        link.add_file(0, welcome.file)?;
+        Ok(link)
+    }
+
+    /// Takes in a counter file: the next, or none.
+    pub fn add_file(&self, index: u32, counters: CounterFile) -> Result<()> {
+        let files = self.files.load_full();
+        if files.len() != index as usize {
+            return Err(Error::Invalid {
+                what: "a counter file's number",
+                got: index.to_string(),
+                must: "the number of files before it",
+            });
+        }
+        let registered = if self.gpu.caps().stream_words {
+            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the link keeps its
+            // files, and unregisters them before it lets go of them, or leaks them.
+            Some(unsafe { self.gpu.backend().register_words(counters.start(), counters.bytes()) }?)
+        } else {
+            None
+        };
+        let mut files = Vec::clone(&files);
+        files.push(Arc::new(File { counters, registered }));
+        self.files.store(Arc::new(files));
+        self.announce_change();
+        Ok(())
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Completes every wait of this participant's, and keeps what each word had reached.
+    pub fn poison(&self) {
+        let files = self.files.load();
+        let Some(first) = files.first() else { return };
+        for (index, reached) in (0..).zip(&self.reached) {
+            if let Some(value) = first.counters.timeline(index).poison() {
+                // The first poisoning tells what had been reached; a later one meets only what came too late.
+                let _ = reached.compare_exchange(NOT_POISONED, value, Ordering::Release, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Says where a fence stands, told apart by what had been reached before a poisoning.
+    pub fn look(&self, fence: &descriptor::Fence) -> timeline::Fence {
+        let files = self.files.load();
+        let Some(file) = files.get(fence.file as usize) else { return timeline::Fence::Pending };
+        match file.counters.timeline(fence.word).look(fence.value) {
+            timeline::Fence::Poisoned => match self.reached[fence.word as usize].load(Ordering::Acquire) {
+                NOT_POISONED => timeline::Fence::Poisoned,
+                reached if reached >= fence.value => timeline::Fence::Reached,
+                _ => timeline::Fence::Poisoned,
+            },
+            seen => seen,
+        }
+    }
+
+    /// Sends a message, waiting while the producer does not read.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ProducerGone`], [`Error::Deadline`].
+    pub fn send(&self, message: &ToProducer, deadline: Option<Instant>) -> Result<()> {
+        let mut bytes = [0; MOST_BYTES];
+        let len = message.encode(&mut bytes);
+        loop {
+            match socket::send(self.socket.as_fd(), &bytes[..len], &[]) {
+                Ok(SendOutcome::Sent) => return Ok(()),
+                Ok(SendOutcome::HungUp) => return Err(Error::ProducerGone { pid: self.producer_pid }),
+                Ok(SendOutcome::Full) => wait_writable(self.socket.as_fd(), deadline)?,
+                Err(source) => return Err(Error::system("sendmsg", "free memory and ask again", source)),
+            }
+        }
+    }
+
+    /// Tells those who wait for something of this link to look again.
+    pub fn announce_change(&self) {
+        *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.changes.1.notify_all();
+    }
+
+    /// Waits until `done` gives something, looking again at every change; `None` after the deadline.
+    pub fn wait_until<T>(&self, deadline: Option<Instant>, mut done: impl FnMut() -> Option<T>) -> Option<T> {
+        loop {
+            let seen = *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(value) = done() {
+                return Some(value);
+            }
+            let changes = self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if *changes != seen {
+                continue;
+            }
+            match deadline.map(|d| d.saturating_duration_since(Instant::now())) {
+                Some(Duration::ZERO) => return None,
+                Some(left) => {
+                    drop(self.changes.1.wait_timeout(changes, left).unwrap_or_else(PoisonError::into_inner));
+                }
+                None => drop(self.changes.1.wait(changes).unwrap_or_else(PoisonError::into_inner)),
+            }
+        }
+    }
+}
+
+fn wait_writable(socket: std::os::fd::BorrowedFd<'_>, deadline: Option<Instant>) -> Result<()> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+    if left == Some(Duration::ZERO) {
+        return Err(Error::Deadline { what: "the producer to read" });
+    }
+    let timeout = left.map(|t| Timespec { tv_sec: t.as_secs().min(3600) as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+    let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
+    match poll(&mut fds, timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(Error::system("poll", "free memory and ask again", e)),
+    }
+}

@@ -1,0 +1,17 @@
+//! The consumer's side, in the order of a block's life:
+//!
+//! | step | where |
+//! |---|---|
+//! | connect | [`participant`] |
+//! | claim: wait or queue a wait, map, take the lease | [`claim`], [`mapping`] |
+//! | use: address, slices, state | [`received_block`] |
+//! | drop: release by CPU, or by a lane once the GPU is done | [`received_block`], [`lane`] |
+//! | unmap, and what happens when the producer dies | [`service`], [`link`] |
+
+pub(crate) mod claim;
+pub(crate) mod lane;
+pub(crate) mod link;
+pub(crate) mod mapping;
+pub(crate) mod participant;
+pub(crate) mod received_block;
+pub(crate) mod service;

@@ -1,0 +1,193 @@
+//! Received blocks: what a claim gives.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Bound, RangeBounds};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpu_api::{DevicePtr, Error, Result};
+
+use crate::consumer::link::{File, Link};
+use crate::consumer::mapping::Mapping;
+use crate::counter_file::SlotFile;
+use crate::descriptor;
+use crate::producer::ledger::Entry;
+use crate::step::step;
+use crate::stream::Stream;
+use crate::timeline;
+
+/// What a received block's contents are worth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// The producer's work on it is not finished.
+    Pending,
+    /// The contents are what the producer shared.
+    Ready,
+    /// The contents are what the producer shared, and the producer is gone.
+    ReadyProducerGone,
+    /// The producer died or broke before its work on the block was finished: the contents are garbage.
+    Poisoned,
+}
+
+/// A lease that this process holds, without the streams that its end waits for.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub link: Arc<Link>,
+    pub file: Arc<File>,
+    pub mapping: Arc<Mapping>,
+    pub entry: Entry,
+}
+
+impl Held {
+    /// Ends the lease at once: no GPU work on its block is left.
+    pub fn release(self) {
+        step!("release");
+        let counters = &self.file.counters;
+        counters.slot(self.entry.slot).release(self.entry.generation);
+        counters.dirty(self.entry.slot).mark();
+        self.leave();
+    }
+
+    /// Says whether a lane has ended it.
+    pub fn is_released(&self) -> bool {
+        self.file.counters.slot(self.entry.slot).is_released(self.entry.generation)
+    }
+
+    /// Lets go of the mapping, after the end.
+    pub fn leave(self) {
+        if self.mapping.leave() && self.link.wants_idle.load(Ordering::Relaxed) {
+            self.link.waker.nudge();
+        }
+    }
+}
+
+/// A lease, shared by all clones and slices of a received block.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    held: ManuallyDrop<Held>,
+    fence: Option<descriptor::Fence>,
+    used_on: Mutex<ManuallyDrop<Vec<Stream>>>,
+}
+
+impl Lease {
+    pub fn new(held: Held, fence: Option<descriptor::Fence>) -> Lease {
+        Lease { held: ManuallyDrop::new(held), fence, used_on: Mutex::new(ManuallyDrop::new(Vec::new())) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.held.link.guard.is_child() {
+            // The lease is the parent's, and so are the streams.
+            return;
+        }
+        let used = self.used_on.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
+        let streams = unsafe { ManuallyDrop::take(used) };
+        // SAFETY: as above.
+        let held = unsafe { ManuallyDrop::take(&mut self.held) };
+        if streams.is_empty() {
+            held.release();
+        } else {
+            let link = held.link.clone();
+            if link.lanes.end(held, streams) {
+                link.waker.nudge();
+            }
+        }
+    }
+}
+
+/// A block that this process received: an address to read and write until the last clone is dropped.
+///
+/// Clones and [slices](ReceivedBlock::slice) share one lease. The drop of the last one never blocks: the lease ends
+/// when all work on the streams that were named with [`used_on`](ReceivedBlock::used_on) has finished.
+#[derive(Clone)]
+pub struct ReceivedBlock {
+    lease: Arc<Lease>,
+    ptr: DevicePtr,
+    len: u64,
+}
+
+impl ReceivedBlock {
+    pub(crate) fn new(lease: Lease, offset: u64, len: u64) -> ReceivedBlock {
+        let ptr = lease.held.mapping.base.offset(offset);
+        ReceivedBlock { lease: Arc::new(lease), ptr, len }
+    }
+
+    /// Returns the address of the first byte, valid in this process while a clone of the block lives.
+    ///
+    /// Every stream whose work touches the block must be named with [`used_on`](ReceivedBlock::used_on) before the
+    /// last clone is dropped (the one that the claim waited on is), and work that the CPU does must be over by then.
+    /// Otherwise the producer may use the bytes again while that work runs: undefined behaviour that no library can
+    /// see.
+    ///
+    /// The address means nothing in a forked child.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// Returns the bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a block is never empty; a slice of no bytes is refused")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Names a stream of this process whose work touches the block.
+    pub fn used_on(&self, stream: &Stream) {
+        let mut used = self.lease.used_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if !used.iter().any(|s| s.identity() == stream.identity()) {
+            used.push(stream.clone());
+        }
+    }
+
+    /// Returns a part of the block, under the same lease.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a range that is empty or does not lie in the block.
+    pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<ReceivedBlock> {
+        let from = match range.start_bound() {
+            Bound::Included(&from) => Some(from),
+            Bound::Excluded(&before) => before.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let to = match range.end_bound() {
+            Bound::Included(&last) => last.checked_add(1),
+            Bound::Excluded(&to) => Some(to),
+            Bound::Unbounded => Some(self.len),
+        };
+        match (from, to) {
+            (Some(from), Some(to)) if from < to && to <= self.len => {
+                Ok(ReceivedBlock { lease: self.lease.clone(), ptr: self.ptr.offset(from), len: to - from })
+            }
+            _ => Err(Error::Invalid {
+                what: "the range of a slice",
+                got: format!("{:?} to {:?} of {} bytes", range.start_bound(), range.end_bound(), self.len),
+                must: "inside the block, and not empty",
+            }),
+        }
+    }
+
+    /// Says what the contents are worth at this moment. Whoever waited on a stream asks after synchronising it.
+    pub fn state(&self) -> State {
+        let link = &self.lease.held.link;
+        let seen = self.lease.fence.as_ref().map_or(timeline::Fence::Reached, |fence| link.look(fence));
+        match seen {
+            timeline::Fence::Pending => State::Pending,
+            timeline::Fence::Poisoned => State::Poisoned,
+            timeline::Fence::Reached if link.is_gone() => State::ReadyProducerGone,
+            timeline::Fence::Reached => State::Ready,
+        }
+    }
+}
+
+impl fmt::Debug for ReceivedBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceivedBlock")
+            .field("ptr", &self.ptr)
+            .field("len", &self.len)
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}

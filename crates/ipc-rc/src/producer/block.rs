@@ -1,0 +1,208 @@
+//! Blocks: bytes that are shared, kept until the last lease has ended.
+//!
+//! A block is an [`Arc`]: the producer's [`SentBlock`] holds one, every row of a ledger holds one, and so does every
+//! piece of the producer's own work that is not finished. The block's count *is* the number of these, private to this
+//! process, and whoever drops the last one gives the bytes back. Between the drop of the `SentBlock` and that moment the
+//! block is in limbo.
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpu_api::{DevicePtr, Error, Piece, Region, RegionSource, Result};
+
+use crate::descriptor::Descriptor;
+use crate::producer::core::Core;
+use crate::producer::share::{After, ShareOptions, To};
+use crate::step::step;
+use crate::stream::Stream;
+
+/// What the owner of adopted memory chose to know it by; [`Session::collect`](crate::Session::collect) returns it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub struct Token(pub u64);
+
+/// Where a block's bytes go when nothing holds them any more.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// Back to the session's source.
+    Source,
+    /// Back to the owner, by its token.
+    Adopted(Token),
+}
+
+/// A block, as ledgers and limbo hold it.
+#[derive(Debug)]
+pub(crate) struct Block {
+    core: Arc<Core>,
+    piece: ManuallyDrop<Piece>,
+    origin: Origin,
+    /// Streams of the producer whose work may touch the block.
+    used_on: Mutex<Vec<Stream>>,
+    limbo: AtomicBool,
+}
+
+impl Block {
+    pub(crate) fn new(core: &Arc<Core>, piece: Piece, origin: Origin) -> Arc<Block> {
+        core.live.add(piece.len);
+        Arc::new(Block {
+            core: core.clone(),
+            piece: ManuallyDrop::new(piece),
+            origin,
+            used_on: Mutex::new(Vec::new()),
+            limbo: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.piece.len
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.piece.offset
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.piece.region
+    }
+
+    /// Notes that work on `stream` may touch the block.
+    pub(crate) fn note_use(&self, stream: &Stream) {
+        let mut used = self.used_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if !used.iter().any(|s| s.identity() == stream.identity()) {
+            used.push(stream.clone());
+        }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.core.guard.is_child() {
+            return;
+        }
+        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is the block's own drop.
+        let piece = unsafe { ManuallyDrop::take(&mut self.piece) };
+        self.core.live.sub(piece.len);
+        if *self.limbo.get_mut() {
+            self.core.limbo.sub(piece.len);
+        }
+        step!("retire");
+        match self.origin {
+            Origin::Source => self.core.source.give_back(piece),
+            Origin::Adopted(token) => self.core.return_token(token, piece),
+        }
+    }
+}
+
+/// A block that this process produces: allocate, [`share`](SentBlock::share), drop.
+///
+/// The drop never blocks. If somebody still holds the block, or the producer's own queued work may touch it, it waits
+/// in limbo and is given back by a later collect.
+#[derive(Debug)]
+pub struct SentBlock {
+    block: ManuallyDrop<Arc<Block>>,
+}
+
+impl SentBlock {
+    pub(crate) fn new(block: Arc<Block>) -> SentBlock {
+        SentBlock { block: ManuallyDrop::new(block) }
+    }
+
+    /// Returns the address of the first byte, in this process.
+    ///
+    /// Work that is queued on a stream and touches the block must have its stream named with
+    /// [`used_on`](SentBlock::used_on) before the drop, unless the block was shared after that stream.
+    pub fn ptr(&self) -> DevicePtr {
+        self.block.piece.ptr()
+    }
+
+    /// Returns the bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a block is never empty")]
+    pub fn len(&self) -> u64 {
+        self.block.len()
+    }
+
+    /// Grants a lease and returns the descriptor by which it is claimed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ParticipantGone`], [`Error::Closing`], [`Error::Forked`], [`Error::Capturing`] for a stream that is
+    /// being captured, [`Error::Exhausted`] when the participant's quota of leases is used up, and what the driver
+    /// gives. After an error nothing was granted.
+    ///
+    /// # Examples
+    ///
+    /// See the crate's first page.
+    pub fn share(&self, to: To, after: After<'_>) -> Result<Descriptor> {
+        self.share_with(to, after, &ShareOptions::default())
+    }
+
+    /// Grants a lease as [`share`](SentBlock::share) does, with options.
+    ///
+    /// # Errors
+    ///
+    /// As `share`.
+    pub fn share_with(&self, to: To, after: After<'_>, options: &ShareOptions) -> Result<Descriptor> {
+        self.block.core.share(&self.block, to, after, options)
+    }
+
+    /// Takes a grant back that nobody has claimed, and says whether it did. A claim of it then gives `Revoked`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for a descriptor of another session or block, [`Error::Forked`].
+    pub fn cancel(&self, descriptor: &Descriptor) -> Result<bool> {
+        self.block.core.cancel(&self.block, descriptor)
+    }
+
+    /// Names a stream of this process whose queued work touches the block: it is not used again before that is done.
+    pub fn used_on(&self, stream: &Stream) {
+        self.block.note_use(stream);
+    }
+
+    /// Counts the leases that are granted or held.
+    pub fn outstanding(&self) -> usize {
+        Arc::strong_count(&self.block) - 1
+    }
+
+    /// Returns the session's statistics' view of the block: its region and offset.
+    pub fn place(&self) -> (gpu_api::RegionId, u64) {
+        (self.block.region().id(), self.block.offset())
+    }
+}
+
+impl Drop for SentBlock {
+    fn drop(&mut self) {
+        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
+        let block = unsafe { ManuallyDrop::take(&mut self.block) };
+        if block.core.guard.is_child() {
+            // The parent's block: nothing of it may change, its count least of all.
+            std::mem::forget(block);
+            return;
+        }
+        step!("drop");
+        let core = block.core.clone();
+        block.limbo.store(true, Ordering::Relaxed);
+        core.limbo.add(block.len());
+        let streams = std::mem::take(&mut *block.used_on.lock().unwrap_or_else(PoisonError::into_inner));
+        if streams.is_empty() {
+            drop(block);
+        } else if let Err((block, error)) = core.own_work.wait_for(block, &streams) {
+            // Nobody knows when the queued work ends, so the bytes are never used again.
+            core.leaked.add(block.len());
+            tracing::warn!(bytes = block.len(), %error, "a dropped block is kept for ever: its streams cannot be asked");
+            std::mem::forget(block);
+        }
+        core.glance();
+        core.waker.nudge();
+    }
+}
+
+/// Refuses what a source cannot give.
+pub(crate) fn alloc(core: &Arc<Core>, len: u64) -> Result<SentBlock> {
+    if len == 0 {
+        return Err(Error::Invalid { what: "the length of a block", got: "0".into(), must: "at least 1 byte" });
+    }
+    let piece = RegionSource::take(&*core.source, len, core.align)?;
+    // The source may round up; the block is what was asked for, and the piece goes back whole.
+    Ok(SentBlock::new(Block::new(core, piece, Origin::Source)))
+}

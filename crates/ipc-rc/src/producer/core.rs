@@ -1,0 +1,287 @@
+//! What a session's handles, blocks and threads share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use gpu_api::{Error, Gpu, Holder, Piece, Reclaim, Reclaimed, RegionSource, Result};
+
+use crate::clock::Tick;
+use crate::descriptor::SessionId;
+use crate::fork::ForkGuard;
+use crate::message::ToParticipant;
+use crate::producer::block::{Block, Token};
+use crate::producer::count::Count;
+use crate::producer::fence::Fences;
+use crate::producer::ledger::{Effort, own_shard};
+use crate::producer::outbox::Outbox;
+use crate::producer::own_work::OwnWork;
+use crate::producer::peer::Peer;
+use crate::step::step;
+use crate::waker::Waker;
+
+/// Dirty words that a drop looks at.
+const GLANCE: usize = 4;
+
+/// The table of participants, by place.
+pub(crate) type Peers = Vec<Option<Arc<Peer>>>;
+
+/// A session's state. The handles of the user, every block, and the session's thread each hold one [`Arc`] of it.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub id: SessionId,
+    pub gpu: Gpu,
+    pub guard: ForkGuard,
+    pub source: Arc<dyn RegionSource>,
+    pub align: u64,
+    pub quarantine: Duration,
+    pub time_to_live: Option<Duration>,
+    pub max_slots: u64,
+    pub start: Tick,
+    pub peers: ArcSwap<Peers>,
+    pub fences: Fences,
+    pub own_work: OwnWork<Arc<Block>>,
+    pub outbox: Outbox,
+    pub waker: Waker,
+    /// Blocks that exist.
+    pub live: Count,
+    /// Blocks that were dropped and still exist.
+    pub limbo: Count,
+    /// Blocks that are kept for ever.
+    pub leaked: Count,
+    pub revoked: AtomicU64,
+    pub expired: AtomicU64,
+    pub deaths: AtomicU64,
+    /// Callers that wait for a change.
+    pub waiters: AtomicUsize,
+    /// No more sharing; the thread ends when nothing is held.
+    pub closing: AtomicBool,
+    pub(crate) returned: Mutex<Vec<(Token, Piece)>>,
+    pub(crate) cursor: AtomicUsize,
+    changes: (Mutex<u64>, Condvar),
+}
+
+/// What a [`Core`] starts from.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub id: SessionId,
+    pub gpu: Gpu,
+    pub source: Arc<dyn RegionSource>,
+    pub align: u64,
+    pub quarantine: Duration,
+    pub time_to_live: Option<Duration>,
+    pub max_slots: u64,
+}
+
+impl Core {
+    pub fn new(settings: Settings) -> Result<Core> {
+        Ok(Core {
+            id: settings.id,
+            own_work: OwnWork::new(settings.gpu.clone()),
+            gpu: settings.gpu,
+            guard: ForkGuard::new()?,
+            source: settings.source,
+            align: settings.align,
+            quarantine: settings.quarantine,
+            time_to_live: settings.time_to_live,
+            max_slots: settings.max_slots,
+            start: Tick::now(),
+            peers: ArcSwap::default(),
+            fences: Fences::default(),
+            outbox: Outbox::default(),
+            waker: Waker::new()?,
+            live: Count::default(),
+            limbo: Count::default(),
+            leaked: Count::default(),
+            revoked: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
+            deaths: AtomicU64::new(0),
+            waiters: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            returned: Mutex::default(),
+            cursor: AtomicUsize::new(0),
+            changes: (Mutex::new(0), Condvar::new()),
+        })
+    }
+
+    pub fn check_fork(&self) -> Result<()> {
+        if self.guard.is_child() { Err(Error::Forked { what: "this session" }) } else { Ok(()) }
+    }
+
+    #[inline]
+    pub fn check_open(&self) -> Result<()> {
+        self.check_fork()?;
+        if self.closing.load(Ordering::Relaxed) { Err(Error::Closing) } else { Ok(()) }
+    }
+
+    /// Looks for ended leases and finished work everywhere; the blocks found are given back if these were the last.
+    pub fn collect(&self, effort: Effort) -> Reclaimed {
+        let mut out = Vec::new();
+        for peer in self.peers.load().iter().flatten() {
+            peer.ledger.collect(effort, &mut out);
+        }
+        self.own_work.poll(&mut out);
+        if !out.is_empty() {
+            step!("collect");
+        }
+        self.retire(out)
+    }
+
+    /// Looks at a few dirty words, in one shard of one participant that is free. Called by every drop.
+    pub fn glance(&self) {
+        let peers = self.peers.load();
+        if peers.is_empty() {
+            return;
+        }
+        let turn = self.cursor.load(Ordering::Relaxed).wrapping_add(1);
+        self.cursor.store(turn, Ordering::Relaxed);
+        let Some(peer) = &peers[turn % peers.len()] else { return };
+        let mut out = Vec::new();
+        peer.ledger.glance(own_shard().wrapping_add(turn / peers.len()), GLANCE, &mut out);
+        drop(peers);
+        self.retire(out);
+    }
+
+    /// Drops what ledgers gave back, with no lock held, and counts the blocks of which these were the last.
+    pub fn retire(&self, out: Vec<Arc<Block>>) -> Reclaimed {
+        let mut reclaimed = Reclaimed::default();
+        let found = !out.is_empty();
+        for block in out {
+            if let Some(block) = Arc::into_inner(block) {
+                reclaimed.blocks += 1;
+                reclaimed.bytes += block.len();
+            }
+        }
+        if found {
+            self.announce_change();
+        }
+        reclaimed
+    }
+
+    /// Keeps an adopted block's token until somebody collects.
+    pub fn return_token(&self, token: Token, piece: Piece) {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner).push((token, piece));
+    }
+
+    /// Takes the tokens of adopted blocks that nothing holds any more and that nobody maps.
+    pub fn take_tokens(&self) -> Vec<Token> {
+        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tokens = Vec::new();
+        // The owner may free the memory as soon as it has the token, so nobody may have it mapped.
+        returned.retain(|(token, piece)| {
+            let free = !piece.region.is_pinned();
+            if free {
+                tokens.push(*token);
+            }
+            !free
+        });
+        tokens
+    }
+
+    /// Asks participants to unmap the regions of adopted blocks whose tokens wait for that alone.
+    pub fn ask_for_returned(&self) -> usize {
+        let waiting: Vec<_> = {
+            let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+            returned.iter().map(|(_, piece)| piece.region.id()).collect()
+        };
+        let mut asked = 0;
+        for peer in self.peers.load().iter().flatten() {
+            for region in peer.mapped() {
+                if waiting.contains(&region)
+                    && self.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None).is_ok()
+                {
+                    asked += 1;
+                }
+            }
+        }
+        asked
+    }
+
+    /// Tells those who wait for something about this session to look again.
+    pub fn announce_change(&self) {
+        *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.changes.1.notify_all();
+    }
+
+    /// Waits until `done` gives something, looking again at every change; `None` after the deadline.
+    pub fn wait_until<T>(&self, deadline: Option<Instant>, done: impl FnMut() -> Option<T>) -> Option<T> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let value = self.wait_as_waiter(deadline, done);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        value
+    }
+
+    fn wait_as_waiter<T>(&self, deadline: Option<Instant>, mut done: impl FnMut() -> Option<T>) -> Option<T> {
+        loop {
+            let seen = *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(value) = done() {
+                return Some(value);
+            }
+            self.waker.nudge();
+            let changes = self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if *changes != seen {
+                continue;
+            }
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return None;
+            }
+            // The thread announces what it finds; the bound here is for a change that only the caller could find.
+            let wait = left.unwrap_or(Duration::MAX).min(Duration::from_millis(100));
+            drop(self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Says whether something is out that only polling can find: leases, or the producer's own work.
+    pub fn has_leases(&self) -> bool {
+        self.own_work.waiting() > 0 || self.peers.load().iter().flatten().any(|peer| peer.ledger.has_leases())
+    }
+}
+
+impl Reclaim for Core {
+    fn collect_all(&self) -> Reclaimed {
+        if self.guard.is_child() {
+            return Reclaimed::default();
+        }
+        self.collect(Effort::Everything)
+    }
+
+    fn ask_to_unmap(&self) -> usize {
+        if self.guard.is_child() {
+            return 0;
+        }
+        let mut asked = 0;
+        for peer in self.peers.load().iter().flatten() {
+            for region in peer.mapped() {
+                if self.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None).is_ok() {
+                    asked += 1;
+                }
+            }
+        }
+        asked
+    }
+
+    fn holders(&self) -> Vec<Holder> {
+        let now = Tick::now();
+        let peers = self.peers.load();
+        let holders = peers.iter().flatten().map(|peer| {
+            let tally = peer.ledger.tally(now, |block| block.len());
+            Holder {
+                participant: peer.id,
+                pid: peer.pid,
+                command: peer.command.clone(),
+                leases: tally.in_flight + tally.held + tally.corrupt,
+                bytes: tally.bytes,
+                mappings: peer.mappings() as u64,
+                oldest: tally.oldest,
+                dying: peer.gone.load(Ordering::Relaxed),
+            }
+        });
+        holders.collect()
+    }
+
+    fn limbo_bytes(&self) -> u64 {
+        self.limbo.sum().bytes
+    }
+}

@@ -1,0 +1,301 @@
+//! The ledger against a map: whatever happens in whatever order, a block's count is the number of its outstanding
+//! slots, every lease is retired exactly once, and nothing is retired while a living process holds it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::counter_file::HeapFile;
+use crate::slot::{Claim, Slot, State, encode};
+
+type Block = Arc<u32>;
+
+/// What a participant does with a lease, as the test's map has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stands {
+    InFlight,
+    Held,
+    Released,
+    Corrupt,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Grant { block: usize, lapses: bool },
+    Claim { lease: usize },
+    Release { lease: usize, marked: bool },
+    Revoke { lease: usize },
+    Corrupt { lease: usize, word: u64 },
+    Collect { everything: bool },
+    Glance { shard: usize },
+    Expire,
+    Die,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..6usize, any::<bool>()).prop_map(|(block, lapses)| Step::Grant { block, lapses }),
+        6 => (0..64usize).prop_map(|lease| Step::Claim { lease }),
+        5 => (0..64usize, prop::bool::weighted(0.8)).prop_map(|(lease, marked)| Step::Release { lease, marked }),
+        2 => (0..64usize).prop_map(|lease| Step::Revoke { lease }),
+        1 => (0..64usize, any::<u64>()).prop_map(|(lease, word)| Step::Corrupt { lease, word }),
+        4 => any::<bool>().prop_map(|everything| Step::Collect { everything }),
+        2 => (0..16usize).prop_map(|shard| Step::Glance { shard }),
+        1 => Just(Step::Expire),
+        1 => Just(Step::Die),
+    ]
+}
+
+struct Lease {
+    entry: Entry,
+    block: usize,
+    stands: Stands,
+    marked: bool,
+    lapses: bool,
+}
+
+struct World {
+    ledger: Ledger<Block, HeapFile>,
+    file: Arc<HeapFile>,
+    blocks: Vec<Block>,
+    leases: BTreeMap<usize, Lease>,
+    serial: usize,
+    now: Tick,
+}
+
+impl World {
+    fn new() -> World {
+        let start = Tick::default();
+        let ledger = Ledger::new(start);
+        // As few slots as have a group in some shards and none in others.
+        let file = Arc::new(HeapFile::new(5 * GROUP));
+        ledger.add_file(&file);
+        World {
+            ledger,
+            file,
+            blocks: (0..6).map(Arc::new).collect(),
+            leases: BTreeMap::new(),
+            serial: 0,
+            now: start,
+        }
+    }
+
+    fn pick(&self, n: usize) -> Option<usize> {
+        if self.leases.is_empty() { None } else { self.leases.keys().nth(n % self.leases.len()).copied() }
+    }
+
+    /// Takes leases out of the map for the blocks that came back, preferring `likely`; a block that the map does not
+    /// expect is an early or a double retirement.
+    fn returned(&mut self, out: Vec<Block>, likely: impl Fn(&Lease) -> bool) {
+        for block in out {
+            let found = self.leases.iter().find(|(_, l)| l.block == *block as usize && likely(l)).map(|(&key, _)| key);
+            let key = found.expect("a block came back that nobody has let go of");
+            self.leases.remove(&key);
+        }
+    }
+
+    fn check(&self) {
+        for (n, block) in self.blocks.iter().enumerate() {
+            let outstanding = self.leases.values().filter(|lease| lease.block == n).count();
+            assert_eq!(Arc::strong_count(block) - 1, outstanding, "the count of block {n}");
+        }
+        let tally = self.ledger.tally(self.now, |_| 1);
+        assert_eq!(tally.bytes, self.leases.len() as u64);
+        assert_eq!(self.ledger.is_empty(), self.leases.is_empty());
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Grant { block, lapses } => {
+                let ttl = lapses.then_some(Duration::from_secs(10));
+                match self.ledger.grant(&self.blocks[block], self.now, ttl) {
+                    Ok(entry) => {
+                        assert!(self.leases.values().all(|l| l.entry.slot != entry.slot), "a slot was granted twice");
+                        let lease = Lease { entry, block, stands: Stands::InFlight, marked: false, lapses };
+                        self.leases.insert(self.serial, lease);
+                        self.serial += 1;
+                    }
+                    Err(Refusal::Full) => assert_eq!(self.leases.len(), 5 * GROUP as usize),
+                    Err(Refusal::Gone) => panic!("nobody died"),
+                }
+            }
+            Step::Claim { lease } => {
+                let Some(key) = self.pick(lease) else { return };
+                let lease = self.leases.get_mut(&key).expect("picked");
+                let claim = self.file.slot(lease.entry.slot).claim(lease.entry.generation);
+                match lease.stands {
+                    Stands::InFlight => {
+                        assert_eq!(claim, Claim::Held);
+                        lease.stands = Stands::Held;
+                    }
+                    Stands::Held | Stands::Released => assert_eq!(claim, Claim::AlreadyClaimed),
+                    Stands::Corrupt => {}
+                }
+            }
+            Step::Release { lease, marked } => {
+                let Some(key) = self.pick(lease) else { return };
+                let lease = self.leases.get_mut(&key).expect("picked");
+                if lease.stands == Stands::Held {
+                    self.file.slot(lease.entry.slot).release(lease.entry.generation);
+                    lease.stands = Stands::Released;
+                    if marked {
+                        self.file.dirty(lease.entry.slot).mark();
+                        lease.marked = true;
+                    }
+                }
+            }
+            Step::Revoke { lease } => {
+                let Some(key) = self.pick(lease) else { return };
+                let (entry, stands) = (self.leases[&key].entry, self.leases[&key].stands);
+                let taken = self.ledger.revoke(entry);
+                if stands != Stands::Corrupt {
+                    assert_eq!(taken.is_some(), stands == Stands::InFlight);
+                }
+                if let Some(block) = taken {
+                    assert_eq!(*block as usize, self.leases[&key].block);
+                    self.leases.remove(&key);
+                    assert_eq!(self.ledger.revoke(entry), None, "revoked twice");
+                }
+            }
+            Step::Corrupt { lease, word } => {
+                let Some(key) = self.pick(lease) else { return };
+                let lease = self.leases.get_mut(&key).expect("picked");
+                let g = lease.entry.generation;
+                let legal = [State::Granted, State::Held, State::Released].map(|s| encode(s, g));
+                if !legal.contains(&word) && lease.stands != Stands::Released {
+                    poke(self.file.slot(lease.entry.slot), word);
+                    self.file.dirty(lease.entry.slot).mark();
+                    lease.stands = Stands::Corrupt;
+                }
+            }
+            Step::Collect { everything } => {
+                let mut out = Vec::new();
+                let effort = if everything { Effort::Everything } else { Effort::Marked };
+                self.ledger.collect(effort, &mut out);
+                self.returned(out, |lease| lease.stands == Stands::Released);
+                assert!(
+                    !self.leases.values().any(|l| l.stands == Stands::Released && (everything || l.marked)),
+                    "a collect missed a release"
+                );
+            }
+            Step::Glance { shard } => {
+                let mut out = Vec::new();
+                self.ledger.glance(shard, 4, &mut out);
+                self.returned(out, |lease| lease.stands == Stands::Released);
+            }
+            Step::Expire => {
+                self.now = self.now.after(Duration::from_secs(11));
+                let mut out = Vec::new();
+                self.ledger.expire(self.now, &mut out);
+                self.returned(out, |lease| lease.stands == Stands::InFlight && lease.lapses);
+                assert!(!self.leases.values().any(|l| l.stands == Stands::InFlight && l.lapses), "one did not lapse");
+            }
+            Step::Die => {
+                let mut out = Vec::new();
+                self.ledger.close(&mut out);
+                self.returned(out, |lease| lease.stands == Stands::InFlight);
+                assert_eq!(self.ledger.grant(&self.blocks[0], self.now, None), Err(Refusal::Gone));
+                self.check();
+                let mut out = Vec::new();
+                self.ledger.bury(&mut out);
+                self.returned(out, |_| true);
+                assert!(self.leases.is_empty(), "a burial left leases");
+                let mut again = Vec::new();
+                self.ledger.bury(&mut again);
+                assert!(again.is_empty(), "buried twice");
+                // A dead participant's file is never granted from again: the next one has its own.
+                let blocks = std::mem::take(&mut self.blocks);
+                let now = self.now;
+                *self = World::new();
+                self.blocks = blocks;
+                self.now = now;
+            }
+        }
+    }
+}
+
+/// Writes what no method of a slot writes, as a hostile holder of the file can.
+fn poke(slot: &Slot<std::sync::atomic::AtomicU64>, word: u64) {
+    let word_ptr = std::ptr::from_ref(slot).cast::<std::sync::atomic::AtomicU64>();
+    // SAFETY: `&*` of an `AtomicU64`: `Slot` is transparent over one, and the reference outlives the call.
+    let atomic = unsafe { &*word_ptr };
+    atomic.store(word, Ordering::Release);
+}
+
+proptest! {
+    #[test]
+    fn the_count_is_the_outstanding_slots_and_every_lease_ends_once(steps in prop::collection::vec(step(), 1..400)) {
+        let mut world = World::new();
+        for step in steps {
+            world.take(step);
+            world.check();
+        }
+    }
+}
+
+#[test]
+fn a_full_ledger_says_so_and_goes_on_in_the_next_file() {
+    let ledger = Ledger::<Block, HeapFile>::new(Tick::default());
+    let block = Arc::new(0);
+    ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
+    for _ in 0..GROUP {
+        ledger.grant(&block, Tick::default(), None).expect("a free slot");
+    }
+    assert_eq!(ledger.grant(&block, Tick::default(), None), Err(Refusal::Full));
+    ledger.add_file(&Arc::new(HeapFile::new(2 * GROUP)));
+    let entry = ledger.grant(&block, Tick::default(), None).expect("a slot of the second file");
+    assert_eq!(entry.file, 1);
+    assert!(ledger.revoke(entry).is_some());
+}
+
+#[test]
+fn threads_that_share_at_once_get_different_slots() {
+    let ledger = Arc::new(Ledger::<Block, HeapFile>::new(Tick::default()));
+    ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
+    let block = Arc::new(0);
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let (ledger, block) = (ledger.clone(), block.clone());
+            std::thread::spawn(move || {
+                let grant = || ledger.grant(&block, Tick::default(), None).expect("a free slot").slot;
+                (0..1_000).map(|_| grant()).collect::<Vec<u32>>()
+            })
+        })
+        .collect();
+    let mut slots: Vec<u32> = threads.into_iter().flat_map(|t| t.join().expect("no panic")).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    assert_eq!(slots.len(), 8_000);
+    assert_eq!(Arc::strong_count(&block), 8_001);
+}
+
+#[test]
+fn a_grant_that_races_a_burial_is_seen_by_it_or_refused() {
+    for _ in 0..200 {
+        let ledger = Arc::new(Ledger::<Block, HeapFile>::new(Tick::default()));
+        ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
+        let block = Arc::new(0);
+        let granting = {
+            let (ledger, block) = (ledger.clone(), block.clone());
+            std::thread::spawn(move || while ledger.grant(&block, Tick::default(), None).is_ok() {})
+        };
+        let mut out = Vec::new();
+        ledger.close(&mut out);
+        granting.join().expect("no panic");
+        ledger.bury(&mut out);
+        drop(out);
+        assert!(ledger.is_empty());
+        assert_eq!(Arc::strong_count(&block), 1, "a lease was granted to the dead and forgotten");
+    }
+}
+
+#[test]
+fn the_sizes_of_files_double_up_to_a_limit() {
+    let sizes: Vec<u32> = (0..6).map(Ledger::<Block, HeapFile>::next_file_slots).collect();
+    assert_eq!(sizes, [8_192, 16_384, 32_768, 65_536, 65_536, 65_536]);
+    assert_eq!(Ledger::<Block, HeapFile>::next_file_slots(u32::MAX), MOST_SLOTS);
+}

@@ -1,0 +1,23 @@
+//! The producer's side, in the order of a block's life:
+//!
+//! | step | where |
+//! |---|---|
+//! | open a session, allocate or adopt | [`session`] |
+//! | share: fence, grant, descriptor | [`share`], [`fence`], [`ledger`] |
+//! | drop: limbo | [`block`], [`own_work`] |
+//! | collect, retire, give back | [`core`], [`ledger`] |
+//! | deaths, mappings, time to live | [`service`], [`peer`] |
+//! | who holds what | [`report`] |
+
+pub(crate) mod block;
+pub(crate) mod core;
+pub(crate) mod count;
+pub(crate) mod fence;
+pub(crate) mod ledger;
+pub(crate) mod outbox;
+pub(crate) mod own_work;
+pub(crate) mod peer;
+pub(crate) mod report;
+pub(crate) mod service;
+pub(crate) mod session;
+pub(crate) mod share;

@@ -1,0 +1,150 @@
+//! The producer's own unfinished work on blocks that it dropped.
+//!
+//! A dropped block waits for an event on each stream that the producer used it on. Events of one stream complete in
+//! order, so only the first of each stream is ever asked about; a block on several streams moves from one queue to
+//! the next, and a stream that is stuck holds up nobody who does not depend on it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+use gpu_api::{EventKind, Gpu, RawEvent, Result, StreamIdentity};
+
+use crate::stream::Stream;
+
+/// Events kept for use again.
+const SPARE_EVENTS: usize = 256;
+
+#[derive(Debug)]
+struct Entry<B> {
+    event: RawEvent,
+    block: B,
+    rest: Vec<(StreamIdentity, RawEvent)>,
+}
+
+#[derive(Debug)]
+struct State<B> {
+    queues: HashMap<StreamIdentity, VecDeque<Entry<B>>>,
+    spare: Vec<RawEvent>,
+    waiting: usize,
+}
+
+/// Blocks that wait for the producer's own work.
+#[derive(Debug)]
+pub struct OwnWork<B> {
+    gpu: Gpu,
+    state: Mutex<State<B>>,
+}
+
+impl<B> OwnWork<B> {
+    /// Makes an empty list.
+    pub fn new(gpu: Gpu) -> OwnWork<B> {
+        OwnWork { gpu, state: Mutex::new(State { queues: HashMap::new(), spare: Vec::new(), waiting: 0 }) }
+    }
+
+    /// Keeps a block until all that is queued on `streams` at this moment has finished.
+    ///
+    /// # Errors
+    ///
+    /// The block, and what the driver gave: nobody knows when the work ends, so the caller leaks the block.
+    pub fn wait_for(&self, block: B, streams: &[Stream]) -> Result<(), (B, gpu_api::Error)> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = Vec::with_capacity(streams.len());
+        for stream in streams {
+            match self.record(&mut state, stream) {
+                Ok(event) => events.push((stream.identity(), event)),
+                Err(error) => {
+                    state.spare.extend(events.into_iter().map(|(_, event)| event));
+                    return Err((block, error));
+                }
+            }
+        }
+        state.waiting += 1;
+        match events.pop() {
+            Some((first, event)) => {
+                state.queues.entry(first).or_default().push_back(Entry { event, block, rest: events });
+                Ok(())
+            }
+            None => {
+                state.waiting -= 1;
+                drop(state);
+                drop(block);
+                Ok(())
+            }
+        }
+    }
+
+    fn record(&self, state: &mut State<B>, stream: &Stream) -> Result<RawEvent> {
+        stream.refuse_capture("drop the block after the capture ended")?;
+        let event = match state.spare.pop() {
+            Some(event) => event,
+            None => self.gpu.backend().create_event(self.gpu.device(), EventKind::Local)?,
+        };
+        // SAFETY: `record_event` asks for a live event and a live stream of one device: events here are made on the
+        // session's device and destroyed by `drop` alone, and `Stream` keeps its stream and checked its device.
+        match unsafe { self.gpu.backend().record_event(event, stream.raw()) } {
+            Ok(()) => Ok(event),
+            Err(error) => {
+                state.spare.push(event);
+                Err(error)
+            }
+        }
+    }
+
+    /// Moves blocks whose work has finished to `out`.
+    pub fn poll(&self, out: &mut Vec<B>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.waiting == 0 {
+            return;
+        }
+        let streams: Vec<StreamIdentity> = state.queues.keys().copied().collect();
+        for stream in streams {
+            while let Some(entry) = state.queues.get_mut(&stream).and_then(|queue| {
+                let event = queue.front()?.event;
+                // SAFETY: `query_event` asks for a live event: `drop` alone destroys those in a queue. An error means
+                // that nobody knows whether the work is done: the block stays.
+                let done = unsafe { self.gpu.backend().query_event(event) }.unwrap_or(false);
+                if done { queue.pop_front() } else { None }
+            }) {
+                self.retire_event(&mut state, entry.event);
+                let mut rest = entry.rest;
+                match rest.pop() {
+                    Some((next, event)) => {
+                        let entry = Entry { event, block: entry.block, rest };
+                        state.queues.entry(next).or_default().push_back(entry);
+                    }
+                    None => {
+                        state.waiting -= 1;
+                        out.push(entry.block);
+                    }
+                }
+            }
+        }
+        state.queues.retain(|_, queue| !queue.is_empty());
+    }
+
+    fn retire_event(&self, state: &mut State<B>, event: RawEvent) {
+        if state.spare.len() < SPARE_EVENTS {
+            state.spare.push(event);
+        } else {
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: it left its queue. An error
+            // leaks it.
+            let _ = unsafe { self.gpu.backend().destroy_event(event) };
+        }
+    }
+
+    /// Counts the blocks that wait.
+    pub fn waiting(&self) -> usize {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).waiting
+    }
+}
+
+impl<B> Drop for OwnWork<B> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for event in state.spare.drain(..) {
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: the list is going away. An
+            // error leaks it.
+            let _ = unsafe { self.gpu.backend().destroy_event(event) };
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! A participant, as its producer knows it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gpu_api::{Error, Gpu, HostPtr, ParticipantId, Region, RegionId, Result};
+
+use crate::clock::Tick;
+use crate::counter_file::{CounterFile, SlotFile};
+use crate::producer::block::Block;
+use crate::producer::fence::Words;
+use crate::producer::ledger::{Entry, Ledger, Refusal};
+
+/// How far the proof of a participant's death has come.
+///
+/// A socket says so up to 9 ms before the dying process' last GPU write, and a pidfd alone is wrong when a forked child
+/// keeps the driver's files; so all of them must speak, and then the quarantine passes.
+#[derive(Debug)]
+pub(crate) struct Proof {
+    /// The process has exited: its pidfd fired.
+    pub exited: bool,
+    /// No copy of its socket is open any more.
+    pub hung_up: bool,
+    /// It said goodbye, its leases ended and its regions unmapped.
+    pub farewell: bool,
+    /// Descendants that it named and that are still alive.
+    pub descendants: usize,
+    /// When the proof was complete.
+    pub complete: Option<Tick>,
+}
+
+impl Proof {
+    /// Says whether everything that can prove the death has.
+    pub fn is_complete(&self) -> bool {
+        self.exited && self.hung_up && self.descendants == 0
+    }
+}
+
+/// One participant.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub id: ParticipantId,
+    pub pid: u32,
+    pub command: String,
+    /// The participant is in this very process.
+    pub local: bool,
+    pub socket: OwnedFd,
+    pub pidfd: OwnedFd,
+    pub descendants: Vec<OwnedFd>,
+    pub ledger: Ledger<Arc<Block>, CounterFile>,
+    pub words: Words,
+    pub proof: Mutex<Proof>,
+    /// No grant is made to it any more.
+    pub gone: AtomicBool,
+    mapped: Mutex<HashMap<RegionId, Arc<Region>>>,
+    files: Mutex<Vec<Arc<CounterFile>>>,
+    registrations: Mutex<Vec<HostPtr>>,
+}
+
+/// What comes with a participant that said hello.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub id: ParticipantId,
+    pub pid: u32,
+    pub command: String,
+    pub local: bool,
+    pub socket: OwnedFd,
+    pub pidfd: OwnedFd,
+    pub descendants: Vec<OwnedFd>,
+}
+
+impl Peer {
+    /// Makes the record, with a first counter file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] without memory or descriptors, and what the driver gives for the file's registration.
+    pub fn new(arrival: Arrival, gpu: &Gpu, start: Tick) -> Result<Peer> {
+        let file = Arc::new(CounterFile::create(Ledger::<Arc<Block>, CounterFile>::next_file_slots(0))?);
+        let mut registrations = Vec::new();
+        let registered = if gpu.caps().stream_words {
+            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the peer keeps the
+            // file, and `registrations` are ended before the peer goes, or leaked with it.
+            let words = unsafe { gpu.backend().register_words(file.start(), file.bytes()) }?;
+            registrations.push(file.start());
+            Some(words)
+        } else {
+            None
+        };
+        let ledger = Ledger::new(start);
+        ledger.add_file(&file);
+        Ok(Peer {
+            id: arrival.id,
+            pid: arrival.pid,
+            command: arrival.command,
+            local: arrival.local,
+            socket: arrival.socket,
+            pidfd: arrival.pidfd,
+            proof: Mutex::new(Proof {
+                exited: false,
+                hung_up: false,
+                farewell: false,
+                descendants: arrival.descendants.len(),
+                complete: None,
+            }),
+            descendants: arrival.descendants,
+            words: Words::new(file.clone(), registered),
+            ledger,
+            gone: AtomicBool::new(false),
+            mapped: Mutex::default(),
+            files: Mutex::new(vec![file]),
+            registrations: Mutex::new(registrations),
+        })
+    }
+
+    /// Grants a lease, adding a counter file within the quota when all slots are in use.
+    ///
+    /// `announce` sends the participant a file that was added, before any of its slots is granted.
+    pub fn grant(
+        &self,
+        block: &Arc<Block>,
+        now: Tick,
+        time_to_live: Option<std::time::Duration>,
+        max_slots: u64,
+        announce: impl Fn(u32, &CounterFile) -> Result<()>,
+    ) -> Result<Entry> {
+        loop {
+            match self.ledger.grant(block, now, time_to_live) {
+                Ok(entry) => return Ok(entry),
+                Err(Refusal::Gone) => return Err(Error::ParticipantGone { participant: self.id }),
+                Err(Refusal::Full) => {}
+            }
+            let mut files = lock(&self.files);
+            let have: u64 = files.iter().map(|file| u64::from(file.slots())).sum();
+            // Another thread may have added a file while this one waited for the lock.
+            if let Ok(entry) = self.ledger.grant(block, now, time_to_live) {
+                return Ok(entry);
+            }
+            let slots = Ledger::<Arc<Block>, CounterFile>::next_file_slots(files.len() as u32);
+            if have + u64::from(slots) > max_slots {
+                return Err(Error::Exhausted {
+                    what: "lease slots of a participant",
+                    limit: max_slots,
+                    remedy: "let it release some, or raise `SessionBuilder::max_slots`",
+                });
+            }
+            let file = Arc::new(CounterFile::create(slots)?);
+            announce(files.len() as u32, &file)?;
+            self.ledger.add_file(&file);
+            files.push(file);
+        }
+    }
+
+    /// Returns its first counter file, which comes with the welcome.
+    pub fn first_file(&self) -> Arc<CounterFile> {
+        lock(&self.files)[0].clone()
+    }
+
+    /// Notes that it may map a region: before it learns how.
+    pub fn note_mapping(&self, region: &Arc<Region>) {
+        if let std::collections::hash_map::Entry::Vacant(row) = lock(&self.mapped).entry(region.id()) {
+            region.pin();
+            row.insert(region.clone());
+        }
+    }
+
+    /// Notes that it has unmapped a region, and says whether it was mapped.
+    pub fn note_unmapping(&self, region: RegionId) -> bool {
+        let region = lock(&self.mapped).remove(&region);
+        if let Some(region) = &region {
+            region.unpin();
+        }
+        region.is_some()
+    }
+
+    /// Counts the regions that it may have mapped.
+    pub fn mappings(&self) -> usize {
+        lock(&self.mapped).len()
+    }
+
+    /// Lists the regions that it may have mapped.
+    pub fn mapped(&self) -> Vec<RegionId> {
+        lock(&self.mapped).keys().copied().collect()
+    }
+
+    /// Gives up all its regions: it is proven dead, or has said goodbye.
+    pub fn forget_mappings(&self) {
+        for (_, region) in lock(&self.mapped).drain() {
+            region.unpin();
+        }
+    }
+
+    /// Takes back the unclaimed and refuses what comes.
+    pub fn close(&self, out: &mut Vec<Arc<Block>>) {
+        self.gone.store(true, Ordering::Relaxed);
+        self.ledger.close(out);
+    }
+
+    /// Takes the registrations, to end them on a thread that may block.
+    pub fn take_registrations(&self) -> Vec<HostPtr> {
+        std::mem::take(&mut *lock(&self.registrations))
+    }
+
+    /// Locks the proof.
+    pub fn proof(&self) -> MutexGuard<'_, Proof> {
+        lock(&self.proof)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,620 @@
+//! The session's own thread: its socket, its participants' deaths, and collecting when nobody else does.
+//!
+//! It never makes a driver call that can block: those go to [`Blocking`]. It sleeps in epoll, and gets up by itself
+//! only for what the kernel does not announce: a GPU's store of RELEASED, the end of a time to live or of a
+//! quarantine. While something waits for leases to end it looks every 50 µs, rising to 10 ms.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gpu_api::{Access, Error, EventKind, Export, ParticipantId, RawEvent, Reclaim, RegionId, Result};
+use rustix::event::{Timespec, epoll};
+
+use crate::blocking::Blocking;
+use crate::clock::Tick;
+use crate::counter_file::{SlotFile, bytes_of};
+use crate::message::{DecodeError, MOST_BYTES, Place, RefusalCode, ToParticipant, ToProducer};
+use crate::process;
+use crate::producer::core::Core;
+use crate::producer::ledger::{Effort, Entry};
+use crate::producer::peer::{Arrival, Peer};
+use crate::producer::share::{MOST_PARTICIPANTS, find, participant_id, place_of};
+use crate::socket::{self, Listener, ReceiveOutcome};
+use crate::step::step;
+
+/// The shortest and the longest time between two looks at leases.
+const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
+/// Packets read from one participant before the others get their turn.
+const PACKETS_A_TURN: usize = 64;
+/// Connections that have not said hello yet, at most.
+const MOST_GREETINGS: usize = 256;
+
+/// What a descriptor that epoll reports stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Watch {
+    Listener,
+    Waker,
+    Greeting,
+    Socket(ParticipantId),
+    Process(ParticipantId),
+    Descendant(ParticipantId, usize),
+}
+
+/// The thread's state.
+#[derive(Debug)]
+pub(crate) struct Service {
+    core: Arc<Core>,
+    listener: Option<Listener>,
+    allowed: Vec<u32>,
+    own_pidfd: OwnedFd,
+    epoll: OwnedFd,
+    watches: HashMap<u64, Watch>,
+    greetings: HashMap<u64, OwnedFd>,
+    next_key: u64,
+    next_serial: u64,
+    next_expiry: Tick,
+    poll: Duration,
+    probe: Option<RawEvent>,
+    broken: bool,
+    blocking: Blocking,
+    /// Participants that are gone but into whose words a stream of ours may still write.
+    leaving: Vec<Arc<Peer>>,
+    asked: Vec<ParticipantId>,
+}
+
+impl Service {
+    /// Makes the state; the caller runs it on a thread.
+    pub fn new(core: Arc<Core>, listener: Listener, allowed: Vec<u32>) -> Result<Service> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|e| Error::system("epoll_create", "raise RLIMIT_NOFILE or close descriptors", e))?;
+        let mut service = Service {
+            own_pidfd: process::own_pidfd()?,
+            epoll,
+            listener: None,
+            allowed,
+            watches: HashMap::new(),
+            greetings: HashMap::new(),
+            next_key: 0,
+            next_serial: 1,
+            next_expiry: Tick::NEVER,
+            poll: POLL.0,
+            probe: None,
+            broken: false,
+            blocking: Blocking::default(),
+            leaving: Vec::new(),
+            asked: Vec::new(),
+            core,
+        };
+        service.watch(listener.as_fd(), Watch::Listener)?;
+        let core = service.core.clone();
+        service.watch(core.waker.fd(), Watch::Waker)?;
+        service.listener = Some(listener);
+        Ok(service)
+    }
+
+    /// Runs until the session is closing and nothing of it is held any more.
+    pub fn run(mut self) {
+        while !self.is_finished() {
+            self.turn();
+        }
+        if let Some(probe) = self.probe.take() {
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this thread made it and ends.
+            let _ = unsafe { self.core.gpu.backend().destroy_event(probe) };
+        }
+        // Dropping the table ends the cycle of core, participants, rows, blocks and core.
+        self.core.peers.store(Arc::default());
+        tracing::debug!(session = %self.core.id, "session closed");
+    }
+
+    fn is_finished(&self) -> bool {
+        self.core.closing.load(Ordering::Relaxed)
+            && self.core.live.sum().blocks == 0
+            && self.leaving.is_empty()
+            && self.core.peers.load().iter().flatten().all(|peer| peer.mappings() == 0)
+    }
+
+    /// Waits for something to do, and does it.
+    fn turn(&mut self) {
+        let closing = self.core.closing.load(Ordering::Relaxed);
+        if closing && let Some(listener) = self.listener.take() {
+            if let Err(error) = listener.unlink() {
+                tracing::warn!(%error, "the session's socket file stays; the next session to open removes it");
+            }
+        }
+        self.core.waker.doze();
+        let timeout = self.time_to_sleep();
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 64];
+        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        let count = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()).unwrap_or(0);
+        self.core.waker.rise();
+        for event in &events[..count] {
+            let key = event.data.u64();
+            match self.watches.get(&key).copied() {
+                None | Some(Watch::Waker) => {}
+                Some(Watch::Listener) => self.accept(),
+                Some(Watch::Greeting) => self.greet(key),
+                Some(Watch::Socket(id)) => self.hear(key, id),
+                Some(Watch::Process(id)) => self.note(key, id, |peer| peer.proof().exited = true),
+                Some(Watch::Descendant(id, _)) => self.note(key, id, |peer| peer.proof().descendants -= 1),
+            }
+        }
+        self.flush();
+        self.expire();
+        self.bury();
+        self.watch_context();
+        let found = self.core.collect(Effort::Marked);
+        self.poll = if found.blocks > 0 || count > 0 { POLL.0 } else { (self.poll * 2).min(POLL.1) };
+        self.ask_when_closing(closing);
+        self.leave();
+    }
+
+    /// How long nothing can happen that epoll would not tell; `None` for ever.
+    fn time_to_sleep(&self) -> Option<Duration> {
+        let core = &self.core;
+        let now = Tick::now();
+        let mut due = self.next_expiry;
+        if core.time_to_live.is_some() && due == Tick::NEVER && core.has_leases() {
+            // A lease may have been granted since the last look.
+            due = now.after(Duration::from_secs(1).min(core.time_to_live.unwrap_or(Duration::MAX) / 4));
+        }
+        for peer in core.peers.load().iter().flatten() {
+            if let Some(complete) = peer.proof().complete {
+                due = due.min(complete.after(core.quarantine));
+            }
+        }
+        let until_due = (due != Tick::NEVER).then(|| due.since(now).max(Duration::from_millis(1)));
+        let waits = core.limbo.sum().blocks > 0
+            || core.waiters.load(Ordering::Relaxed) > 0
+            || core.closing.load(Ordering::Relaxed)
+            || !self.leaving.is_empty();
+        let words = || core.peers.load().iter().flatten().any(|peer| peer.words.any_pending());
+        let poll = if waits && (core.has_leases() || !self.leaving.is_empty() || core.closing.load(Ordering::Relaxed)) {
+            Some(self.poll)
+        } else if core.outbox.is_waiting() || (!self.broken && words()) {
+            Some(POLL.1)
+        } else {
+            None
+        };
+        match (until_due, poll) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    fn watch(&mut self, fd: BorrowedFd<'_>, watch: Watch) -> Result<u64> {
+        let key = self.next_key;
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
+            .map_err(|e| Error::system("epoll_ctl", "raise fs.epoll.max_user_watches", e))?;
+        self.next_key += 1;
+        self.watches.insert(key, watch);
+        Ok(key)
+    }
+
+    fn unwatch(&mut self, key: u64, fd: BorrowedFd<'_>) {
+        self.watches.remove(&key);
+        // The only failure is a descriptor that epoll does not know: that is what is wanted.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    fn accept(&mut self) {
+        while self.greetings.len() < MOST_GREETINGS {
+            let Some(listener) = &self.listener else { return };
+            match listener.accept() {
+                Ok(Some(socket)) => match self.watch(socket.as_fd(), Watch::Greeting) {
+                    Ok(key) => drop(self.greetings.insert(key, socket)),
+                    Err(error) => tracing::warn!(%error, "a connection is turned away"),
+                },
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection cannot be accepted");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, key: u64) {
+        let Some(socket) = self.greetings.remove(&key) else { return };
+        let mut bytes = [0; MOST_BYTES];
+        let mut fds = Vec::new();
+        let outcome = socket::receive(socket.as_fd(), &mut bytes, &mut fds);
+        let len = match outcome {
+            Ok(ReceiveOutcome::Packet(len)) => len,
+            Ok(ReceiveOutcome::Empty) => {
+                self.greetings.insert(key, socket);
+                return;
+            }
+            Ok(ReceiveOutcome::HungUp) | Err(_) => {
+                self.unwatch(key, socket.as_fd());
+                return;
+            }
+        };
+        self.unwatch(key, socket.as_fd());
+        if let Err((code, why)) = self.admit(&socket, &bytes[..len], fds) {
+            tracing::warn!(%why, "a participant is refused");
+            let mut bytes = [0; MOST_BYTES];
+            let len = ToParticipant::Refused { code, why }.encode(&mut bytes);
+            let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
+        }
+    }
+
+    fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), (RefusalCode, String)> {
+        let uid = socket::peer_uid(socket.as_fd()).map_err(|e| (RefusalCode::Failed, e.to_string()))?;
+        if uid != rustix::process::geteuid().as_raw() && !self.allowed.contains(&uid) {
+            return Err((RefusalCode::User, format!("uid {uid} is not allowed; add it with SessionBuilder::allow_uids")));
+        }
+        let mut fds = fds;
+        let (backend, device) = match ToProducer::decode(bytes, fds.len()) {
+            Ok(ToProducer::Hello { backend, device, .. }) => (backend, device),
+            Ok(_) => return Err((RefusalCode::Protocol, "the first message must be Hello".into())),
+            Err(error @ DecodeError::Version { .. }) => return Err((RefusalCode::Version, error.to_string())),
+            Err(error) => return Err((RefusalCode::Protocol, error.to_string())),
+        };
+        let core = self.core.clone();
+        if backend != core.gpu.kind() || device != core.gpu.uuid() {
+            let why = format!(
+                "the participant opened {backend} device {device}, the session is on {} device {}",
+                core.gpu.kind(),
+                core.gpu.uuid()
+            );
+            return Err((RefusalCode::Device, why));
+        }
+        let internal = |error: Error| (RefusalCode::Failed, error.to_string());
+        let place = {
+            let peers = core.peers.load();
+            peers.iter().position(Option::is_none).unwrap_or(peers.len())
+        };
+        if place >= MOST_PARTICIPANTS {
+            return Err((RefusalCode::Limit, format!("the session has {MOST_PARTICIPANTS} participants already")));
+        }
+        if let Some(other) = fds.iter().find(|fd| !process::is_pidfd(fd.as_fd())) {
+            return Err((RefusalCode::Protocol, format!("{other:?} of the hello is no pidfd")));
+        }
+        let pidfd = fds.remove(0);
+        let pid = process::pid_of(pidfd.as_fd());
+        let id = participant_id(self.next_serial, place);
+        self.next_serial += 1;
+        let peer = Peer::new(
+            Arrival {
+                id,
+                pid,
+                command: process::command_of(pid),
+                local: process::same_process(pidfd.as_fd()),
+                socket: socket.try_clone().map_err(|e| internal(Error::system("dup", "raise RLIMIT_NOFILE", e)))?,
+                pidfd,
+                descendants: fds,
+            },
+            &core.gpu,
+            core.start,
+        )
+        .map_err(internal)?;
+        let peer = Arc::new(peer);
+        self.welcome(&peer).map_err(internal)?;
+        core.peers.rcu(|peers| {
+            let mut peers = Vec::clone(peers);
+            peers.resize(peers.len().max(place + 1), None);
+            peers[place] = Some(peer.clone());
+            peers
+        });
+        step!("welcome");
+        tracing::debug!(participant = %id, pid, command = %peer.command, "a participant is connected");
+        core.announce_change();
+        Ok(())
+    }
+
+    fn welcome(&mut self, peer: &Arc<Peer>) -> Result<()> {
+        let id = peer.id;
+        let mut keys = vec![(self.watch(peer.socket.as_fd(), Watch::Socket(id))?, peer.socket.as_fd())];
+        let mut watch_rest = || -> Result<()> {
+            keys.push((self.watch(peer.pidfd.as_fd(), Watch::Process(id))?, peer.pidfd.as_fd()));
+            for (n, descendant) in peer.descendants.iter().enumerate() {
+                keys.push((self.watch(descendant.as_fd(), Watch::Descendant(id, n))?, descendant.as_fd()));
+            }
+            let first = peer.first_file();
+            let message = ToParticipant::Welcome {
+                session: self.core.id,
+                participant: id,
+                pid: std::process::id(),
+                slots: first.slots(),
+                max_slots: self.core.max_slots,
+            };
+            debug_assert!(first.bytes() == bytes_of(first.slots()));
+            let mut bytes = [0; MOST_BYTES];
+            let len = message.encode(&mut bytes);
+            match socket::send(peer.socket.as_fd(), &bytes[..len], &[self.own_pidfd.as_fd(), first.fd()]) {
+                Ok(socket::SendOutcome::Sent) => Ok(()),
+                Ok(_) => Err(Error::ParticipantGone { participant: id }),
+                Err(e) => Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", e)),
+            }
+        };
+        let done = watch_rest();
+        if done.is_err() {
+            for (key, fd) in keys {
+                self.unwatch(key, fd);
+            }
+            self.unregister(peer.clone());
+        }
+        done
+    }
+
+    fn peer(&self, id: ParticipantId) -> Option<Arc<Peer>> {
+        find(&self.core.peers.load(), id).cloned()
+    }
+
+    fn hear(&mut self, key: u64, id: ParticipantId) {
+        let Some(peer) = self.peer(id) else { return };
+        for _ in 0..PACKETS_A_TURN {
+            let mut bytes = [0; MOST_BYTES];
+            let mut fds = Vec::new();
+            let said = match socket::receive(peer.socket.as_fd(), &mut bytes, &mut fds) {
+                Ok(ReceiveOutcome::Empty) => return,
+                Ok(ReceiveOutcome::HungUp) => None,
+                Ok(ReceiveOutcome::Packet(len)) => match ToProducer::decode(&bytes[..len], fds.len()) {
+                    Ok(message) => Some(message),
+                    Err(error) => {
+                        tracing::warn!(participant = %id, %error, "a participant speaks nonsense; it is granted nothing more");
+                        self.close(&peer);
+                        continue;
+                    }
+                },
+                Err(error) => {
+                    tracing::warn!(participant = %id, %error, "a participant cannot be read");
+                    self.close(&peer);
+                    return;
+                }
+            };
+            match said {
+                None => {
+                    self.note(key, id, |peer| peer.proof().hung_up = true);
+                    return;
+                }
+                Some(ToProducer::MapRegion { request, region, access, file, slot, generation }) => {
+                    self.map(&peer, request, region, access, Entry { file, slot, generation });
+                }
+                Some(ToProducer::Unmapped { region }) => {
+                    peer.note_unmapping(region);
+                    self.core.announce_change();
+                }
+                Some(ToProducer::Bye) => {
+                    peer.proof().farewell = true;
+                    self.close(&peer);
+                }
+                Some(ToProducer::Hello { .. }) => self.close(&peer),
+            }
+        }
+    }
+
+    /// Tells a participant how to map a region, and notes that it may. The lease that it names proves its right.
+    fn map(&self, peer: &Arc<Peer>, request: u64, region: RegionId, access: Access, lease: Entry) {
+        let leased = peer.ledger.block(lease).filter(|block| block.region().id() == region);
+        let answer = match &leased {
+            None => ToParticipant::NoRegion {
+                request,
+                region,
+                code: RefusalCode::Region,
+                why: "no lease of yours lies in this region; it was revoked or has ended".into(),
+            },
+            Some(block) => {
+                let region = block.region();
+                let place = match region.export() {
+                    _ if peer.local => Place::Local(region.base()),
+                    Export::Handle(handle) => Place::Handle(*handle),
+                    Export::Fd(_) => Place::Fd,
+                };
+                peer.note_mapping(region);
+                ToParticipant::Region {
+                    request,
+                    region: region.id(),
+                    len: region.len(),
+                    device: self.core.gpu.uuid(),
+                    access,
+                    place,
+                }
+            }
+        };
+        let fd = match (&answer, leased.as_ref().map(|block| block.region().export())) {
+            (ToParticipant::Region { place: Place::Fd, .. }, Some(Export::Fd(fd))) => Some(fd.as_fd()),
+            _ => None,
+        };
+        if let Err(error) = self.core.outbox.push(peer, &answer, fd) {
+            tracing::warn!(participant = %peer.id, %error, "an answer is lost");
+            peer.note_unmapping(region);
+        }
+        if let Some(block) = leased {
+            self.core.retire(vec![block]);
+        }
+    }
+
+    /// Takes a token of the proof of death, and acts on it.
+    fn note(&mut self, key: u64, id: ParticipantId, token: impl FnOnce(&Peer)) {
+        let Some(peer) = self.peer(id) else { return };
+        match self.watches.get(&key).copied() {
+            Some(Watch::Socket(_)) => self.unwatch(key, peer.socket.as_fd()),
+            Some(Watch::Process(_)) => self.unwatch(key, peer.pidfd.as_fd()),
+            Some(Watch::Descendant(_, n)) => self.unwatch(key, peer.descendants[n].as_fd()),
+            _ => return,
+        }
+        token(&peer);
+        self.close(&peer);
+        let mut proof = peer.proof();
+        if proof.is_complete() && proof.complete.is_none() {
+            proof.complete = Some(Tick::now());
+            step!("death");
+            tracing::debug!(participant = %id, pid = peer.pid, "a participant is proven dead; the quarantine begins");
+        }
+    }
+
+    /// Grants nothing more and takes back what was not claimed.
+    fn close(&self, peer: &Arc<Peer>) {
+        let mut out = Vec::new();
+        peer.close(&mut out);
+        self.core.revoked.fetch_add(out.len() as u64, Ordering::Relaxed);
+        self.core.retire(out);
+        self.core.announce_change();
+    }
+
+    fn flush(&self) {
+        if self.core.outbox.is_waiting() {
+            for peer in self.core.peers.load().iter().flatten() {
+                self.core.outbox.flush(peer);
+            }
+        }
+    }
+
+    fn expire(&mut self) {
+        let now = Tick::now();
+        let mut next = Tick::NEVER;
+        let mut out = Vec::new();
+        for peer in self.core.peers.load().iter().flatten() {
+            next = next.min(peer.ledger.expire(now, &mut out));
+        }
+        self.next_expiry = next;
+        if !out.is_empty() {
+            self.core.expired.fetch_add(out.len() as u64, Ordering::Relaxed);
+            tracing::warn!(grants = out.len(), "grants were not claimed within their time to live and are taken back");
+            self.core.retire(out);
+        }
+    }
+
+    /// Ends what the dead held, once the proof is complete and the quarantine over; and what the departed left.
+    fn bury(&mut self) {
+        let now = Tick::now();
+        let peers = self.core.peers.load_full();
+        for peer in peers.iter().flatten() {
+            let (dead, departed) = {
+                let proof = peer.proof();
+                let over = proof.complete.is_some_and(|complete| now >= complete.after(self.core.quarantine));
+                (over, proof.farewell && proof.hung_up)
+            };
+            if dead {
+                let mut out = Vec::new();
+                peer.ledger.bury(&mut out);
+                let grave = out.len();
+                self.end(peer);
+                if self.core.gpu.caps().shared_context {
+                    // In a shared context a process' death proves nothing about its GPU work.
+                    for block in out {
+                        self.core.leaked.add(block.len());
+                        std::mem::forget(block);
+                    }
+                } else {
+                    self.core.retire(out);
+                }
+                self.core.deaths.fetch_add(1, Ordering::Relaxed);
+                step!("bury");
+                tracing::debug!(participant = %peer.id, leases = grave, "a dead participant's leases are ended");
+                self.core.announce_change();
+            } else if departed && peer.ledger.is_empty() && peer.mappings() == 0 {
+                self.end(peer);
+                self.core.announce_change();
+            }
+        }
+    }
+
+    /// Takes a participant out of the table.
+    fn end(&mut self, peer: &Arc<Peer>) {
+        peer.forget_mappings();
+        let keys: Vec<u64> = self
+            .watches
+            .iter()
+            .filter(|(_, watch)| match watch {
+                Watch::Socket(id) | Watch::Process(id) | Watch::Descendant(id, _) => *id == peer.id,
+                _ => false,
+            })
+            .map(|(&key, _)| key)
+            .collect();
+        for key in keys {
+            match self.watches.get(&key).copied() {
+                Some(Watch::Process(_)) => self.unwatch(key, peer.pidfd.as_fd()),
+                Some(Watch::Descendant(_, n)) => self.unwatch(key, peer.descendants[n].as_fd()),
+                _ => self.unwatch(key, peer.socket.as_fd()),
+            }
+        }
+        self.core.outbox.forget(peer.id);
+        self.core.fences.forget(peer.id);
+        let place = place_of(peer.id);
+        self.core.peers.rcu(|peers| {
+            let mut peers = Vec::clone(peers);
+            peers[place] = None;
+            peers
+        });
+        self.asked.retain(|id| *id != peer.id);
+        self.leaving.push(peer.clone());
+    }
+
+    /// Lets go of participants into whose words no stream of ours writes any more.
+    fn leave(&mut self) {
+        let broken = self.broken;
+        let (gone, stay) =
+            std::mem::take(&mut self.leaving).into_iter().partition(|peer| broken || !peer.words.any_pending());
+        self.leaving = stay;
+        let gone: Vec<Arc<Peer>> = gone;
+        for peer in gone {
+            self.unregister(peer);
+        }
+    }
+
+    /// Ends the registrations of a participant that is gone, and lets go of its counter files after that.
+    fn unregister(&mut self, peer: Arc<Peer>) {
+        let gpu = self.core.gpu.clone();
+        self.blocking.run(move || {
+            for start in peer.take_registrations() {
+                // SAFETY: `unregister_words` asks for
+                // - a registration that was not ended: `take_registrations` gives each once;
+                // - no unfinished operation on its words: a participant is let go only when every value that was
+                //   queued for it has been reached, or can never be because the context is broken.
+                if let Err(error) = unsafe { gpu.backend().unregister_words(start) } {
+                    tracing::warn!(%error, "a counter file stays registered, and so mapped");
+                    std::mem::forget(peer);
+                    return;
+                }
+            }
+        });
+    }
+
+    /// While a stream of ours has yet to write a word somebody may wait for, asks whether the context still works.
+    fn watch_context(&mut self) {
+        let core = self.core.clone();
+        if self.broken || !core.peers.load().iter().flatten().any(|peer| peer.words.any_pending()) {
+            return;
+        }
+        let backend = core.gpu.backend();
+        let probe = match self.probe {
+            Some(probe) => Ok(probe),
+            None => backend.create_event(core.gpu.device(), EventKind::Local),
+        };
+        let answer = probe.and_then(|probe| {
+            self.probe = Some(probe);
+            // SAFETY: `query_event` asks for a live event: this thread made it and destroys it at its end.
+            unsafe { backend.query_event(probe) }
+        });
+        if let Err(error) = answer {
+            self.broken = true;
+            tracing::error!(%error, "the producer's context is broken; whoever waits for its streams is told");
+            for peer in core.peers.load().iter().flatten() {
+                peer.words.poison();
+            }
+        }
+    }
+
+    /// A closing session asks those who hold no lease to unmap.
+    fn ask_when_closing(&mut self, closing: bool) {
+        if !closing {
+            // Tokens of adopted memory wait for its regions to be unmapped.
+            return;
+        }
+        for peer in self.core.peers.load().iter().flatten() {
+            if peer.mappings() > 0 && peer.ledger.is_empty() && !self.asked.contains(&peer.id) {
+                self.asked.push(peer.id);
+                for region in peer.mapped() {
+                    // One who hung up cannot be asked; its death will end the mapping.
+                    let _ = self.core.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None);
+                }
+            }
+        }
+        self.core.collect_all();
+    }
+}

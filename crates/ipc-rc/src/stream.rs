@@ -1,0 +1,136 @@
+//! Streams that work is ordered on.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use gpu_api::{CaptureStatus, Error, Gpu, RawStream, Result, StreamIdentity, StreamInfo};
+
+/// A stream that sharing, claiming and releasing are ordered on.
+///
+/// Cheap to clone. Whoever holds a clone, a block that was [used on](crate::ReceivedBlock::used_on) it among them,
+/// keeps the stream alive.
+#[derive(Clone)]
+pub struct Stream(Arc<Inner>);
+
+struct Inner {
+    gpu: Gpu,
+    raw: RawStream,
+    info: StreamInfo,
+    /// `None` for a stream of our own.
+    keep: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Stream {
+    /// Makes a stream that waits for no other.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// use backend_host::{HostBackend, HostConfig};
+    /// use gpu_api::{DeviceId, Gpu};
+    /// use ipc_rc::Stream;
+    ///
+    /// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// let stream = Stream::create(&gpu)?;
+    /// stream.synchronize()?;
+    /// # Ok::<(), gpu_api::Error>(())
+    /// ```
+    pub fn create(gpu: &Gpu) -> Result<Stream> {
+        let raw = gpu.backend().create_stream(gpu.device())?;
+        // SAFETY: `stream_info` asks for a live stream: just made.
+        let info = match unsafe { gpu.backend().stream_info(raw) } {
+            Ok(info) => info,
+            Err(error) => {
+                // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: its number is dropped.
+                let _ = unsafe { gpu.backend().destroy_stream(raw) };
+                return Err(error);
+            }
+        };
+        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keep: None })))
+    }
+
+    /// Borrows an application's stream (`CUstream`, `hipStream_t`).
+    ///
+    /// `keep` is dropped when nothing of this library needs the stream any more, which may be after the application
+    /// has dropped its own handle of it: a received block's release waits for work on the stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for a stream of another device.
+    ///
+    /// # Safety
+    ///
+    /// The stream is alive for as long as `keep` is.
+    pub unsafe fn borrow(gpu: &Gpu, raw: RawStream, keep: Arc<dyn Any + Send + Sync>) -> Result<Stream> {
+        // SAFETY: `stream_info` asks for a live stream: so does this function, and `keep` is in scope.
+        let info = unsafe { gpu.backend().stream_info(raw) }?;
+        if info.device != gpu.device() {
+            return Err(Error::Mismatch {
+                what: "the stream's device",
+                theirs: info.device.to_string(),
+                ours: gpu.device().to_string(),
+                remedy: "pass a stream of the device that the session or participant was opened on",
+            });
+        }
+        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keep: Some(keep) })))
+    }
+
+    /// Returns the driver's handle.
+    pub fn raw(&self) -> RawStream {
+        self.0.raw
+    }
+
+    /// Returns the driver's own number of the stream, never used again in this process.
+    pub fn identity(&self) -> StreamIdentity {
+        self.0.info.identity
+    }
+
+    /// Returns the device that it queues on.
+    pub fn gpu(&self) -> &Gpu {
+        &self.0.gpu
+    }
+
+    /// Blocks until all that is queued on it has finished.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives; an error of earlier work among it.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: `synchronize_stream` asks for a live stream: `self` keeps it.
+        unsafe { self.0.gpu.backend().synchronize_stream(self.0.raw) }
+    }
+
+    /// Says whether work queued on it goes into a graph.
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        // SAFETY: `capture_status` asks for a live stream: `self` keeps it.
+        let status = unsafe { self.0.gpu.backend().capture_status(self.0.raw) }?;
+        Ok(status != CaptureStatus::None)
+    }
+
+    /// Refuses a capturing stream.
+    pub(crate) fn refuse_capture(&self, remedy: &'static str) -> Result<()> {
+        if self.is_capturing()? { Err(Error::Capturing { stream: self.0.raw.0, remedy }) } else { Ok(()) }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.keep.is_none() {
+            // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: this was its last owner.
+            // An error leaks it, which is all that can be done.
+            let _ = unsafe { self.gpu.backend().destroy_stream(self.raw) };
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("raw", &self.0.raw).field("identity", &self.0.info.identity).finish()
+    }
+}

@@ -1,0 +1,52 @@
+//! The 64-bit atomic word that the shared protocols are written over.
+//!
+//! The protocols ([`slot`](crate::slot), [`dirty`](crate::dirty), [`timeline`](crate::timeline)) are generic over
+//! [`Word`], so that a model checker runs the shipped code with its own atomics: those cannot lie in shared memory,
+//! and these must.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A 64-bit word that several processes touch at once.
+pub trait Word {
+    /// Reads it.
+    fn load(&self, order: Ordering) -> u64;
+    /// Writes it.
+    fn store(&self, value: u64, order: Ordering);
+    /// Writes it and returns what was there.
+    fn swap(&self, value: u64, order: Ordering) -> u64;
+    /// Writes `new` if `current` is there; `Err` holds what is there instead.
+    fn compare_exchange(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
+}
+
+macro_rules! word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            #[inline]
+            fn load(&self, order: Ordering) -> u64 {
+                <$atomic>::load(self, order)
+            }
+            #[inline]
+            fn store(&self, value: u64, order: Ordering) {
+                <$atomic>::store(self, value, order);
+            }
+            #[inline]
+            fn swap(&self, value: u64, order: Ordering) -> u64 {
+                <$atomic>::swap(self, value, order)
+            }
+            #[inline]
+            fn compare_exchange(
+                &self,
+                current: u64,
+                new: u64,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<u64, u64> {
+                <$atomic>::compare_exchange(self, current, new, success, failure)
+            }
+        }
+    };
+}
+
+word!(AtomicU64);
+#[cfg(gpu_ipc_loom)]
+word!(loom::sync::atomic::AtomicU64);
