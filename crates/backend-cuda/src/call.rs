@@ -1,0 +1,234 @@
+//! The state of the calling thread around a call of the driver: which context is current, and the capture mode.
+//!
+//! A call of ours must neither change the context that the application made current on its thread nor destroy a
+//! stream capture that it has under way (several calls do, from any thread, unless the calling thread's mode is
+//! relaxed: measured on driver 580). [`Scope`] sets both and puts both back, whatever happens in between.
+
+use std::marker::PhantomData;
+use std::mem;
+use std::ptr;
+
+use gpu_api::{DeviceId, Error, RawStream, Result};
+
+use crate::device::Driver;
+use crate::error::{self, INVALID_CONTEXT, OUT_OF_MEMORY, SUCCESS};
+use crate::sys::{CAPTURE_RELAXED, CUcontext, CUstream, Code, Symbol};
+
+/// A thread that is ready for calls; dropped, the thread is as it was.
+pub(crate) struct Scope<'a> {
+    pub(crate) driver: &'a Driver,
+    device: Option<DeviceId>,
+    pushed: bool,
+    /// The mode to put back; `None` while the thread's mode was not touched.
+    mode: Option<u32>,
+    /// What it puts back is the calling thread's.
+    thread: PhantomData<*const ()>,
+}
+
+/// Turns a stream's number into what the driver takes. Numbers 0, 1 and 2 are the default streams.
+pub(crate) fn stream(raw: RawStream) -> CUstream {
+    ptr::with_exposed_provenance_mut(raw.0 as usize)
+}
+
+/// Says whether a stream's number stands for whatever context is current.
+pub(crate) fn is_default(raw: RawStream) -> bool {
+    raw.0 <= 2
+}
+
+impl Driver {
+    /// Makes the device's primary context current.
+    pub(crate) fn on_device(&self, device: DeviceId) -> Result<Scope<'_>> {
+        let scope = self.relaxed()?;
+        scope.enter_device(device)
+    }
+
+    /// Makes a context current that can queue on the stream.
+    ///
+    /// A default stream is that of the current context; on a thread without one it is that of `device`, or of the
+    /// only device there is.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn on_stream(&self, raw: RawStream, device: Option<DeviceId>) -> Result<Scope<'_>> {
+        let scope = self.relaxed()?;
+        if !is_default(raw) {
+            // SAFETY: `Scope::context_of` asks for a stream that is alive: our caller vouches for it.
+            let context = unsafe { scope.context_of(raw) }?;
+            return scope.enter(context);
+        }
+        let current = scope.current()?;
+        if !current.is_null() {
+            return scope.enter(current);
+        }
+        match (device, self.only_device()) {
+            (Some(device), _) | (None, Some(device)) => scope.enter_device(device),
+            (None, None) => Err(error::no_context(raw)),
+        }
+    }
+
+    /// Makes any context current: for calls that ask about addresses, which are the same in all of them.
+    ///
+    /// Contexts of our own come first: they outlive what is registered in them, which the application's may not.
+    pub(crate) fn anywhere(&self) -> Result<Scope<'_>> {
+        let scope = self.relaxed()?;
+        if let Some(device) = self.retained() {
+            return scope.enter_device(device);
+        }
+        let current = scope.current()?;
+        if current.is_null() {
+            return scope.enter_device(DeviceId(0));
+        }
+        let device = self.device_number(&scope)?;
+        scope.enter_device(device)
+    }
+
+    /// Makes a context of the application's current.
+    ///
+    /// # Safety
+    ///
+    /// `context` is alive.
+    pub(crate) unsafe fn on_context(&self, context: CUcontext) -> Result<Scope<'_>> {
+        let scope = self.relaxed()?;
+        scope.enter(context)
+    }
+
+    /// Begins a scope: relaxed if the driver does that without a context, else when one is entered.
+    pub(crate) fn relaxed(&self) -> Result<Scope<'_>> {
+        let mut scope = Scope { driver: self, device: None, pushed: false, mode: None, thread: PhantomData };
+        match scope.relax() {
+            SUCCESS | INVALID_CONTEXT => Ok(scope),
+            code => Err(scope.error(self.symbols.cuThreadExchangeStreamCaptureMode.name, code)),
+        }
+    }
+}
+
+impl Scope<'_> {
+    /// Calls a function of the driver; a code other than success is an error.
+    pub(crate) fn call<F: Copy>(&self, symbol: &Symbol<F>, run: impl FnOnce(F) -> Code) -> Result<()> {
+        match self.code(symbol, run)? {
+            SUCCESS => Ok(()),
+            code => Err(self.error(symbol.name, code)),
+        }
+    }
+
+    /// Calls a function of the driver and hands on what it returned.
+    pub(crate) fn code<F: Copy>(&self, symbol: &Symbol<F>, run: impl FnOnce(F) -> Code) -> Result<Code> {
+        let function = symbol.function.ok_or_else(|| error::missing(symbol.name))?;
+        Ok(run(function))
+    }
+
+    /// Makes the error of a call that allocates: out of memory says how much there is.
+    pub(crate) fn allocation_error(&self, call: &'static str, code: Code, asked: u64) -> Error {
+        if code != OUT_OF_MEMORY {
+            return self.error(call, code);
+        }
+        // Where the driver does not even tell that, nothing is free as far as the caller is concerned.
+        let (free, _) = self.memory_info().unwrap_or((0, 0));
+        Error::OutOfMemory {
+            device: self.device(),
+            asked,
+            free,
+            hint: "collect or drop blocks, trim, or see `nvidia-smi` for other processes on the device".to_owned(),
+        }
+    }
+
+    /// Makes the error of a call.
+    pub(crate) fn error(&self, call: &'static str, code: Code) -> Error {
+        Error::Driver { call, device: self.device(), source: self.driver.symbols.error(code) }
+    }
+
+    /// Names the device of the context that is current.
+    pub(crate) fn device(&self) -> DeviceId {
+        self.device.or_else(|| self.driver.device_number(self).ok()).unwrap_or(DeviceId(0))
+    }
+
+    /// Returns the context that is current on this thread; null where there is none.
+    pub(crate) fn current(&self) -> Result<CUcontext> {
+        let mut context = ptr::null_mut();
+        self.call(&self.driver.symbols.cuCtxGetCurrent, |function| {
+            // SAFETY: `cuCtxGetCurrent` writes one pointer: `context` is one.
+            unsafe { function(&raw mut context) }
+        })?;
+        Ok(context)
+    }
+
+    /// Returns free and total bytes of the current device.
+    pub(crate) fn memory_info(&self) -> Result<(u64, u64)> {
+        let (mut free, mut total) = (0, 0);
+        self.call(&self.driver.symbols.cuMemGetInfo, |function| {
+            // SAFETY: `cuMemGetInfo` writes two sizes: `free` and `total` are such.
+            unsafe { function(&raw mut free, &raw mut total) }
+        })?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Finds the context that a stream was made in.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is alive, and no default stream.
+    unsafe fn context_of(&self, raw: RawStream) -> Result<CUcontext> {
+        let mut context = ptr::null_mut();
+        self.call(&self.driver.symbols.cuStreamGetCtx, |function| {
+            // SAFETY: `cuStreamGetCtx`: our caller vouches for the stream; it writes one pointer: `context` is one.
+            unsafe { function(stream(raw), &raw mut context) }
+        })?;
+        Ok(context)
+    }
+
+    fn enter_device(mut self, device: DeviceId) -> Result<Self> {
+        self.device = Some(device);
+        let context = self.driver.primary(&self, device)?;
+        self.enter(context)
+    }
+
+    fn enter(mut self, context: CUcontext) -> Result<Self> {
+        if self.current()? != context {
+            self.call(&self.driver.symbols.cuCtxPushCurrent, |function| {
+                // SAFETY: `cuCtxPushCurrent` asks for a context: `context` is a primary one that `primary` retained,
+                // that of a stream that is alive, or one that the caller of `on_context` vouches for.
+                unsafe { function(context) }
+            })?;
+            self.pushed = true;
+        }
+        if self.mode.is_none() {
+            let code = self.relax();
+            if code != SUCCESS {
+                return Err(self.error(self.driver.symbols.cuThreadExchangeStreamCaptureMode.name, code));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Sets the thread's capture mode to relaxed. Drivers too old to capture have no mode.
+    fn relax(&mut self) -> Code {
+        let Some(function) = self.driver.symbols.cuThreadExchangeStreamCaptureMode.function else { return SUCCESS };
+        let mut mode = CAPTURE_RELAXED;
+        // SAFETY: `cuThreadExchangeStreamCaptureMode` reads a mode and writes the former: `mode` is one.
+        let code = unsafe { function(&raw mut mode) };
+        if code == SUCCESS {
+            self.mode = Some(mode);
+        }
+        code
+    }
+}
+
+impl Drop for Scope<'_> {
+    fn drop(&mut self) {
+        // Both calls undo one that succeeded on this thread; they fail only where the driver is gone, and then
+        // there is nothing to put back.
+        if let (Some(mut mode), Some(function)) =
+            (self.mode.take(), self.driver.symbols.cuThreadExchangeStreamCaptureMode.function)
+        {
+            // SAFETY: `cuThreadExchangeStreamCaptureMode` reads a mode and writes the former: `mode` is one that the
+            // driver itself gave.
+            let _ = unsafe { function(&raw mut mode) };
+        }
+        if let (true, Some(function)) = (mem::take(&mut self.pushed), self.driver.symbols.cuCtxPopCurrent.function) {
+            let mut context = ptr::null_mut();
+            // SAFETY: `cuCtxPopCurrent` writes one pointer: `context` is one. What it pops is what `enter` pushed.
+            let _ = unsafe { function(&raw mut context) };
+        }
+    }
+}

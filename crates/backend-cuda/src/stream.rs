@@ -1,0 +1,220 @@
+//! Streams: queues of GPU work.
+//!
+//! A stream's number is its `CUstream`. The numbers 0 and 1 (the legacy default stream) and 2 (the per-thread default
+//! stream) mean something only together with a context and, for 2, a thread: they are taken as the calling thread's.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::panic::{self, AssertUnwindSafe};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use gpu_api::{CaptureStatus, DeviceId, Error, RawStream, Result, StreamIdentity, StreamInfo};
+
+use crate::backend::CudaBackend;
+use crate::call;
+use crate::error::{NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
+use crate::sys::STREAM_NON_BLOCKING;
+
+/// Identities of our own begin here, far from the driver's, which counts from 1.
+const OWN_IDENTITIES: u64 = 1 << 63;
+
+/// Our own streams that were not destroyed, with their identities where the driver gives none.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    own: RwLock<HashMap<u64, StreamIdentity>>,
+    next: AtomicU64,
+}
+
+impl Default for Streams {
+    fn default() -> Streams {
+        Streams { own: RwLock::default(), next: AtomicU64::new(OWN_IDENTITIES) }
+    }
+}
+
+impl Streams {
+    fn insert(&self, stream: RawStream, identity: StreamIdentity) {
+        self.own.write().unwrap_or_else(PoisonError::into_inner).insert(stream.0, identity);
+    }
+
+    fn remove(&self, stream: RawStream) -> Option<StreamIdentity> {
+        self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.0)
+    }
+
+    fn get(&self, stream: RawStream) -> Option<StreamIdentity> {
+        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.0).copied()
+    }
+
+    /// Says whether every stream was destroyed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.own.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+/// A function that a stream calls once. The queue holds one count of it, the enqueuer another until it knows whether
+/// it was queued.
+type Queued = Mutex<Option<Box<dyn FnOnce() + Send>>>;
+
+impl CudaBackend {
+    pub(crate) fn stream_create(&self, device: DeviceId) -> Result<RawStream> {
+        let scope = self.driver.on_device(device)?;
+        let mut made = ptr::null_mut();
+        scope.call(&self.driver.symbols.cuStreamCreate, |function| {
+            // SAFETY: `cuStreamCreate` writes one pointer: `made` is one.
+            unsafe { function(&raw mut made, STREAM_NON_BLOCKING) }
+        })?;
+        let raw = RawStream(made.expose_provenance() as u64);
+        let identity = StreamIdentity(self.streams.next.fetch_add(1, Ordering::Relaxed));
+        self.streams.insert(raw, identity);
+        Ok(raw)
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive, and nobody uses it afterwards.
+    pub(crate) unsafe fn stream_destroy(&self, raw: RawStream) -> Result<()> {
+        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let own = self.streams.remove(raw);
+        let result = scope.call(&self.driver.symbols.cuStreamDestroy, |function| {
+            // SAFETY: `cuStreamDestroy` asks for a stream that is alive: our caller vouches for it, and that nobody
+            // uses it afterwards.
+            unsafe { function(call::stream(raw)) }
+        });
+        if let (Err(_), Some(own)) = (&result, own) {
+            // It may live: its context must not be given back.
+            self.streams.insert(raw, own);
+        }
+        result
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_query(&self, raw: RawStream) -> Result<bool> {
+        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let symbol = &self.driver.symbols.cuStreamQuery;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `cuStreamQuery` asks for a stream that is alive: our caller vouches for it.
+            unsafe { function(call::stream(raw)) }
+        })?;
+        match code {
+            SUCCESS => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_synchronize(&self, raw: RawStream) -> Result<()> {
+        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        scope.call(&self.driver.symbols.cuStreamSynchronize, |function| {
+            // SAFETY: `cuStreamSynchronize` asks for a stream that is alive: our caller vouches for it.
+            unsafe { function(call::stream(raw)) }
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_describe(&self, raw: RawStream) -> Result<StreamInfo> {
+        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let context = scope.current()?.expose_provenance() as u64;
+        let symbol = &self.driver.symbols.cuStreamGetId;
+        let identity = if symbol.function.is_some() {
+            let mut identity = 0;
+            scope.call(symbol, |function| {
+                // SAFETY: `cuStreamGetId` writes one number: `identity` is one. Our caller vouches for the stream.
+                unsafe { function(call::stream(raw), &raw mut identity) }
+            })?;
+            StreamIdentity(identity)
+        } else if let Some(own) = self.streams.get(raw) {
+            own
+        } else {
+            // A handle would do until its stream is destroyed and another one gets it; then two streams would write
+            // one timeline word, and an early value would pass for a later one.
+            return Err(Error::Unsupported {
+                what: "a stream that this library did not make",
+                why: format!("the driver (CUDA {}) cannot tell it from a later one", self.driver.version()),
+                remedy: "update the driver to CUDA 12.0 or later, or use a stream of this library",
+            });
+        };
+        Ok(StreamInfo { identity, device: self.driver.device_number(&scope)?, context })
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_capture(&self, raw: RawStream) -> Result<CaptureStatus> {
+        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let symbol = &self.driver.symbols.cuStreamIsCapturing;
+        if symbol.function.is_none() {
+            return Ok(CaptureStatus::None);
+        }
+        let mut status = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `cuStreamIsCapturing` writes one integer: `status` is one. Our caller vouches for the stream.
+            unsafe { function(call::stream(raw), &raw mut status) }
+        })?;
+        match (code, status) {
+            (SUCCESS, 0) => Ok(CaptureStatus::None),
+            (SUCCESS, 1) => Ok(CaptureStatus::Active),
+            (SUCCESS, _) => Ok(CaptureStatus::Invalidated),
+            // The legacy default stream while a stream that it orders is being captured: work queued on it would
+            // destroy that capture.
+            (STREAM_CAPTURE_IMPLICIT, _) => Ok(CaptureStatus::Active),
+            (code, _) => Err(scope.error(symbol.name, code)),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_host_function(&self, raw: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
+        // A graph may run more than once, and the function can be called only once.
+        // SAFETY: `stream_capture` asks for a stream that is alive: our caller vouches for it.
+        if unsafe { self.stream_capture(raw) }? != CaptureStatus::None {
+            return Err(Error::Capturing { stream: raw.0, remedy: "queue host functions outside the capture" });
+        }
+        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let ours: Arc<Queued> = Arc::new(Mutex::new(Some(function)));
+        let theirs = Arc::into_raw(Arc::clone(&ours)).cast_mut().cast::<c_void>();
+        let result = scope.call(&self.driver.symbols.cuLaunchHostFunc, |launch| {
+            // SAFETY: `cuLaunchHostFunc` asks for a function that takes the address beside it and calls no driver:
+            // `run_queued` does, and our trait asks the latter of the closure. Our caller vouches for the stream.
+            unsafe { launch(call::stream(raw), run_queued, theirs) }
+        });
+        if result.is_err() {
+            // An error may be that of earlier work, and then the function may be queued all the same. Its count stays
+            // with the queue for good; the closure itself is taken back, so that it is never called after an error.
+            drop(ours.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
+        result
+    }
+}
+
+/// Runs what a stream reached.
+///
+/// # Safety
+///
+/// `queued` is a count of a [`Queued`] that is this call's to give back.
+unsafe extern "C" fn run_queued(queued: *mut c_void) {
+    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the driver calls a queued function once.
+    let queued: Arc<Queued> = unsafe { Arc::from_raw(queued.cast_const().cast::<Queued>()) };
+    let function = queued.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(function) = function {
+        // A panic must not unwind into the driver. The panic hook has told of it; what it carries may itself panic
+        // when it is dropped.
+        if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(function)) {
+            std::mem::forget(payload);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! 64-bit words in shared memory that streams write and wait for.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gpu_api::{DeviceId, Error, HostPtr, MAX_BATCH, RawStream, Result, StreamOp, WordPtr};
+
+use crate::backend::CudaBackend;
+use crate::call;
+use crate::error::{NOT_SUPPORTED, SUCCESS};
+use crate::host;
+use crate::sys::{BatchOperation, WAIT_GEQ, WAIT_VALUE_64, WRITE_VALUE_64};
+
+/// Batches up to here are built on the stack; a release is one of two, a share one of a few.
+const SMALL_BATCH: usize = 8;
+
+/// Registrations that were not ended, by their first address, and the device in whose context they were made.
+#[derive(Debug, Default)]
+pub(crate) struct Registrations(Mutex<HashMap<usize, DeviceId>>);
+
+impl Registrations {
+    /// Says whether every registration was ended.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, DeviceId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CudaBackend {
+    /// # Safety
+    ///
+    /// The bytes are mapped, readable and writable, and stay so until they are unregistered.
+    pub(crate) unsafe fn words_register(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
+        let page = rustix::param::page_size();
+        if !start.0.is_multiple_of(page) || !len.is_multiple_of(page) || len == 0 || start.0 == 0 {
+            return Err(Error::Invalid {
+                what: "the range of words",
+                got: format!("{len} bytes at {start:?}"),
+                must: "whole pages",
+            });
+        }
+        let scope = self.driver.anywhere()?;
+        let address: *mut c_void = ptr::with_exposed_provenance_mut(start.0);
+        // SAFETY: `register` asks for memory that is mapped until it is unregistered: our caller vouches for it.
+        unsafe { host::register(&scope, address, len) }?;
+        let mut words = 0;
+        let found = scope.call(&self.driver.symbols.cuMemHostGetDevicePointer, |function| {
+            // SAFETY: `cuMemHostGetDevicePointer` writes one address: `words` is one. The memory was registered for
+            // devices above. Its flags are 0.
+            unsafe { function(&raw mut words, address, 0) }
+        });
+        if let Err(error) = found {
+            let _ = scope.call(&self.driver.symbols.cuMemHostUnregister, |function| {
+                // SAFETY: `cuMemHostUnregister` asks for memory that is registered and not in use: above, and no
+                // stream was told of it.
+                unsafe { function(address) }
+            });
+            return Err(error);
+        }
+        self.registrations.lock().insert(start.0, scope.device());
+        Ok(WordPtr(words))
+    }
+
+    /// # Safety
+    ///
+    /// No operation on the words is unfinished on any stream of this process.
+    pub(crate) unsafe fn words_unregister(&self, start: HostPtr) -> Result<()> {
+        let device = self.registrations.lock().remove(&start.0).ok_or_else(|| Error::Invalid {
+            what: "the address",
+            got: format!("{start:?}, which is not registered"),
+            must: "the start of what `register_words` took",
+        })?;
+        let address: *mut c_void = ptr::with_exposed_provenance_mut(start.0);
+        let scope = self.driver.on_device(device)?;
+        scope.call(&self.driver.symbols.cuMemHostUnregister, |function| {
+            // SAFETY: `cuMemHostUnregister` asks for memory that is registered and not in use: it was taken out of
+            // the table once, and our caller vouches for the rest.
+            unsafe { function(address) }
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `stream` is alive, and every word lies in a registration that outlives the operation.
+    pub(crate) unsafe fn words_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        if ops.is_empty() || ops.len() > MAX_BATCH {
+            return Err(Error::Invalid {
+                what: "the number of operations",
+                got: ops.len().to_string(),
+                must: "1 to 255",
+            });
+        }
+        let mut small = [BatchOperation::default(); SMALL_BATCH];
+        let mut large = Vec::new();
+        let batch: &mut [BatchOperation] = if ops.len() <= SMALL_BATCH {
+            &mut small[..ops.len()]
+        } else {
+            large.resize(ops.len(), BatchOperation::default());
+            &mut large
+        };
+        for (place, op) in batch.iter_mut().zip(ops) {
+            *place = operation(op);
+        }
+        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.on_stream(stream, None) }?;
+        let symbol = &self.driver.symbols.cuStreamBatchMemOp;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `cuStreamBatchMemOp` reads as many operations as it is told: the slice's, and copies them. Our
+            // caller vouches for the stream and for the words. Its flags are 0.
+            unsafe { function(call::stream(stream), batch.len() as u32, batch.as_mut_ptr(), 0) }
+        })?;
+        match code {
+            SUCCESS => Ok(()),
+            NOT_SUPPORTED => Err(Error::Unsupported {
+                what: "a stream's operation on words",
+                why: format!("{} refuses it", scope.device()),
+                remedy: "wait on the host: `Caps::stream_words` says when",
+            }),
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
+}
+
+fn operation(op: &StreamOp) -> BatchOperation {
+    let (operation, word, value, flags) = match *op {
+        // Without the flag that leaves the barrier out: a release must not be seen before the work it ends.
+        StreamOp::Write { word, value } => (WRITE_VALUE_64, word, value, 0),
+        StreamOp::WaitGeq { word, value } => (WAIT_VALUE_64, word, value, WAIT_GEQ),
+    };
+    BatchOperation { operation, address: word.0, value, flags, ..BatchOperation::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use cudarc::driver::sys;
+
+    use super::*;
+
+    #[test]
+    fn an_operation_lies_in_memory_as_the_driver_reads_it() {
+        type Write = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st;
+        assert_eq!(offset_of!(BatchOperation, operation), offset_of!(Write, operation));
+        assert_eq!(offset_of!(BatchOperation, address), offset_of!(Write, address));
+        assert_eq!(offset_of!(BatchOperation, value), offset_of!(Write, __bindgen_anon_1));
+        assert_eq!(offset_of!(BatchOperation, flags), offset_of!(Write, flags));
+        assert_eq!(offset_of!(BatchOperation, alias), offset_of!(Write, alias));
+    }
+
+    #[test]
+    fn writes_keep_their_barrier_and_waits_compare_cyclically() {
+        let write = operation(&StreamOp::Write { word: WordPtr(0x40), value: 7 });
+        assert_eq!((write.operation, write.address, write.value, write.flags), (5, 0x40, 7, 0));
+        let wait = operation(&StreamOp::WaitGeq { word: WordPtr(0x48), value: 8 });
+        assert_eq!((wait.operation, wait.address, wait.value, wait.flags), (4, 0x48, 8, 0));
+    }
+}

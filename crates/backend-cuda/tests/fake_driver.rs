@@ -1,0 +1,2 @@
+//! The backend over a driver that is not there.
+fn main() {}
