@@ -110,8 +110,7 @@ impl Chunks {
     pub(super) fn remove_idle(&mut self) -> Vec<Arc<Region>> {
         // In this order: a pin is only ever taken for a piece that is out.
         let idle = |carved: &Carved| carved.used.is_empty() && !carved.region.is_pinned();
-        let ids: Vec<RegionId> =
-            self.regions.iter().filter(|(_, carved)| idle(carved)).map(|(&id, _)| id).collect();
+        let ids: Vec<RegionId> = self.regions.iter().filter(|(_, carved)| idle(carved)).map(|(&id, _)| id).collect();
         let remove = |id: RegionId| {
             let carved = self.regions.remove(&id)?;
             for (&offset, &len) in &carved.free {
@@ -240,7 +239,7 @@ mod tests {
             for op in ops {
                 match op {
                     Op::Insert { base, steps } => {
-                        let made = region(next, (next + 1) << 32 | base * STEP, steps * STEP);
+                        let made = region(next, ((next + 1) << 32) + base * STEP, steps * STEP);
                         model.insert(made.id(), (made.clone(), (0..steps).map(|step| step * STEP).collect()));
                         chunks.insert(made);
                         next += 1;
