@@ -1,1 +1,31 @@
-//! x
+//! Shared memory instead of a GPU: the reference backend.
+//!
+//! Not a mock. Device memory is shared memory, a handle that is opened in another process maps the same pages, streams
+//! are threads, so that 'queued' and 'done' differ, and words and events work across processes. What a GPU does that
+//! is awkward, this does too: it refuses to open a handle where it was made, its unfinished writes can come after its
+//! process' death, its context can break, and its free can block while a stream waits.
+//!
+//! Read in this order: `config`, `memory` (allocations and handles), `stream`, `event`, `late_write`, `backend`.
+//!
+//! # Example
+//!
+//! ```
+//! use backend_host::{HostBackend, HostConfig};
+//! use gpu_api::{DeviceId, GpuBackend, Sharing};
+//!
+//! let backend = HostBackend::new(HostConfig::default())?;
+//! let memory = backend.alloc(DeviceId(0), 4096, Sharing::Fd)?;
+//! assert_eq!(backend.address_range(memory.base.offset(100))?.base, memory.base);
+//! # Ok::<(), gpu_api::Error>(())
+//! ```
+
+mod backend;
+mod config;
+mod error;
+mod event;
+mod late_write;
+mod memory;
+mod stream;
+
+pub use backend::HostBackend;
+pub use config::HostConfig;

@@ -63,3 +63,11 @@ pub use producer::report::{ShutdownReport, Stats};
 pub use producer::session::{Collected, Session, SessionBuilder};
 pub use producer::share::{After, ShareOptions, To};
 pub use stream::Stream;
+
+/// The shared protocols, for model checkers: not part of the API.
+#[cfg(gpu_ipc_loom)]
+pub mod model {
+    pub use crate::dirty::Dirty;
+    pub use crate::slot::{Claim, Generation, Revoke, Seen, Slot};
+    pub use crate::timeline::{Fence, Timeline};
+}

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use gpu_api::{Error, Gpu, HostPtr, ParticipantId, Region, RegionId, Result};
 
@@ -28,7 +29,7 @@ pub(crate) struct Proof {
     /// Descendants that it named and that are still alive.
     pub descendants: usize,
     /// When the proof was complete.
-    pub complete: Option<Tick>,
+    pub complete: Option<Instant>,
 }
 
 impl Proof {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu_api::{Access, Error, EventKind, Export, ParticipantId, RawEvent, Reclaim, RegionId, Result};
 use rustix::event::{Timespec, epoll};
@@ -160,12 +160,13 @@ impl Service {
             // A lease may have been granted since the last look.
             due = now.after(Duration::from_secs(1).min(core.time_to_live.unwrap_or(Duration::MAX) / 4));
         }
+        let mut until_due = (due != Tick::NEVER).then(|| due.since(now).max(Duration::from_millis(1)));
         for peer in core.peers.load().iter().flatten() {
             if let Some(complete) = peer.proof().complete {
-                due = due.min(complete.after(core.quarantine));
+                let left = core.quarantine.saturating_sub(complete.elapsed());
+                until_due = Some(until_due.map_or(left, |due| due.min(left)));
             }
         }
-        let until_due = (due != Tick::NEVER).then(|| due.since(now).max(Duration::from_millis(1)));
         let waits = core.limbo.sum().blocks > 0
             || core.waiters.load(Ordering::Relaxed) > 0
             || core.closing.load(Ordering::Relaxed)
@@ -292,13 +293,22 @@ impl Service {
         )
         .map_err(internal)?;
         let peer = Arc::new(peer);
-        self.welcome(&peer).map_err(internal)?;
-        core.peers.rcu(|peers| {
-            let mut peers = Vec::clone(peers);
-            peers.resize(peers.len().max(place + 1), None);
-            peers[place] = Some(peer.clone());
-            peers
-        });
+        let seat = |occupant: Option<Arc<Peer>>| {
+            core.peers.rcu(|peers| {
+                let mut peers = Vec::clone(peers);
+                peers.resize(peers.len().max(place + 1), None);
+                peers[place].clone_from(&occupant);
+                peers
+            });
+        };
+        // Before the welcome: whoever has read it can be shared with.
+        seat(Some(peer.clone()));
+        if let Err(error) = self.welcome(&peer) {
+            seat(None);
+            // Somebody may have shared with it meanwhile: it is granted nothing, and what it was is taken back.
+            self.close(&peer);
+            return Err(internal(error));
+        }
         step!("welcome");
         tracing::debug!(participant = %id, pid, command = %peer.command, "a participant is connected");
         core.announce_change();
@@ -438,10 +448,16 @@ impl Service {
             _ => return,
         }
         token(&peer);
-        self.close(&peer);
+        let lost = {
+            let proof = peer.proof();
+            proof.exited || proof.hung_up
+        };
+        if lost {
+            self.close(&peer);
+        }
         let mut proof = peer.proof();
         if proof.is_complete() && proof.complete.is_none() {
-            proof.complete = Some(Tick::now());
+            proof.complete = Some(Instant::now());
             step!("death");
             tracing::debug!(participant = %id, pid = peer.pid, "a participant is proven dead; the quarantine begins");
         }
@@ -481,12 +497,12 @@ impl Service {
 
     /// Ends what the dead held, once the proof is complete and the quarantine over; and what the departed left.
     fn bury(&mut self) {
-        let now = Tick::now();
+        let now = Instant::now();
         let peers = self.core.peers.load_full();
         for peer in peers.iter().flatten() {
             let (dead, departed) = {
                 let proof = peer.proof();
-                let over = proof.complete.is_some_and(|complete| now >= complete.after(self.core.quarantine));
+                let over = proof.complete.is_some_and(|complete| now.duration_since(complete) >= self.core.quarantine);
                 (over, proof.farewell && proof.hung_up)
             };
             if dead {

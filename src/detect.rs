@@ -1,0 +1,117 @@
+//! Finds out what this process can use, and why not the rest.
+
+use std::sync::Arc;
+
+use gpu_api::{BackendKind, DeviceId, DeviceUuid, Error, Gpu, GpuBackend, Result};
+
+/// What [`detect`] found.
+#[derive(Debug)]
+pub struct Detected {
+    backends: Vec<Arc<dyn GpuBackend>>,
+    gpus: Vec<Gpu>,
+    missing: Vec<(BackendKind, Error)>,
+}
+
+/// Finds every device of every backend that is compiled in and usable, and says of the others why not.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] when an environment variable of the host backend is wrong.
+///
+/// # Examples
+///
+/// ```
+/// let found = gpu_ipc::detect()?;
+/// for gpu in found.gpus() {
+///     println!("{} {}: {}", gpu.kind(), gpu.device(), gpu.info().name);
+/// }
+/// for (backend, why) in found.missing() {
+///     println!("no {backend}: {why}");
+/// }
+/// # Ok::<(), gpu_ipc::Error>(())
+/// ```
+pub fn detect() -> Result<Detected> {
+    let mut found = Detected { backends: Vec::new(), gpus: Vec::new(), missing: Vec::new() };
+    for kind in BackendKind::ALL {
+        match open(kind) {
+            Ok(backend) => {
+                for ordinal in 0..backend.device_count()? {
+                    found.gpus.push(Gpu::new(backend.clone(), DeviceId(ordinal))?);
+                }
+                found.backends.push(backend);
+            }
+            Err(error @ Error::Invalid { .. }) => return Err(error),
+            Err(error) => found.missing.push((kind, error)),
+        }
+    }
+    Ok(found)
+}
+
+fn open(kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
+    match kind {
+        #[cfg(feature = "host")]
+        BackendKind::Host => Ok(backend_host::HostBackend::new(backend_host::HostConfig::from_env()?)?),
+        #[cfg(any(feature = "cuda", feature = "hip"))]
+        backend
+            if cfg!(feature = "cuda") && backend == BackendKind::Cuda
+                || cfg!(feature = "hip") && backend == BackendKind::Hip =>
+        {
+            Err(Error::Unavailable {
+                backend,
+                why: "this version has no such backend yet".into(),
+                remedy: "use the host backend",
+            })
+        }
+        backend => Err(Error::NotCompiled { backend }),
+    }
+}
+
+impl Detected {
+    /// Lists the devices, GPUs first.
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// Lists the backends that cannot be used, each with the reason.
+    pub fn missing(&self) -> &[(BackendKind, Error)] {
+        &self.missing
+    }
+
+    /// Returns a backend.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotCompiled`] or [`Error::Unavailable`], as [`missing`](Detected::missing) has it.
+    pub fn backend(&self, kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
+        match self.backends.iter().find(|backend| backend.kind() == kind) {
+            Some(backend) => Ok(backend.clone()),
+            None => open(kind),
+        }
+    }
+
+    /// Returns the device with this identity.
+    ///
+    /// # Errors
+    ///
+    /// As [`backend`](Detected::backend), and [`Error::NoDevice`].
+    pub fn device(&self, kind: BackendKind, uuid: DeviceUuid) -> Result<Gpu> {
+        Gpu::with_uuid(self.backend(kind)?, uuid)
+    }
+
+    /// Returns a backend's first device.
+    ///
+    /// # Errors
+    ///
+    /// As [`backend`](Detected::backend), and [`Error::Unavailable`] when it has no device.
+    pub fn first(&self, kind: BackendKind) -> Result<Gpu> {
+        let backend = self.backend(kind)?;
+        if backend.device_count()? == 0 {
+            return Err(Error::Unavailable {
+                backend: kind,
+                why: "it has no device".into(),
+                remedy: "make one visible to this process",
+            });
+        }
+        Gpu::new(backend, DeviceId(0))
+    }
+}

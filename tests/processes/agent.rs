@@ -1,0 +1,391 @@
+//! The other process: this test's own binary, started again, doing what it is told line by line.
+//!
+//! It can be a consumer, a producer, or both. Each command is one line on its standard input and is answered by one
+//! line; words are separated by spaces, bytes are hex.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::str::FromStr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use gpu_ipc::host::{HostBackend, HostConfig};
+use gpu_ipc::{
+    After, ClaimError, DeviceId, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, Stream, To, Wait,
+};
+
+use crate::step;
+
+/// Set in a process that is an agent.
+pub const ROLE: &str = "GPU_IPC_TEST_AGENT";
+/// Long enough for the slowest machine; whoever waits longer hangs.
+pub const WATCHDOG: Duration = Duration::from_secs(120);
+
+/// An agent, as the test that started it sees it. Killed when dropped.
+pub struct Agent {
+    child: Child,
+    to: ChildStdin,
+    from: Receiver<String>,
+}
+
+impl Agent {
+    /// Starts one.
+    pub fn start() -> Agent {
+        Self::start_with(&[])
+    }
+
+    /// Starts one with environment variables.
+    pub fn start_with(variables: &[(&str, &str)]) -> Agent {
+        let mut child = Command::new(std::env::current_exe().expect("a test binary has a path"))
+            .env(ROLE, "1")
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process can be started");
+        let to = child.stdin.take().expect("piped");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let (sender, from) = channel();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Agent { child, to, from }
+    }
+
+    /// Gives a command without waiting for its answer.
+    pub fn tell(&mut self, command: &str) {
+        // An agent that died at this command is what some tests want; `answer` tells.
+        let _ = writeln!(self.to, "{command}");
+    }
+
+    /// Waits for an answer; `None` when the agent died instead.
+    pub fn answer(&mut self) -> Option<String> {
+        match self.from.recv_timeout(WATCHDOG) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("the agent neither answered nor died"),
+        }
+    }
+
+    /// Gives a command and returns the words of its answer.
+    pub fn ask(&mut self, command: &str) -> Vec<String> {
+        self.tell(command);
+        let answer = self.answer().unwrap_or_else(|| panic!("the agent died at: {command}"));
+        answer.split(' ').map(str::to_owned).collect()
+    }
+
+    /// Gives a command whose answer must be its first word `ok`, and returns the rest.
+    pub fn must(&mut self, command: &str) -> Vec<String> {
+        let mut words = self.ask(command);
+        assert_eq!(words.remove(0), "ok", "{command}: {words:?}");
+        words
+    }
+
+    /// Connects it to a session, and returns its number there.
+    pub fn connect(&mut self, session: &Session) -> ParticipantId {
+        ParticipantId(number(&self.must(&format!("connect {}", session.socket_path().display()))[0]))
+    }
+
+    /// Claims a descriptor and returns the block's index.
+    pub fn claim(&mut self, descriptor: &gpu_ipc::Descriptor) -> u64 {
+        number(&self.must(&format!("claim {}", hex(descriptor.as_bytes())))[0])
+    }
+
+    /// Returns its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it at once, and waits until it is gone.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it is a child of ours");
+        self.child.wait().expect("it is a child of ours");
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("it is a child of ours");
+    }
+
+    /// Waits until it is gone.
+    pub fn wait(&mut self) {
+        self.child.wait().expect("it is a child of ours");
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads a number that an agent answered.
+pub fn number<T: FromStr>(word: &str) -> T {
+    word.parse().unwrap_or_else(|_| panic!("not a number: {word}"))
+}
+
+/// Writes bytes as hex.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Reads hex.
+pub fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).expect("hex")).collect()
+}
+
+/// Opens the first host device.
+pub fn open_gpu() -> (std::sync::Arc<HostBackend>, Gpu) {
+    let backend = HostBackend::new(HostConfig::from_env().expect("the variables are good")).expect("it opens");
+    let gpu = Gpu::new(backend.clone(), DeviceId(0)).expect("there is a device");
+    (backend, gpu)
+}
+
+/// Writes a stamp into the first 8 bytes at an address, in stream order, and waits for it.
+pub fn write_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::DevicePtr, stamp: u64) {
+    let bytes = stamp.to_le_bytes();
+    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the stream
+    // is synchronised before `bytes` goes, and every block here has 8 bytes.
+    unsafe { gpu.backend().copy_to_device(stream.raw(), ptr, bytes.as_ptr(), 8) }.expect("it copies");
+    stream.synchronize().expect("it runs");
+}
+
+/// Reads a stamp.
+pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::DevicePtr) -> u64 {
+    let mut bytes = [0; 8];
+    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the stream
+    // is synchronised before `bytes` is read, and every block here has 8 bytes.
+    unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, 8) }.expect("it copies");
+    stream.synchronize().expect("it runs");
+    u64::from_le_bytes(bytes)
+}
+
+/// What an agent has.
+struct State {
+    backend: std::sync::Arc<HostBackend>,
+    gpu: Gpu,
+    stream: Stream,
+    participant: Option<Participant>,
+    received: HashMap<u64, ReceivedBlock>,
+    session: Option<Session>,
+    sent: HashMap<u64, SentBlock>,
+    serial: u64,
+    stuck: Vec<std::sync::mpsc::Sender<()>>,
+}
+
+/// Runs an agent until its standard input ends.
+pub fn run() {
+    let (backend, gpu) = open_gpu();
+    let stream = Stream::create(&gpu).expect("a stream");
+    let mut state = State {
+        backend,
+        gpu,
+        stream,
+        participant: None,
+        received: HashMap::new(),
+        session: None,
+        sent: HashMap::new(),
+        serial: 0,
+        stuck: Vec::new(),
+    };
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = match state.obey(&words) {
+            Ok(answer) => format!("ok {answer}"),
+            Err(error) => format!("error {error}"),
+        };
+        let mut out = std::io::stdout().lock();
+        if writeln!(out, "{}", answer.trim_end()).and_then(|()| out.flush()).is_err() {
+            break;
+        }
+    }
+}
+
+impl State {
+    fn obey(&mut self, words: &[&str]) -> Result<String, String> {
+        let text = |e: gpu_ipc::Error| e.to_string();
+        let index = |n: usize| number::<u64>(words[n]);
+        match words[0] {
+            "connect" => {
+                let participant = Participant::builder(self.gpu.clone()).connect(words[1]).map_err(text)?;
+                let id = participant.id().0;
+                self.participant = Some(participant);
+                Ok(id.to_string())
+            }
+            "claim" | "claim-stream" | "claim-none" => {
+                let wait = match words[0] {
+                    "claim" => Wait::Host,
+                    "claim-none" => Wait::None,
+                    _ => Wait::On(&self.stream),
+                };
+                let participant = self.participant.as_ref().ok_or("not connected")?;
+                match participant.claim(&unhex(words[1]), wait, Some(WATCHDOG)) {
+                    Ok(block) => {
+                        self.serial += 1;
+                        self.received.insert(self.serial, block);
+                        Ok(self.serial.to_string())
+                    }
+                    Err(error) => Err(variant(&error)),
+                }
+            }
+            "stamp" => {
+                step::reached("use");
+                let ptr = self.received[&index(1)].device_ptr();
+                Ok(read_stamp(&self.gpu, &self.stream, ptr).to_string())
+            }
+            "state" => Ok(format!("{:?}", self.received[&index(1)].state())),
+            "kept" => Ok(self.participant.as_ref().map_or(0, Participant::kept_leases).to_string()),
+            "mappings" => Ok(self.participant.as_ref().map_or(0, Participant::mappings).to_string()),
+            "synchronize" => self.stream.synchronize().map(|()| String::new()).map_err(text),
+            "reply" => {
+                let block = &self.received[&index(1)];
+                write_stamp(&self.gpu, &self.stream, block.device_ptr(), index(2));
+                block.used_on(&self.stream);
+                Ok(String::new())
+            }
+            "used" => {
+                self.received[&index(1)].used_on(&self.stream);
+                Ok(String::new())
+            }
+            "drop" => {
+                drop(self.received.remove(&index(1)).or_else(|| {
+                    drop(self.sent.remove(&index(1)));
+                    None
+                }));
+                Ok(String::new())
+            }
+            "drop-all" => {
+                self.received.clear();
+                Ok(String::new())
+            }
+            "stick" => {
+                // A kernel that runs until it is let go: the stream is behind it.
+                let (sender, receiver) = channel::<()>();
+                let wait = Box::new(move || {
+                    let _ = receiver.recv();
+                });
+                // SAFETY: `host_function` asks for a live stream: `self` keeps it.
+                unsafe { self.gpu.backend().host_function(self.stream.raw(), wait) }.map_err(text)?;
+                self.stuck.push(sender);
+                Ok(String::new())
+            }
+            "unstick" => {
+                self.stuck.clear();
+                Ok(String::new())
+            }
+            "late" => {
+                let ptr = self.received[&index(1)].device_ptr();
+                let delay = Duration::from_millis(index(3));
+                self.backend.arm_late_write(ptr, &index(2).to_le_bytes(), delay).map_err(text)?;
+                Ok(String::new())
+            }
+            "fork" => Ok(fork_that_lives_on().to_string()),
+            "fork-and-call" => Ok(self.call_in_a_child()),
+            "disconnect" => {
+                self.participant = None;
+                Ok(String::new())
+            }
+            "die-at" => {
+                step::die_at(words[1]);
+                Ok(String::new())
+            }
+            "open" => {
+                let session = Session::builder(self.gpu.clone()).socket(words[1]).open().map_err(text)?;
+                self.session = Some(session);
+                Ok(String::new())
+            }
+            "alloc" => {
+                let block = self.session.as_ref().ok_or("no session")?.alloc(index(1)).map_err(text)?;
+                write_stamp(&self.gpu, &self.stream, block.ptr(), index(2));
+                self.serial += 1;
+                self.sent.insert(self.serial, block);
+                Ok(self.serial.to_string())
+            }
+            "share" | "share-stream" => {
+                let after = if words[0] == "share" { After::Done } else { After::Stream(&self.stream) };
+                let to = To::Participant(ParticipantId(index(2)));
+                let descriptor = self.sent[&index(1)].share(to, after).map_err(text)?;
+                step::reached("send");
+                Ok(hex(descriptor.as_bytes()))
+            }
+            "collect" => {
+                let session = self.session.as_ref().ok_or("no session")?;
+                step::reached("collect-begins");
+                let collected = session.collect();
+                Ok(format!("{} {}", collected.blocks, session.stats().limbo_blocks))
+            }
+            "break" => {
+                self.backend.break_device(DeviceId(0));
+                Ok(String::new())
+            }
+            other => Err(format!("no such command: {other}")),
+        }
+    }
+
+    /// In a forked child every call gives `Forked` and every drop does nothing.
+    fn call_in_a_child(&mut self) -> String {
+        // SAFETY: `fork` asks that the child of a process with threads calls only what is safe there: it allocates with
+        // the C library's allocator, which glibc keeps usable in a child, and leaves with `_exit`.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let mut good = true;
+            if let Some(participant) = self.participant.take() {
+                good &= matches!(participant.claim(&[], Wait::None, None), Err(ClaimError::Forked));
+                drop(participant);
+            }
+            if let Some(session) = self.session.take() {
+                good &= matches!(session.alloc(1), Err(gpu_ipc::Error::Forked { .. }));
+                drop(session);
+            }
+            self.received.clear();
+            self.sent.clear();
+            // SAFETY: `_exit` has no conditions.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        let mut status = 0;
+        // SAFETY: `waitpid` asks for a valid place for the status.
+        unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        status.to_string()
+    }
+}
+
+/// Forks a child that does nothing until it is killed, and returns its number.
+fn fork_that_lives_on() -> i32 {
+    // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe functions: it calls
+    // `pause` alone.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        for standard in 0..3 {
+            // The test reads these to their end, which must not wait for the child.
+            // SAFETY: `close` asks for a descriptor that nobody uses afterwards: the child uses none.
+            unsafe { libc::close(standard) };
+        }
+        loop {
+            // SAFETY: `pause` has no conditions.
+            unsafe { libc::pause() };
+        }
+    }
+    pid
+}
+
+fn variant(error: &ClaimError) -> String {
+    let name = match error {
+        ClaimError::WouldBlock => "WouldBlock",
+        ClaimError::Revoked => "Revoked",
+        ClaimError::AlreadyClaimed => "AlreadyClaimed",
+        ClaimError::Stale => "Stale",
+        ClaimError::ProducerGone => "ProducerGone",
+        ClaimError::Capturing => "Capturing",
+        ClaimError::Forked => "Forked",
+        ClaimError::Refused { .. } => "Refused",
+        ClaimError::Backend(_) => "Backend",
+    };
+    format!("{name} {error}")
+}

@@ -1,0 +1,136 @@
+//! Bad input: each gives its own error with the remedy, changes nothing, leaks nothing.
+
+use std::time::Duration;
+
+use gpu_ipc::{After, ClaimError, Descriptor, Error, Participant, Session, To, Wait};
+
+use crate::agent::{Agent, open_gpu};
+use crate::{Case, Producer};
+
+pub const CASES: &[Case] = &[
+    ("bad_input::descriptors_that_are_not_ours", descriptors),
+    ("bad_input::an_absent_producer", absent),
+    ("bad_input::another_device", another_device),
+    ("bad_input::a_wrong_runtime_directory", runtime_directory),
+    ("bad_input::few_file_descriptors", few_descriptors),
+    ("bad_input::a_participant_that_never_was", unknown_participant),
+    ("bad_input::wrong_arguments", arguments),
+];
+
+fn descriptors() {
+    let (producer, other) = (Producer::new(), Producer::new());
+    let connect =
+        |p: &Producer| Participant::builder(p.gpu.clone()).connect(p.session.socket_path()).expect("connected");
+    let (first, second, foreign) = (connect(&producer), connect(&producer), connect(&other));
+    let block = producer.block(1);
+    let descriptor = block.share(To::Participant(first.id()), After::Done).expect("shared");
+    let bytes = descriptor.as_bytes();
+    let claim = |participant: &Participant, bytes: &[u8]| {
+        participant.claim(bytes, Wait::None, Some(Duration::from_secs(60))).expect_err("it must be refused")
+    };
+    for end in [0, 1, 191] {
+        let error = claim(&first, &bytes[..end]);
+        assert!(matches!(error, ClaimError::Backend(Error::BadDescriptor { .. })), "{error}");
+    }
+    for at in [5, 30, 57, 100, 150, 191] {
+        let mut altered = *bytes;
+        altered[at] ^= 1;
+        let error = claim(&first, &altered);
+        assert!(matches!(error, ClaimError::Backend(_)), "{error}");
+    }
+    let error = claim(&second, bytes);
+    assert!(matches!(&error, ClaimError::Refused { why, .. } if why.contains("participant")), "{error}");
+    let error = claim(&foreign, bytes);
+    assert!(matches!(&error, ClaimError::Refused { why, .. } if why.contains("session")), "{error}");
+    assert!(Descriptor::decode(&[0xff; 192]).is_err());
+    // None of it took or ended the lease.
+    let received = first.claim(bytes, Wait::None, None).expect("it is still there to be claimed");
+    assert_eq!(received.len(), 4096);
+}
+
+fn absent() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_, gpu) = open_gpu();
+    let error = Participant::builder(gpu.clone()).connect(dir.path().join("nobody")).expect_err("nobody is there");
+    assert!(matches!(error, Error::Connect { .. }) && error.to_string().contains("; "), "{error}");
+    let error = Participant::builder(gpu).connect("x".repeat(200)).expect_err("too long");
+    assert!(error.to_string().contains("107") || error.to_string().contains("108"), "{error}");
+}
+
+fn another_device() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    consumer.connect(&producer.session);
+    let backend = gpu_ipc::host::HostBackend::new(gpu_ipc::host::HostConfig::default().devices(2)).expect("it opens");
+    let second = gpu_ipc::Gpu::new(backend, gpu_ipc::DeviceId(1)).expect("there are two");
+    let error =
+        Participant::builder(second.clone()).connect(producer.session.socket_path()).expect_err("another device");
+    let text = error.to_string();
+    assert!(text.contains(&second.uuid().to_string()) && text.contains(&producer.gpu.uuid().to_string()), "{text}");
+}
+
+fn runtime_directory() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_, gpu) = open_gpu();
+    let open = |path: &std::path::Path| Session::builder(gpu.clone()).runtime_dir(path).open();
+    let wide = dir.path().join("wide");
+    std::fs::create_dir(&wide).expect("a directory");
+    std::fs::set_permissions(&wide, std::fs::Permissions::from_mode(0o777)).expect("ours");
+    let error = open(&wide).expect_err("others can write it");
+    assert!(error.to_string().contains("; "), "no remedy: {error}");
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(dir.path(), &link).expect("a link");
+    open(&link).expect_err("a link");
+    open(&dir.path().join("fresh")).expect("a fresh one is made");
+}
+
+/// With 64 descriptors a session serves as many as fit, refuses the others with the remedy, and goes on.
+fn few_descriptors() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("s");
+    let mut producer = Agent::start();
+    let limit = |pid: u32, soft: u64| {
+        let limits = rustix::process::Rlimit { current: Some(soft), maximum: Some(1024) };
+        let pid = rustix::process::Pid::from_raw(pid as i32);
+        rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limits).expect("it is a child of ours");
+    };
+    limit(producer.pid(), 64);
+    producer.must(&format!("open {}", path.display()));
+    let first: u64 = crate::agent::number(&producer.must("alloc 4096 5")[0]);
+    let (_, gpu) = open_gpu();
+    let mut connected = Vec::new();
+    let error = loop {
+        match Participant::builder(gpu.clone()).connect(&path) {
+            Ok(participant) => connected.push(participant),
+            Err(error) => break error,
+        }
+        assert!(connected.len() < 64, "more participants than descriptors");
+    };
+    assert!(connected.len() > 4, "only {} fitted", connected.len());
+    assert!(matches!(error, Error::Refused { .. } | Error::Connect { .. } | Error::Deadline { .. }), "{error}");
+    let descriptor = producer.must(&format!("share {first} {}", connected[0].id().0));
+    connected[0].claim(&crate::agent::unhex(&descriptor[0]), Wait::Host, None).expect("the others are served");
+}
+
+fn unknown_participant() {
+    let producer = Producer::new();
+    let block = producer.block(1);
+    for id in [0, 1, 4096, u64::MAX] {
+        let id = gpu_ipc::ParticipantId(id);
+        let error = block.share(To::Participant(id), After::Done).expect_err("nobody has that number");
+        assert!(matches!(error, Error::ParticipantGone { participant } if participant == id), "{error}");
+    }
+    assert_eq!(block.outstanding(), 0);
+}
+
+fn arguments() {
+    let producer = Producer::new();
+    assert!(matches!(producer.session.alloc(0), Err(Error::Invalid { .. })));
+    assert!(matches!(producer.session.alloc(u64::MAX), Err(Error::OutOfMemory { .. } | Error::Invalid { .. })));
+    let stray = gpu_ipc::DevicePtr(0x1000);
+    // SAFETY: `adopt` asks that the range stays allocated: it is refused.
+    let error = unsafe { producer.session.adopt(stray, 8, gpu_ipc::Token(1)) }.expect_err("nobody allocated it");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    assert_eq!(producer.session.stats().live_blocks, 0);
+}

@@ -1,0 +1,303 @@
+//! Kill -9 at every named step: who dies where, what is left, who repairs it. `docs/GUARANTEES.md` has the table.
+
+use std::time::Duration;
+
+use gpu_ipc::{After, Error, Participant, State, To, Wait};
+use rustix::process::Signal;
+
+use crate::agent::{Agent, hex, number, open_gpu, read_stamp, unhex};
+use crate::{Case, Producer, wait_until};
+
+pub const CASES: &[Case] = &[
+    ("death::a_consumer_at_hello", consumer_at_hello),
+    ("death::a_consumer_at_claim", || consumer_at("claim")),
+    ("death::a_consumer_at_map", || consumer_at("map")),
+    ("death::a_consumer_at_use", || consumer_at("use")),
+    ("death::a_consumer_at_release", || consumer_at("release")),
+    ("death::a_consumer_at_unmap", consumer_at_unmap),
+    ("death::a_consumer_before_it_claims", before_claim),
+    ("death::a_consumer_while_it_holds", while_holding),
+    ("death::a_consumer_with_a_late_write", late_write),
+    ("death::a_stopped_consumer_keeps_its_block", stopped),
+    ("death::a_producer_at_share", || producer_at("share")),
+    ("death::a_producer_at_send", || producer_at("send")),
+    ("death::a_producer_at_drop", || producer_at("drop")),
+    ("death::a_producer_at_collect", || producer_at("collect-begins")),
+    ("death::a_producer_at_welcome", producer_at_welcome),
+    ("death::a_producer_while_its_block_is_held", producer_while_held),
+    ("death::a_producer_with_work_under_way_hangs_nobody", producer_with_work),
+    ("death::a_broken_context_hangs_nobody", broken_context),
+    ("death::a_dead_producers_socket_is_replaced", socket_replaced),
+    ("death::many_consumers_die_at_once", many),
+];
+
+/// Blocks of the dead come back, and only after proof and quarantine; the session goes on with the living.
+fn check_survival(producer: &Producer) {
+    producer.wait_for_nothing_held();
+    let mut next = Agent::start();
+    let id = next.connect(&producer.session);
+    let block = producer.block(77);
+    let index = next.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    assert_eq!(next.must(&format!("stamp {index}")), ["77"]);
+}
+
+fn consumer_at_hello() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    consumer.must("die-at hello");
+    consumer.tell(&format!("connect {}", producer.session.socket_path().display()));
+    assert_eq!(consumer.answer(), None);
+    check_survival(&producer);
+}
+
+fn consumer_at(step: &str) {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
+    drop(block);
+    consumer.must(&format!("die-at {step}"));
+    consumer.tell(&format!("claim {}", hex(descriptor.as_bytes())));
+    consumer.tell("stamp 1");
+    consumer.tell("drop 1");
+    while consumer.answer().is_some() {}
+    consumer.wait();
+    wait_until("the burial", || producer.session.stats().deaths == 1);
+    assert_eq!(producer.session.stats().live_blocks, 0);
+    check_survival(&producer);
+}
+
+fn consumer_at_unmap() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    drop(block);
+    consumer.must(&format!("drop {index}"));
+    producer.wait_for_nothing_held();
+    consumer.must("die-at unmap");
+    producer.session.trim().expect("it trims");
+    while consumer.answer().is_some() {}
+    wait_until("the burial", || producer.session.stats().deaths == 1);
+    wait_until("the region to be returned", || {
+        producer.session.trim().expect("it trims");
+        producer.session.stats().source.reserved == 0
+    });
+    check_survival(&producer);
+}
+
+fn before_claim() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
+    consumer.kill();
+    wait_until("the grant to be taken back", || block.outstanding() == 0);
+    assert!(!block.cancel(&descriptor).expect("it is ours"));
+    wait_until("the burial", || producer.session.stats().deaths == 1);
+    assert!(matches!(block.share(To::Participant(id), After::Done), Err(Error::ParticipantGone { .. })));
+    check_survival(&producer);
+}
+
+fn while_holding() {
+    let quarantine = Duration::from_millis(300);
+    let producer = Producer::with(|builder| builder.quarantine(quarantine));
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    drop(block);
+    let killed = std::time::Instant::now();
+    consumer.kill();
+    wait_until("the quarantine to begin", || {
+        let stats = producer.session.stats();
+        stats.quarantined == 1 || stats.deaths == 1
+    });
+    producer.wait_for_nothing_held();
+    assert!(killed.elapsed() >= quarantine, "reused before the quarantine was over");
+    check_survival(&producer);
+}
+
+/// A GPU may write for some milliseconds after its process died: never into a block that is used again.
+fn late_write() {
+    let producer = Producer::with(|builder| builder.quarantine(Duration::from_millis(400)));
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let place = block.place();
+    let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    consumer.must(&format!("late {index} 666 50"));
+    drop(block);
+    consumer.kill();
+    let mut reused = None;
+    wait_until("the block's bytes to be used again", || {
+        producer.session.collect();
+        let block = producer.session.alloc(4096).expect("there is room");
+        let same = block.place() == place;
+        if same {
+            reused = Some(block);
+        }
+        same
+    });
+    let reused = reused.expect("just found");
+    // The write came during the quarantine: the bytes show it, and what is written now stays.
+    assert_eq!(producer.stamp(&reused), 666, "the late write did not happen: the case proves nothing");
+    crate::agent::write_stamp(&producer.gpu, &producer.stream, reused.ptr(), 2);
+    assert_eq!(producer.stamp(&reused), 2);
+}
+
+fn stopped() {
+    let producer = Producer::with(|builder| builder.quarantine(Duration::ZERO).time_to_live(Some(Duration::ZERO)));
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let options = gpu_ipc::ShareOptions::default().time_to_live(None);
+    let index = consumer.claim(&block.share_with(To::Participant(id), After::Done, &options).expect("shared"));
+    drop(block);
+    consumer.signal(Signal::STOP);
+    // Another participant's whole life passes meanwhile, death and burial included.
+    let mut other = Agent::start();
+    other.connect(&producer.session);
+    other.kill();
+    wait_until("the other's burial", || producer.session.stats().deaths == 1);
+    for _ in 0..1000 {
+        producer.session.collect();
+    }
+    assert_eq!(producer.session.stats().limbo_blocks, 1, "taken from a process that lives");
+    consumer.signal(Signal::CONT);
+    assert_eq!(consumer.must(&format!("stamp {index}")), ["1"]);
+    consumer.must(&format!("drop {index}"));
+    producer.wait_for_nothing_held();
+}
+
+/// Opens a session in an agent, and a participant of it here.
+fn foreign_producer() -> (Agent, Participant, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("s");
+    let mut producer = Agent::start();
+    producer.must(&format!("open {}", path.display()));
+    let (_, gpu) = open_gpu();
+    let participant = Participant::builder(gpu).connect(&path).expect("connected");
+    (producer, participant, dir)
+}
+
+fn producer_at(step: &str) {
+    let (mut producer, participant, _dir) = foreign_producer();
+    let first: u64 = number(&producer.must("alloc 4096 5")[0]);
+    let descriptor = unhex(&producer.must(&format!("share {first} {}", participant.id().0))[0]);
+    let held = participant.claim(&descriptor, Wait::Host, None).expect("claimed");
+    producer.must(&format!("die-at {step}"));
+    producer.tell(&format!("share {first} {}", participant.id().0));
+    producer.tell(&format!("drop {first}"));
+    producer.tell("collect");
+    while producer.answer().is_some() {}
+    producer.wait();
+    wait_until("the news of its death", || participant.is_producer_gone());
+    assert_eq!(held.state(), State::ReadyProducerGone);
+    let error = participant.claim(&descriptor, Wait::Host, None).expect_err("nothing new comes");
+    assert!(matches!(error, gpu_ipc::ClaimError::ProducerGone), "{error}");
+    // What was mapped stays readable: its bytes are the importer's until it unmaps.
+    let (_, gpu) = open_gpu();
+    let stream = gpu_ipc::Stream::create(&gpu).expect("a stream");
+    assert_eq!(read_stamp(&gpu, &stream, held.device_ptr()), 5);
+    drop(held);
+    wait_until("the mapping to go", || participant.mappings() == 0);
+}
+
+fn producer_at_welcome() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("s");
+    let mut producer = Agent::start();
+    producer.must(&format!("open {}", path.display()));
+    producer.must("die-at welcome");
+    let (_, gpu) = open_gpu();
+    // The welcome is on its way when the producer dies, or not: either way the consumer is told.
+    match Participant::builder(gpu).connect(&path) {
+        Ok(participant) => wait_until("the news of its death", || participant.is_producer_gone()),
+        Err(error) => assert!(matches!(error, Error::Refused { .. }), "{error}"),
+    }
+}
+
+fn producer_while_held() {
+    let (mut producer, participant, _dir) = foreign_producer();
+    let first: u64 = number(&producer.must("alloc 4096 5")[0]);
+    let descriptor = unhex(&producer.must(&format!("share {first} {}", participant.id().0))[0]);
+    let held = participant.claim(&descriptor, Wait::Host, None).expect("claimed");
+    assert_eq!(held.state(), State::Ready);
+    producer.kill();
+    wait_until("the news of its death", || participant.is_producer_gone());
+    assert_eq!(held.state(), State::ReadyProducerGone);
+}
+
+fn producer_with_work() {
+    let (mut producer, participant, _dir) = foreign_producer();
+    let gpu = participant.gpu().clone();
+    let stream = gpu_ipc::Stream::create(&gpu).expect("a stream");
+    let to = participant.id().0;
+    let first: u64 = number(&producer.must("alloc 4096 5")[0]);
+    let done = unhex(&producer.must(&format!("share-stream {first} {to}"))[0]);
+    producer.must("synchronize");
+    producer.must("stick");
+    let pending = unhex(&producer.must(&format!("share-stream {first} {to}"))[0]);
+    let done = participant.claim(&done, Wait::None, None).expect("claimed");
+    let waiting = participant.claim(&pending, Wait::On(&stream), None).expect("claimed");
+    assert_eq!((done.state(), waiting.state()), (State::Ready, State::Pending));
+    producer.kill();
+    // The stream waits for a value that never comes, and goes on all the same.
+    stream.synchronize().expect("it runs");
+    assert_eq!(waiting.state(), State::Poisoned);
+    assert_eq!(done.state(), State::ReadyProducerGone, "what was ready before counts as garbage");
+    drop((done, waiting));
+    wait_until("the mapping to go", || participant.mappings() == 0);
+}
+
+fn broken_context() {
+    let (mut producer, participant, _dir) = foreign_producer();
+    let stream = gpu_ipc::Stream::create(participant.gpu()).expect("a stream");
+    let to = participant.id().0;
+    let first: u64 = number(&producer.must("alloc 4096 5")[0]);
+    producer.must("stick");
+    let pending = unhex(&producer.must(&format!("share-stream {first} {to}"))[0]);
+    let waiting = participant.claim(&pending, Wait::On(&stream), None).expect("claimed");
+    producer.must("break");
+    stream.synchronize().expect("it runs");
+    assert_eq!(waiting.state(), State::Poisoned);
+    assert!(!participant.is_producer_gone());
+}
+
+fn socket_replaced() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("s");
+    let mut producer = Agent::start();
+    producer.must(&format!("open {}", path.display()));
+    let mut rival = Agent::start();
+    assert_eq!(rival.ask(&format!("open {}", path.display()))[0], "error", "two listen on one path");
+    producer.kill();
+    rival.must(&format!("open {}", path.display()));
+    let (_, gpu) = open_gpu();
+    Participant::builder(gpu).connect(&path).expect("connected to the successor");
+}
+
+fn many() {
+    let producer = Producer::new();
+    let mut consumers: Vec<Agent> = (0..12).map(|_| Agent::start()).collect();
+    for consumer in &mut consumers {
+        let id = consumer.connect(&producer.session);
+        for n in 0..5 {
+            let block = producer.block(n);
+            consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+        }
+    }
+    assert_eq!(producer.session.stats().limbo_blocks, 60);
+    let survivor = consumers.remove(0);
+    for consumer in &mut consumers {
+        consumer.kill();
+    }
+    wait_until("eleven burials", || producer.session.stats().deaths == 11);
+    assert_eq!(producer.session.stats().limbo_blocks, 5, "the survivor's blocks, and no others, are held");
+    drop(survivor);
+    check_survival(&producer);
+}

@@ -1,0 +1,274 @@
+//! The main job: share, claim, use, drop, collect.
+
+use gpu_ipc::{After, Error, Participant, State, To, Token, Wait};
+
+use crate::agent::Agent;
+use crate::{Case, Producer, wait_until};
+
+pub const CASES: &[Case] = &[
+    ("lifecycle::a_block_is_seen_by_a_consumer_and_freed_when_it_is_done", seen_and_freed),
+    ("lifecycle::a_descriptor_is_claimed_once", claimed_once),
+    ("lifecycle::a_cancelled_grant_cannot_be_claimed", cancelled),
+    ("lifecycle::a_grant_that_nobody_claims_lapses", lapses),
+    ("lifecycle::one_block_goes_to_many_consumers", many_consumers),
+    ("lifecycle::blocks_of_one_region_are_mapped_once", mapped_once),
+    ("lifecycle::clones_and_slices_share_a_lease", clones_and_slices),
+    ("lifecycle::a_consumer_in_the_same_process_gets_the_pointer", same_process),
+    ("lifecycle::adopted_memory_comes_back_by_its_token", adopted),
+    ("lifecycle::a_full_counter_file_gets_a_successor_within_the_quota", successor),
+    ("lifecycle::eight_threads_share_at_once", eight_threads),
+    ("lifecycle::shutdown_reports_who_holds_what", shutdown),
+    ("lifecycle::out_of_memory_is_survived_when_limbo_is_collected", out_of_memory),
+];
+
+fn seen_and_freed() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(7);
+    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
+    assert_eq!(producer.session.stats().in_flight, 1);
+    let place = block.place();
+    drop(block);
+    let index = consumer.claim(&descriptor);
+    assert_eq!(consumer.must(&format!("stamp {index}")), ["7"]);
+    let stats = producer.session.stats();
+    assert_eq!((stats.limbo_blocks, stats.held, stats.in_flight), (1, 1, 0));
+    assert_eq!(stats.holders[0].pid, consumer.pid());
+    // While it is held its bytes are not given out again.
+    let others: Vec<_> = (0..8).map(|_| producer.session.alloc(4096).expect("there is room")).collect();
+    assert!(others.iter().all(|other| other.place() != place));
+    drop(others);
+    consumer.must(&format!("drop {index}"));
+    producer.wait_for_nothing_held();
+    assert_eq!(producer.session.stats().live_blocks, 0);
+}
+
+fn claimed_once() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
+    let index = consumer.claim(&descriptor);
+    let again = format!("claim {}", crate::agent::hex(descriptor.as_bytes()));
+    assert_eq!(consumer.ask(&again)[..2], ["error", "AlreadyClaimed"]);
+    consumer.must(&format!("drop {index}"));
+    drop(block);
+    producer.wait_for_nothing_held();
+    let reused = producer.block(2);
+    let _held = reused.share(To::Participant(id), After::Done).expect("shared");
+    assert_eq!(consumer.ask(&again)[..2], ["error", "Stale"]);
+}
+
+fn cancelled() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
+    assert!(block.cancel(&descriptor).expect("it is ours"));
+    assert!(!block.cancel(&descriptor).expect("it is ours"), "cancelled twice");
+    let claim = format!("claim {}", crate::agent::hex(descriptor.as_bytes()));
+    assert_eq!(consumer.ask(&claim)[..2], ["error", "Revoked"]);
+    assert_eq!(block.outstanding(), 0);
+    let claimed = block.share(To::Participant(id), After::Done).expect("shared");
+    consumer.claim(&claimed);
+    assert!(!block.cancel(&claimed).expect("it is ours"), "a claimed lease was cancelled");
+    let other = producer.block(2);
+    assert!(matches!(other.cancel(&claimed), Err(Error::Mismatch { .. })));
+}
+
+fn lapses() {
+    let producer = Producer::with(|builder| builder.time_to_live(Some(std::time::Duration::from_millis(20))));
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
+    drop(block);
+    wait_until("the grant to lapse", || producer.session.stats().expired == 1);
+    let claim = format!("claim {}", crate::agent::hex(descriptor.as_bytes()));
+    assert_eq!(consumer.ask(&claim)[..2], ["error", "Revoked"]);
+    producer.wait_for_nothing_held();
+}
+
+fn many_consumers() {
+    let producer = Producer::new();
+    let mut consumers: Vec<Agent> = (0..6).map(|_| Agent::start()).collect();
+    let block = producer.block(5);
+    for consumer in &mut consumers {
+        let id = consumer.connect(&producer.session);
+        let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+        assert_eq!(consumer.must(&format!("stamp {index}")), ["5"]);
+    }
+    assert_eq!(block.outstanding(), 6);
+    for (n, consumer) in consumers.iter_mut().enumerate() {
+        consumer.must("drop-all");
+        wait_until("one lease less", || {
+            producer.session.collect();
+            block.outstanding() == 5 - n
+        });
+    }
+}
+
+fn mapped_once() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let blocks: Vec<_> = (0..50).map(|n| producer.block(n)).collect();
+    for (n, block) in blocks.iter().enumerate() {
+        let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+        assert_eq!(consumer.must(&format!("stamp {index}")), [n.to_string()]);
+    }
+    assert_eq!(consumer.must("mappings"), ["1"]);
+    assert_eq!(producer.session.stats().holders[0].mappings, 1);
+}
+
+fn clones_and_slices() {
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let block = producer.block(3);
+    let to = To::Participant(participant.id());
+    let descriptor = block.share(to, After::Done).expect("shared");
+    let received = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+    let (head, clone) = (received.slice(..8).expect("inside"), received.clone());
+    assert_eq!(head.len(), 8);
+    assert_eq!(received.slice(100..200).expect("inside").device_ptr().0, received.device_ptr().0 + 100);
+    assert!(received.slice(4000..5000).is_err() && received.slice(8..8).is_err());
+    assert!(head.slice(..9).is_err(), "a slice of a slice reached beyond it");
+    drop((received, clone));
+    producer.session.collect();
+    assert_eq!(block.outstanding(), 1, "a slice lost its lease");
+    drop(head);
+    wait_until("the lease to end", || {
+        producer.session.collect();
+        block.outstanding() == 0
+    });
+}
+
+fn same_process() {
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let block = producer.block(3);
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let received = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+    assert_eq!(received.device_ptr(), block.ptr());
+    assert_eq!(received.state(), State::Ready);
+}
+
+fn adopted() {
+    let producer = Producer::new();
+    let backend = producer.gpu.backend();
+    let own = backend.alloc(producer.gpu.device(), 1 << 20, gpu_ipc::Sharing::Fd).expect("there is room");
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let part = own.base.offset(4096);
+    // SAFETY: `adopt` asks that the range stays allocated until the token comes back, and overlaps no other block: it
+    // is freed below, after the token.
+    let block = unsafe { producer.session.adopt(part, 4096, Token(42)) }.expect("it can be shared");
+    crate::agent::write_stamp(&producer.gpu, &producer.stream, block.ptr(), 9);
+    let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    assert_eq!(consumer.must(&format!("stamp {index}")), ["9"]);
+    drop(block);
+    assert!(producer.session.collect().tokens.is_empty(), "the token came back while the block was held");
+    consumer.must(&format!("drop {index}"));
+    let mut tokens = Vec::new();
+    wait_until("the token", || {
+        tokens.extend(producer.session.collect());
+        !tokens.is_empty()
+    });
+    assert_eq!(tokens, [Token(42)]);
+    assert_eq!(consumer.must("mappings"), ["0"], "the owner may free what is still mapped");
+    // SAFETY: `free` asks for an allocation of this backend that nobody uses or maps: the token says so.
+    unsafe { backend.free(own.base) }.expect("it frees");
+}
+
+fn successor() {
+    let producer = Producer::with(|builder| builder.max_slots(8_192 + 16_384));
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let mut descriptors = Vec::new();
+    let error = loop {
+        match block.share(To::Participant(id), After::Done) {
+            Ok(descriptor) => descriptors.push(descriptor),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(descriptors.len(), 8_192 + 16_384);
+    assert!(error.to_string().contains("max_slots"), "{error}");
+    for descriptor in [&descriptors[0], &descriptors[8_192], descriptors.last().expect("many")] {
+        let index = consumer.claim(descriptor);
+        assert_eq!(consumer.must(&format!("stamp {index}")), ["1"]);
+    }
+    consumer.must("drop-all");
+    wait_until("three leases less", || {
+        producer.session.collect();
+        block.outstanding() == descriptors.len() - 3
+    });
+    block.share(To::Participant(id), After::Done).expect("there is room again");
+}
+
+fn eight_threads() {
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let to = To::Participant(participant.id());
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for n in 0..500 {
+                    let block = producer.session.alloc(256 + n).expect("there is room");
+                    let descriptor = block.share(to, After::Done).expect("shared");
+                    drop(block);
+                    let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
+                    assert_eq!(received.len(), 256 + n);
+                }
+            });
+        }
+    });
+    producer.wait_for_nothing_held();
+    assert_eq!(producer.session.stats().live_blocks, 0);
+}
+
+fn shutdown() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    drop(block);
+    let report = producer.session.shutdown(std::time::Duration::ZERO);
+    assert!(!report.clean);
+    assert_eq!((report.blocks, report.holders.len(), report.holders[0].pid), (1, 1, consumer.pid()));
+    assert!(matches!(producer.session.alloc(1), Err(Error::Closing)));
+    assert_eq!(consumer.must(&format!("stamp {index}")), ["1"]);
+    consumer.must(&format!("drop {index}"));
+    let report = producer.session.shutdown(crate::agent::WATCHDOG);
+    assert!(report.clean, "{report:?}");
+    wait_until("the socket to be removed", || !producer.session.socket_path().exists());
+    assert!(producer.dir.path().exists());
+}
+
+fn out_of_memory() {
+    let producer = Producer::with(|builder| builder.region_bytes(1 << 20));
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let mut blocks = Vec::new();
+    let error = loop {
+        match producer.session.alloc(64 << 20) {
+            Ok(block) => blocks.push(block),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    let block = blocks.pop().expect("some fitted");
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    drop(block);
+    let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
+    assert!(producer.session.alloc(64 << 20).is_err(), "held memory was given out");
+    drop(received);
+    wait_until("the released block to be given out again", || producer.session.alloc(64 << 20).is_ok());
+}

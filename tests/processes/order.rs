@@ -1,0 +1,166 @@
+//! The order of GPU work: fences from producer to consumer, releases from consumer to producer.
+
+use gpu_ipc::{After, Participant, State, Stream, To, Wait};
+
+use crate::agent::{Agent, hex, number};
+use crate::{Case, Producer, wait_until};
+
+pub const CASES: &[Case] = &[
+    ("order::contents_are_there_when_the_stream_has_waited", waited_on_stream),
+    ("order::contents_are_there_when_the_host_has_waited", waited_on_host),
+    ("order::a_release_waits_for_the_work_that_was_named", release_waits),
+    ("order::a_stuck_stream_holds_up_nobody_else", stuck_lane),
+    ("order::a_dropped_block_waits_for_the_producers_own_work", own_work),
+    ("order::many_streams_share_the_timeline_words", many_streams),
+];
+
+fn waited_on_stream() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.session.alloc(4096).expect("there is room");
+    for stamp in 1..50u64 {
+        let bytes = stamp.to_le_bytes();
+        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: the stream is
+        // synchronised before `bytes` goes.
+        unsafe { producer.gpu.backend().copy_to_device(producer.stream.raw(), block.ptr(), bytes.as_ptr(), 8) }
+            .expect("it copies");
+        let descriptor = block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared");
+        let index: u64 = number(&consumer.must(&format!("claim-stream {}", hex(descriptor.as_bytes())))[0]);
+        assert_eq!(consumer.must(&format!("stamp {index}")), [stamp.to_string()]);
+        assert_eq!(consumer.must(&format!("state {index}")), ["Ready"]);
+        producer.stream.synchronize().expect("it runs");
+        consumer.must(&format!("drop {index}"));
+    }
+}
+
+fn waited_on_host() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(0);
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let wait = Box::new(move || {
+        let _ = gate.recv();
+    });
+    // SAFETY: `host_function` asks for a live stream: `producer` keeps it.
+    unsafe { producer.gpu.backend().host_function(producer.stream.raw(), wait) }.expect("queued");
+    let bytes = 9u64.to_le_bytes();
+    // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: the stream is
+    // synchronised before `bytes` goes.
+    unsafe { producer.gpu.backend().copy_to_device(producer.stream.raw(), block.ptr(), bytes.as_ptr(), 8) }
+        .expect("queued");
+    let share = |after: After<'_>| block.share(To::Participant(id), after).expect("shared");
+    let (early, late) = (share(After::Stream(&producer.stream)), share(After::Stream(&producer.stream)));
+    let index: u64 = number(&consumer.must(&format!("claim-none {}", hex(early.as_bytes())))[0]);
+    assert_eq!(consumer.must(&format!("state {index}")), ["Pending"]);
+    consumer.tell(&format!("claim {}", hex(late.as_bytes())));
+    drop(go);
+    let answer = consumer.answer().expect("it lives");
+    let index: u64 = number(answer.strip_prefix("ok ").expect("claimed"));
+    assert_eq!(consumer.must(&format!("stamp {index}")), ["9"]);
+    producer.stream.synchronize().expect("it runs");
+}
+
+fn release_waits() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    consumer.must("stick");
+    consumer.must(&format!("used {index}"));
+    consumer.must(&format!("drop {index}"));
+    for _ in 0..1000 {
+        producer.session.collect();
+        assert_eq!(block.outstanding(), 1, "released before its work was done");
+    }
+    consumer.must("unstick");
+    wait_until("the release", || {
+        producer.session.collect();
+        block.outstanding() == 0
+    });
+    assert_eq!(consumer.must("kept"), ["0"]);
+}
+
+/// One stream is stuck for ever, with more drops behind it than a lane takes; 100,000 drops on another go through.
+fn stuck_lane() {
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let to = To::Participant(participant.id());
+    let (stuck, free) =
+        (Stream::create(&producer.gpu).expect("a stream"), Stream::create(&producer.gpu).expect("a stream"));
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let wait = Box::new(move || {
+        let _ = gate.recv();
+    });
+    // SAFETY: `host_function` asks for a live stream: `stuck` keeps it.
+    unsafe { producer.gpu.backend().host_function(stuck.raw(), wait) }.expect("queued");
+    let block = producer.block(1);
+    let claim = || {
+        let descriptor = block.share(to, After::Done).expect("shared");
+        participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed")
+    };
+    for _ in 0..500 {
+        claim().used_on(&stuck);
+    }
+    for n in 0..100_000u32 {
+        claim().used_on(&free);
+        if n % 1_000 == 0 {
+            wait_until("the drops on the other stream to go through", || {
+                producer.session.collect();
+                block.outstanding() <= 500
+            });
+        }
+    }
+    wait_until("all drops on the other stream to go through", || {
+        producer.session.collect();
+        block.outstanding() == 500
+    });
+    drop(go);
+    wait_until("the stuck ones to follow", || {
+        producer.session.collect();
+        block.outstanding() == 0
+    });
+    assert_eq!(participant.kept_leases(), 0);
+}
+
+fn own_work() {
+    let producer = Producer::new();
+    let block = producer.block(1);
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let wait = Box::new(move || {
+        let _ = gate.recv();
+    });
+    // SAFETY: `host_function` asks for a live stream: `producer` keeps it.
+    unsafe { producer.gpu.backend().host_function(producer.stream.raw(), wait) }.expect("queued");
+    block.used_on(&producer.stream);
+    drop(block);
+    for _ in 0..1000 {
+        producer.session.collect();
+        assert_eq!(producer.session.stats().limbo_blocks, 1, "freed under the producer's own work");
+    }
+    drop(go);
+    producer.wait_for_nothing_held();
+}
+
+/// More streams than there are words, one after another: words are used again, counting on.
+fn many_streams() {
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    for n in 0..600u64 {
+        let stream = Stream::create(&producer.gpu).expect("a stream");
+        let block = producer.session.alloc(64).expect("there is room");
+        let bytes = n.to_le_bytes();
+        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: the stream is
+        // synchronised before `bytes` goes.
+        unsafe { producer.gpu.backend().copy_to_device(stream.raw(), block.ptr(), bytes.as_ptr(), 8) }.expect("queued");
+        let descriptor = block.share(To::Participant(participant.id()), After::Stream(&stream)).expect("shared");
+        let received = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+        assert_eq!(received.state(), State::Ready);
+        assert_eq!(crate::agent::read_stamp(&producer.gpu, &producer.stream, received.device_ptr()), n);
+        stream.synchronize().expect("it runs");
+    }
+}
