@@ -1,0 +1,126 @@
+//! What the demo saw, for people and for programs.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{ContentArrangement, Table};
+use serde::Serialize;
+
+/// What the demo saw.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// The backend's name.
+    pub backend: String,
+    /// Consumer processes, the two that were killed among them.
+    pub consumers: u64,
+    /// Leases granted.
+    pub shared: u64,
+    /// Leases claimed.
+    pub claimed: u64,
+    /// Leases released by consumers that live.
+    pub released: u64,
+    /// Grants taken back before they were claimed.
+    pub revoked: u64,
+    /// Second claims of one descriptor that were refused.
+    pub refused_duplicates: u64,
+    /// Leases forwarded to a third process.
+    pub forwarded: u64,
+    /// Blocks reclaimed from the dead.
+    pub reclaimed_after_death: u64,
+    /// Milliseconds from the kill to the reclaim, quarantine included.
+    pub death_to_reclaim_ms: f64,
+    /// Blocks in limbo at the end.
+    pub in_limbo_at_end: u64,
+    /// Bytes that did not come back.
+    pub bytes_leaked: u64,
+    /// Blocks whose contents changed while they were held, or that were reclaimed while a forked child lived.
+    pub early_reuse: u64,
+    /// Blocks with wrong contents.
+    pub content_errors: u64,
+}
+
+impl Report {
+    /// Says whether everything is as it must be.
+    pub fn is_good(&self) -> bool {
+        self.in_limbo_at_end == 0 && self.bytes_leaked == 0 && self.early_reuse == 0 && self.content_errors == 0
+    }
+
+    /// Makes the table that people read.
+    pub fn table(&self, width: Option<u16>) -> String {
+        let mut table = Table::new();
+        table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_width(width.unwrap_or(80));
+        table.set_header(["what", "count", "meaning"]);
+        let rows: [(&str, String, &str); 13] = [
+            ("consumers", self.consumers.to_string(), "processes that were shared with; two of them were killed"),
+            ("shared", self.shared.to_string(), "leases granted: one descriptor each, sent through a pipe"),
+            ("claimed", self.claimed.to_string(), "leases that a consumer took"),
+            ("released", self.released.to_string(), "leases ended by their consumer, after its stream was done"),
+            ("revoked", self.revoked.to_string(), "a descriptor that was never sent; its grant was taken back"),
+            ("refused duplicates", self.refused_duplicates.to_string(), "a descriptor claimed twice: once is once"),
+            ("forwarded", self.forwarded.to_string(), "leases passed on by a consumer"),
+            (
+                "reclaimed after death",
+                self.reclaimed_after_death.to_string(),
+                "blocks of two consumers killed with SIGKILL; one had forked a child, and its blocks waited for it",
+            ),
+            (
+                "death to reclaim",
+                format!("{:.0} ms", self.death_to_reclaim_ms),
+                "from the kill to the block being free, 100 ms of quarantine included",
+            ),
+            ("in limbo at end", self.in_limbo_at_end.to_string(), "dropped by the producer, still held: must be 0"),
+            ("bytes leaked", self.bytes_leaked.to_string(), "did not come back: must be 0"),
+            ("early reuse", self.early_reuse.to_string(), "used again while somebody held them: must be 0"),
+            ("content errors", self.content_errors.to_string(), "blocks that did not hold what was shared: must be 0"),
+        ];
+        for (what, count, meaning) in rows {
+            table.add_row([what, &count, meaning]);
+        }
+        table.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_four_decide() {
+        let good = Report { shared: 5, revoked: 1, ..Report::default() };
+        assert!(good.is_good());
+        assert!(!Report { in_limbo_at_end: 1, ..good.clone() }.is_good());
+        assert!(!Report { bytes_leaked: 1, ..good.clone() }.is_good());
+        assert!(!Report { early_reuse: 1, ..good.clone() }.is_good());
+        assert!(!Report { content_errors: 1, ..good }.is_good());
+    }
+
+    #[test]
+    fn the_table_fits_a_terminal() {
+        let text = Report { backend: "host".into(), ..Report::default() }.table(None);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn the_keys_are_these() {
+        let value = serde_json::to_value(Report::default()).expect("it serialises");
+        let mut keys: Vec<&String> = value.as_object().expect("an object").keys().collect();
+        keys.sort();
+        let mut expected = [
+            "backend",
+            "consumers",
+            "shared",
+            "claimed",
+            "released",
+            "revoked",
+            "refused_duplicates",
+            "forwarded",
+            "reclaimed_after_death",
+            "death_to_reclaim_ms",
+            "in_limbo_at_end",
+            "bytes_leaked",
+            "early_reuse",
+            "content_errors",
+        ];
+        expected.sort_unstable();
+        assert_eq!(keys, expected);
+    }
+}
