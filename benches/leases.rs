@@ -44,7 +44,7 @@ impl Pair {
 }
 
 /// Grant, claim, release, retire.
-#[divan::bench]
+#[divan::bench(sample_count = 200, sample_size = 1_000)]
 fn cycle(bencher: Bencher<'_, '_>) {
     let pair = pair();
     let block = pair.session.alloc(4096).expect("there is room");
@@ -55,7 +55,7 @@ fn cycle(bencher: Bencher<'_, '_>) {
     assert!(pair.dir.path().exists());
 }
 
-#[divan::bench]
+#[divan::bench(sample_count = 200, sample_size = 1_000)]
 fn share_and_cancel(bencher: Bencher<'_, '_>) {
     let pair = pair();
     let block = pair.session.alloc(4096).expect("there is room");
@@ -67,7 +67,7 @@ fn share_and_cancel(bencher: Bencher<'_, '_>) {
 }
 
 /// One block more is allocated, shared, dropped and let go of, with so many in limbo.
-#[divan::bench(args = [0, 1_000, 10_000, 100_000])]
+#[divan::bench(args = [0, 1_000, 10_000, 100_000], sample_count = 200, sample_size = 256)]
 fn drop_with_in_limbo(bencher: Bencher<'_, '_>, limbo: usize) {
     let pair = pair();
     let held = pair.fill(limbo);
@@ -85,7 +85,7 @@ fn drop_with_in_limbo(bencher: Bencher<'_, '_>, limbo: usize) {
 }
 
 /// Collect with so many leases held and none released.
-#[divan::bench(args = [1_000, 10_000, 100_000])]
+#[divan::bench(args = [1_000, 10_000, 100_000], sample_count = 200, sample_size = 100)]
 fn collect_with_held(bencher: Bencher<'_, '_>, held: usize) {
     let pair = pair();
     let block = pair.session.alloc(256).expect("there is room");

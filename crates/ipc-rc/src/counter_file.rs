@@ -38,20 +38,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"GIPCcnt1");
 pub trait SlotFile {
     /// The atomic that they are made of.
     type Word: Word;
-    /// Counts the slots: a multiple of [`GROUP`].
-    fn slots(&self) -> u32;
-    /// Returns a slot.
-    ///
-    /// # Panics
-    ///
-    /// If `index` is not below [`slots`](SlotFile::slots): indices come from the private ledger or were checked.
-    fn slot(&self, index: u32) -> &Slot<Self::Word>;
-    /// Returns the dirty word of the group that `index` lies in.
-    ///
-    /// # Panics
-    ///
-    /// As [`slot`](SlotFile::slot).
-    fn dirty(&self, index: u32) -> &Dirty<Self::Word>;
+    /// Returns the slots: a multiple of [`GROUP`] of them.
+    fn slots(&self) -> &[Slot<Self::Word>];
+    /// Returns the dirty words, one for each group of slots.
+    fn dirty(&self) -> &[Dirty<Self::Word>];
 }
 
 /// A counter file, mapped.
@@ -134,6 +124,31 @@ impl CounterFile {
         HostPtr(self.map.as_ptr() as usize)
     }
 
+    /// Counts the slots.
+    pub fn slot_count(&self) -> u32 {
+        self.slots
+    }
+
+    /// Returns a slot.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot: indices come from the private ledger or were checked.
+    #[inline]
+    pub fn slot(&self, index: u32) -> &Slot<AtomicU64> {
+        &self.slots()[index as usize]
+    }
+
+    /// Returns the dirty word of a slot's group.
+    ///
+    /// # Panics
+    ///
+    /// As [`slot`](CounterFile::slot).
+    #[inline]
+    pub fn dirty_of(&self, slot: u32) -> &Dirty<AtomicU64> {
+        &self.dirty()[(slot / GROUP) as usize]
+    }
+
     /// Returns the bytes.
     pub fn bytes(&self) -> usize {
         bytes_of(self.slots)
@@ -170,26 +185,20 @@ impl CounterFile {
 impl SlotFile for CounterFile {
     type Word = AtomicU64;
 
-    fn slots(&self) -> u32 {
-        self.slots
+    #[inline]
+    fn slots(&self) -> &[Slot<AtomicU64>] {
+        let first = self.word(slot_word(self.slots, 0)).cast::<Slot<AtomicU64>>();
+        // SAFETY: `from_raw_parts` asks for so many valid, aligned values, shared only as their type allows, for as long
+        // as `self`: `Slot` is transparent over an `AtomicU64`, the file is as long as its slots need (a test of
+        // `bytes_of` says so), `word` says the rest.
+        unsafe { std::slice::from_raw_parts(first, self.slots as usize) }
     }
 
     #[inline]
-    fn slot(&self, index: u32) -> &Slot<AtomicU64> {
-        assert!(index < self.slots);
-        let word = self.word(slot_word(self.slots, index));
-        // SAFETY: `&*` of a `Slot<AtomicU64>`, which is transparent over the `AtomicU64` that `word` points to;
-        // `word` says that it is valid, aligned, and shared only as atomics.
-        unsafe { &*word.cast::<Slot<AtomicU64>>() }
-    }
-
-    #[inline]
-    fn dirty(&self, index: u32) -> &Dirty<AtomicU64> {
-        assert!(index < self.slots);
-        let word = self.word(dirty_word(index));
-        // SAFETY: `&*` of a `Dirty<AtomicU64>`, which is transparent over the `AtomicU64` that `word` points to;
-        // `word` says that it is valid, aligned, and shared only as atomics.
-        unsafe { &*word.cast::<Dirty<AtomicU64>>() }
+    fn dirty(&self) -> &[Dirty<AtomicU64>] {
+        let first = self.word(dirty_word(0)).cast::<Dirty<AtomicU64>>();
+        // SAFETY: as in `slots`, with a dirty word for each group.
+        unsafe { std::slice::from_raw_parts(first, (self.slots / GROUP) as usize) }
     }
 }
 
@@ -238,14 +247,11 @@ impl HeapFile {
 #[cfg(test)]
 impl SlotFile for HeapFile {
     type Word = AtomicU64;
-    fn slots(&self) -> u32 {
-        self.slots.len() as u32
+    fn slots(&self) -> &[Slot<AtomicU64>] {
+        &self.slots
     }
-    fn slot(&self, index: u32) -> &Slot<AtomicU64> {
-        &self.slots[index as usize]
-    }
-    fn dirty(&self, index: u32) -> &Dirty<AtomicU64> {
-        &self.dirty[(index / GROUP) as usize]
+    fn dirty(&self) -> &[Dirty<AtomicU64>] {
+        &self.dirty
     }
 }
 
@@ -262,8 +268,8 @@ mod tests {
         ours.slot(8_191).grant(g);
         assert_eq!(theirs.slot(8_191).claim(g), Claim::Held);
         theirs.slot(8_191).release(g);
-        theirs.dirty(8_191).mark();
-        assert!(ours.dirty(8_128).take());
+        theirs.dirty_of(8_191).mark();
+        assert!(ours.dirty_of(8_128).take());
         assert_eq!(ours.slot(8_191).read(g), Seen::Released);
         ours.timeline(TIMELINES - 1).reach(9);
         assert_eq!(theirs.timeline(TIMELINES - 1).poison(), Some(9));

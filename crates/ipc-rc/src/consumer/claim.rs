@@ -8,7 +8,7 @@ use gpu_api::{Error, StreamOp};
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping::NotMapped;
 use crate::consumer::received_block::{Held, Lease, ReceivedBlock};
-use crate::counter_file::{SlotFile, TIMELINES, timeline_word};
+use crate::counter_file::{TIMELINES, timeline_word};
 use crate::descriptor::{Descriptor, Fence, Fields, GrantKind};
 use crate::producer::ledger::Entry;
 use crate::slot::{Claim, Generation};
@@ -186,8 +186,8 @@ impl Link {
                 }
             }
         };
-        if fields.slot >= file.counters.slots() {
-            let must = format!("below {}", file.counters.slots());
+        if fields.slot >= file.counters.slot_count() {
+            let must = format!("below {}", file.counters.slot_count());
             return Err(Error::BadDescriptor { what: "slot", got: fields.slot.to_string(), must }.into());
         }
         Ok(file)

@@ -19,7 +19,7 @@ use arc_swap::ArcSwap;
 use gpu_api::{EventKind, Gpu, RawEvent, RawStream, Result, StreamIdentity, StreamOp};
 
 use crate::consumer::received_block::Held;
-use crate::counter_file::{SlotFile, dirty_word, slot_word};
+use crate::counter_file::{dirty_word, slot_word};
 use crate::dirty::MARKED;
 use crate::slot::released_word;
 use crate::stream::Stream;
@@ -113,7 +113,7 @@ impl Lanes {
                 let counters = &held.file.counters;
                 let ops = [
                     StreamOp::Write {
-                        word: base.word(slot_word(counters.slots(), held.entry.slot)),
+                        word: base.word(slot_word(counters.slot_count(), held.entry.slot)),
                         value: released_word(held.entry.generation),
                     },
                     StreamOp::Write { word: base.word(dirty_word(held.entry.slot)), value: MARKED },

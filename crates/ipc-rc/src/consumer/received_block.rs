@@ -10,7 +10,6 @@ use gpu_api::{DevicePtr, Error, Result};
 
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping::Mapping;
-use crate::counter_file::SlotFile;
 use crate::descriptor;
 use crate::producer::ledger::Entry;
 use crate::step::step;
@@ -45,7 +44,7 @@ impl Held {
         step!("release");
         let counters = &self.file.counters;
         counters.slot(self.entry.slot).release(self.entry.generation);
-        counters.dirty(self.entry.slot).mark();
+        counters.dirty_of(self.entry.slot).mark();
         self.leave();
     }
 

@@ -1,7 +1,7 @@
 //! What a session's handles, blocks and threads share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -59,7 +59,14 @@ pub(crate) struct Core {
     pub closing: AtomicBool,
     pub(crate) returned: Mutex<Vec<(Token, Piece)>>,
     pub(crate) cursor: AtomicUsize,
-    changes: (Mutex<u64>, Condvar),
+    changes: (Mutex<Changes>, Condvar),
+}
+
+/// How often something changed, and how many wait for the next time.
+#[derive(Debug, Default)]
+struct Changes {
+    count: u64,
+    waiting: u32,
 }
 
 /// What a [`Core`] starts from.
@@ -101,7 +108,7 @@ impl Core {
             closing: AtomicBool::new(false),
             returned: Mutex::default(),
             cursor: AtomicUsize::new(0),
-            changes: (Mutex::new(0), Condvar::new()),
+            changes: (Mutex::default(), Condvar::new()),
         })
     }
 
@@ -185,6 +192,9 @@ impl Core {
             let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
             returned.iter().map(|(_, piece)| piece.region.id()).collect()
         };
+        if waiting.is_empty() {
+            return 0;
+        }
         let mut asked = 0;
         for peer in self.peers.load().iter().flatten() {
             for region in peer.mapped() {
@@ -198,10 +208,17 @@ impl Core {
         asked
     }
 
-    /// Tells those who wait for something about this session to look again.
+    /// Tells those who wait for something about this session to look again. Without a waiter no system call.
     pub fn announce_change(&self) {
-        *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.changes.1.notify_all();
+        let mut changes = self.changes();
+        changes.count += 1;
+        if changes.waiting > 0 {
+            self.changes.1.notify_all();
+        }
+    }
+
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until `done` gives something, looking again at every change; `None` after the deadline.
@@ -214,13 +231,13 @@ impl Core {
 
     fn wait_as_waiter<T>(&self, deadline: Option<Instant>, mut done: impl FnMut() -> Option<T>) -> Option<T> {
         loop {
-            let seen = *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let seen = self.changes().count;
             if let Some(value) = done() {
                 return Some(value);
             }
             self.waker.nudge();
-            let changes = self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if *changes != seen {
+            let mut changes = self.changes();
+            if changes.count != seen {
                 continue;
             }
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
@@ -229,13 +246,16 @@ impl Core {
             }
             // The thread announces what it finds; the bound here is for a change that only the caller could find.
             let wait = left.unwrap_or(Duration::MAX).min(Duration::from_millis(100));
-            drop(self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner));
+            changes.waiting += 1;
+            let (mut changes, _) =
+                self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner);
+            changes.waiting -= 1;
         }
     }
 
     /// Says whether something is out that only polling can find: leases, or the producer's own work.
     pub fn has_leases(&self) -> bool {
-        self.own_work.waiting() > 0 || self.peers.load().iter().flatten().any(|peer| peer.ledger.has_leases())
+        self.own_work.waiting() > 0 || self.peers.load().iter().flatten().any(|peer| !peer.ledger.is_empty())
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! A grant and the burial of its addressee meet at the shard's lock: a grant is either seen by the burial or refused.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -121,15 +121,40 @@ struct Shard<B, F> {
     first_lapse: u32,
 }
 
-/// Keeps neighbours off one cache line.
+/// A shard and its lock, kept off its neighbours' cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Padded<T>(T);
+struct Locked<B, F> {
+    /// Some lease is outstanding. Written under the lock; read without it, to pass over a shard that has nothing to
+    /// look at: who reads an old `false` misses a lease that was granted at the same moment, and so not yet released.
+    busy: AtomicBool,
+    shard: Mutex<Shard<B, F>>,
+}
+
+impl<B, F> Locked<B, F> {
+    fn lock(&self) -> MutexGuard<'_, Shard<B, F>> {
+        // A panic while a shard is locked is a broken invariant of ours; the rows are consistent between any two
+        // statements that can panic, so the others go on.
+        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed)
+    }
+
+    /// Brings `busy` up to date before the lock is let go.
+    fn note(&self, shard: &Shard<B, F>) {
+        let busy = shard.parts.iter().any(|part| part.with_out != 0);
+        if busy != self.is_busy() {
+            self.busy.store(busy, Ordering::Relaxed);
+        }
+    }
+}
 
 /// One participant's leases.
 #[derive(Debug)]
 pub struct Ledger<B, F> {
-    shards: [Padded<Mutex<Shard<B, F>>>; SHARDS],
+    shards: [Locked<B, F>; SHARDS],
     start: Tick,
     corrupt_words: AtomicUsize,
 }
@@ -139,7 +164,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn new(start: Tick) -> Ledger<B, F> {
         let shard = || Shard { parts: Vec::new(), gone: false, cursor: 0, first_lapse: NO_LAPSE };
         Ledger {
-            shards: std::array::from_fn(|_| Padded(Mutex::new(shard()))),
+            shards: std::array::from_fn(|_| Locked { busy: AtomicBool::new(false), shard: Mutex::new(shard()) }),
             start,
             corrupt_words: AtomicUsize::new(0),
         }
@@ -147,13 +172,13 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
 
     /// Adds a counter file; its number is how many there were before, the same in every shard.
     pub fn add_file(&self, file: &Arc<F>) {
-        let groups = file.slots() / GROUP;
+        let groups = file.slots().len() as u32 / GROUP;
         let share = groups.div_ceil(SHARDS as u32);
         for (n, shard) in (0..).zip(&self.shards) {
             let first = (n * share).min(groups);
             let capacity = share.min(groups - first);
             let with_free = if capacity == 0 { 0 } else { u64::MAX >> (64 - capacity) };
-            lock(&shard.0).parts.push(Part {
+            shard.lock().parts.push(Part {
                 file: file.clone(),
                 first_group: first,
                 groups: Vec::new(),
@@ -178,15 +203,17 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         let own = own_shard();
         // Without waiting first, beginning with the thread's own shard; then with.
         for n in 0..SHARDS {
-            if let Ok(mut shard) = self.shards[(own + n) % SHARDS].0.try_lock() {
-                match self.grant_in(&mut shard, block, now, time_to_live) {
+            let locked = &self.shards[(own + n) % SHARDS];
+            if let Ok(mut shard) = locked.shard.try_lock() {
+                match self.grant_in(locked, &mut shard, block, now, time_to_live) {
                     Err(Refusal::Full) => {}
                     done => return done,
                 }
             }
         }
         for n in 0..SHARDS {
-            match self.grant_in(&mut lock(&self.shards[(own + n) % SHARDS].0), block, now, time_to_live) {
+            let locked = &self.shards[(own + n) % SHARDS];
+            match self.grant_in(locked, &mut locked.lock(), block, now, time_to_live) {
                 Err(Refusal::Full) => {}
                 done => return done,
             }
@@ -194,7 +221,14 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         Err(Refusal::Full)
     }
 
-    fn grant_in(&self, shard: &mut Shard<B, F>, block: &B, now: Tick, ttl: Option<Duration>) -> Result<Entry, Refusal> {
+    fn grant_in(
+        &self,
+        locked: &Locked<B, F>,
+        shard: &mut Shard<B, F>,
+        block: &B,
+        now: Tick,
+        ttl: Option<Duration>,
+    ) -> Result<Entry, Refusal> {
         if shard.gone {
             return Err(Refusal::Gone);
         }
@@ -226,33 +260,47 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
                 slot: (part.first_group + index) * GROUP + bit,
                 generation: row.generation,
             };
-            part.file.slot(entry.slot).grant(entry.generation);
+            part.file.slots()[entry.slot as usize].grant(entry.generation);
+            if !locked.is_busy() {
+                locked.busy.store(true, Ordering::Relaxed);
+            }
             return Ok(entry);
         }
         Err(Refusal::Full)
     }
 
-    /// Looks for released leases and moves their blocks to `out`. Looks at every shard, or waits for none.
+    /// Looks for released leases and moves their blocks to `out`.
     pub fn collect(&self, effort: Effort, out: &mut Vec<B>) {
-        for shard in &self.shards {
-            let mut shard = lock(&shard.0);
+        for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
+            let mut shard = locked.lock();
             for part in &mut shard.parts {
-                let mut groups = part.with_out;
-                while groups != 0 {
-                    let index = groups.trailing_zeros();
-                    groups &= groups - 1;
-                    self.sweep(part, index, effort, out);
-                }
+                self.sweep_marked(part, effort, out);
+            }
+            locked.note(&shard);
+        }
+    }
+
+    fn sweep_marked(&self, part: &mut Part<B, F>, effort: Effort, out: &mut Vec<B>) {
+        let file = part.file.clone();
+        let words = &file.dirty()[part.first_group as usize..][..part.groups.len()];
+        for (index, word) in (0..).zip(words) {
+            let outstanding = part.with_out & (1 << index) != 0;
+            if outstanding && (effort == Effort::Everything || word.is_marked()) {
+                self.sweep(part, index, effort, out);
             }
         }
     }
 
     /// Looks at no more than `words` dirty words, going on where the last call stopped, in one shard that is free.
     pub fn glance(&self, shard: usize, words: usize, out: &mut Vec<B>) {
-        let Ok(mut shard) = self.shards[shard % SHARDS].0.try_lock() else { return };
-        let Shard { parts, cursor, .. } = &mut *shard;
+        let locked = &self.shards[shard % SHARDS];
+        if !locked.is_busy() {
+            return;
+        }
+        let Ok(mut shard) = locked.shard.try_lock() else { return };
         let mut left = words;
-        for _ in 0..parts.len() {
+        for _ in 0..shard.parts.len() {
+            let Shard { parts, cursor, .. } = &mut *shard;
             let (part_number, from) = (*cursor / 64 % parts.len(), (*cursor % 64) as u32);
             let part = &mut parts[part_number];
             let mut groups = part.with_out & (u64::MAX << from);
@@ -264,25 +312,28 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
                 left -= 1;
             }
             if left == 0 {
-                return;
+                break;
             }
             *cursor = (part_number + 1) % parts.len() * 64;
         }
+        locked.note(&shard);
     }
 
     fn sweep(&self, part: &mut Part<B, F>, index: u32, effort: Effort, out: &mut Vec<B>) {
-        let first_slot = (part.first_group + index) * GROUP;
+        let group_number = part.first_group + index;
+        let first_slot = group_number * GROUP;
         // The mark is taken before the slots are read, whatever the effort: `dirty` says why.
-        let marked = part.file.dirty(first_slot).take();
+        let marked = part.file.dirty()[group_number as usize].take();
         if !marked && effort == Effort::Marked {
             return;
         }
+        let slots = &part.file.slots()[first_slot as usize..][..GROUP as usize];
         let group = &mut part.groups[index as usize];
         let mut bits = group.out;
         while bits != 0 {
             let bit = bits.trailing_zeros();
             bits &= bits - 1;
-            match part.file.slot(first_slot + bit).read(group.rows[bit as usize].generation) {
+            match slots[bit as usize].read(group.rows[bit as usize].generation) {
                 Seen::Granted | Seen::Held => {}
                 Seen::Released => out.extend(group.retire(bit)),
                 Seen::Corrupt(word) => {
@@ -298,21 +349,23 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
 
     /// Takes a grant back if nobody claimed it, and returns its block then.
     pub fn revoke(&self, entry: Entry) -> Option<B> {
-        let mut shard = lock(&self.shard_of(entry)?.0);
+        let locked = self.shard_of(entry)?;
+        let mut shard = locked.lock();
         let part = shard.parts.get_mut(entry.file as usize)?;
         let (index, bit) = part.find(entry)?;
-        match part.file.slot(entry.slot).revoke(entry.generation) {
+        match part.file.slots()[entry.slot as usize].revoke(entry.generation) {
             Revoke::Revoked => {}
             Revoke::TooLate => return None,
         }
         let block = part.groups[index as usize].retire(bit);
         part.note(index);
+        locked.note(&shard);
         block
     }
 
     /// Returns the block behind an outstanding lease.
     pub fn block(&self, entry: Entry) -> Option<B> {
-        let shard = lock(&self.shard_of(entry)?.0);
+        let shard = self.shard_of(entry)?.lock();
         let part = shard.parts.get(entry.file as usize)?;
         let (index, bit) = part.find(entry)?;
         part.groups[index as usize].rows[bit as usize].block.clone()
@@ -322,15 +375,15 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn expire(&self, now: Tick, out: &mut Vec<B>) -> Tick {
         let packed = now.pack(self.start);
         let mut next = NO_LAPSE;
-        for shard in &self.shards {
-            let mut shard = lock(&shard.0);
+        for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
+            let mut shard = locked.lock();
             if shard.first_lapse <= packed {
-                shard.first_lapse = NO_LAPSE;
                 let mut first = NO_LAPSE;
                 for part in &mut shard.parts {
                     first = first.min(part.expire(packed, out));
                 }
                 shard.first_lapse = first;
+                locked.note(&shard);
             }
             next = next.min(shard.first_lapse);
         }
@@ -339,19 +392,20 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
 
     /// Refuses every later grant, and takes back those that nobody claimed. What is held stays.
     pub fn close(&self, out: &mut Vec<B>) {
-        for shard in &self.shards {
-            let mut shard = lock(&shard.0);
+        for locked in &self.shards {
+            let mut shard = locked.lock();
             shard.gone = true;
             for part in &mut shard.parts {
                 part.revoke_all(out);
             }
+            locked.note(&shard);
         }
     }
 
     /// Ends every lease, whatever its word says: the participant is proven dead and the quarantine is over.
     pub fn bury(&self, out: &mut Vec<B>) {
-        for shard in &self.shards {
-            let mut shard = lock(&shard.0);
+        for locked in &self.shards {
+            let mut shard = locked.lock();
             debug_assert!(shard.gone, "buried before it was closed");
             for part in &mut shard.parts {
                 for group in &mut part.groups {
@@ -364,19 +418,13 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
                 }
                 part.with_out = 0;
             }
+            locked.note(&shard);
         }
     }
 
-    /// Says whether no lease is outstanding.
+    /// Says whether no lease is outstanding. Without a lock: an answer about the moment.
     pub fn is_empty(&self) -> bool {
-        self.shards.iter().all(|shard| {
-            lock(&shard.0).parts.iter().all(|part| part.groups.iter().all(|group| group.out | group.barred == 0))
-        })
-    }
-
-    /// Says whether any lease is outstanding, at the cost of 16 locks.
-    pub fn has_leases(&self) -> bool {
-        self.shards.iter().any(|shard| lock(&shard.0).parts.iter().any(|part| part.with_out != 0))
+        !self.shards.iter().any(Locked::is_busy)
     }
 
     /// Counts how many words were found corrupt.
@@ -387,16 +435,17 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Calls `see` for every outstanding block, with where its lease stands.
     pub fn tally(&self, now: Tick, mut bytes_of: impl FnMut(&B) -> u64) -> Tally {
         let mut tally = Tally::default();
-        for shard in &self.shards {
-            let shard = lock(&shard.0);
+        for locked in &self.shards {
+            let shard = locked.lock();
             for part in &shard.parts {
+                let slots = part.file.slots();
                 for (index, group) in (0..).zip(&part.groups) {
                     for (bit, row) in (0..GROUP).zip(&group.rows) {
                         let Some(block) = &row.block else { continue };
                         tally.bytes += bytes_of(block);
                         tally.oldest = tally.oldest.max(now.since(Tick::unpack(row.granted, self.start)));
                         let slot = (part.first_group + index) * GROUP + bit;
-                        match part.file.slot(slot).read(row.generation) {
+                        match slots[slot as usize].read(row.generation) {
                             _ if group.barred & (1 << bit) != 0 => tally.corrupt += 1,
                             Seen::Granted => tally.in_flight += 1,
                             Seen::Held | Seen::Released => tally.held += 1,
@@ -410,8 +459,8 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Finds the shard that a slot belongs to. The first shard's part is as large as any, so it tells the division.
-    fn shard_of(&self, entry: Entry) -> Option<&Padded<Mutex<Shard<B, F>>>> {
-        let share = lock(&self.shards[0].0).parts.get(entry.file as usize)?.capacity;
+    fn shard_of(&self, entry: Entry) -> Option<&Locked<B, F>> {
+        let share = self.shards[0].lock().parts.get(entry.file as usize)?.capacity;
         self.shards.get((entry.slot / GROUP).checked_div(share)? as usize)
     }
 }
@@ -465,7 +514,7 @@ impl<B, F: SlotFile> Part<B, F> {
                 if !due(row) {
                     continue;
                 }
-                match self.file.slot(first_slot + bit).revoke(row.generation) {
+                match self.file.slots()[(first_slot + bit) as usize].revoke(row.generation) {
                     Revoke::Revoked => out.extend(group.retire(bit)),
                     // Claimed: a lapse has no more meaning for it.
                     Revoke::TooLate => row.lapses = NO_LAPSE,
@@ -474,12 +523,6 @@ impl<B, F: SlotFile> Part<B, F> {
             self.note(index);
         }
     }
-}
-
-/// A panic while a shard is locked is a broken invariant of ours; the rows are consistent between any two statements
-/// that can panic, so the others go on.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Picks a thread's own shard: by where its stack's thread-local lies, so without a counter shared by all threads.

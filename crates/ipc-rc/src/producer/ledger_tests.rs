@@ -126,7 +126,7 @@ impl World {
             Step::Claim { lease } => {
                 let Some(key) = self.pick(lease) else { return };
                 let lease = self.leases.get_mut(&key).expect("picked");
-                let claim = self.file.slot(lease.entry.slot).claim(lease.entry.generation);
+                let claim = self.file.slots()[lease.entry.slot as usize].claim(lease.entry.generation);
                 match lease.stands {
                     Stands::InFlight => {
                         assert_eq!(claim, Claim::Held);
@@ -140,10 +140,10 @@ impl World {
                 let Some(key) = self.pick(lease) else { return };
                 let lease = self.leases.get_mut(&key).expect("picked");
                 if lease.stands == Stands::Held {
-                    self.file.slot(lease.entry.slot).release(lease.entry.generation);
+                    self.file.slots()[lease.entry.slot as usize].release(lease.entry.generation);
                     lease.stands = Stands::Released;
                     if marked {
-                        self.file.dirty(lease.entry.slot).mark();
+                        self.file.dirty()[(lease.entry.slot / GROUP) as usize].mark();
                         lease.marked = true;
                     }
                 }
@@ -167,8 +167,8 @@ impl World {
                 let g = lease.entry.generation;
                 let legal = [State::Granted, State::Held, State::Released].map(|s| encode(s, g));
                 if !legal.contains(&word) && lease.stands != Stands::Released {
-                    poke(self.file.slot(lease.entry.slot), word);
-                    self.file.dirty(lease.entry.slot).mark();
+                    poke(&self.file.slots()[lease.entry.slot as usize], word);
+                    self.file.dirty()[(lease.entry.slot / GROUP) as usize].mark();
                     lease.stands = Stands::Corrupt;
                 }
             }

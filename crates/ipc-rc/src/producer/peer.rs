@@ -9,7 +9,7 @@ use std::time::Instant;
 use gpu_api::{Error, Gpu, HostPtr, ParticipantId, Region, RegionId, Result};
 
 use crate::clock::Tick;
-use crate::counter_file::{CounterFile, SlotFile};
+use crate::counter_file::CounterFile;
 use crate::producer::block::Block;
 use crate::producer::fence::Words;
 use crate::producer::ledger::{Entry, Ledger, Refusal};
@@ -134,7 +134,7 @@ impl Peer {
                 Err(Refusal::Full) => {}
             }
             let mut files = lock(&self.files);
-            let have: u64 = files.iter().map(|file| u64::from(file.slots())).sum();
+            let have: u64 = files.iter().map(|file| u64::from(file.slot_count())).sum();
             // Another thread may have added a file while this one waited for the lock.
             if let Ok(entry) = self.ledger.grant(block, now, time_to_live) {
                 return Ok(entry);

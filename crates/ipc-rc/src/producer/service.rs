@@ -15,7 +15,7 @@ use rustix::event::{Timespec, epoll};
 
 use crate::blocking::Blocking;
 use crate::clock::Tick;
-use crate::counter_file::{SlotFile, bytes_of};
+use crate::counter_file::bytes_of;
 use crate::message::{DecodeError, MOST_BYTES, Place, RefusalCode, ToParticipant, ToProducer};
 use crate::process;
 use crate::producer::core::Core;
@@ -328,10 +328,10 @@ impl Service {
                 session: self.core.id,
                 participant: id,
                 pid: std::process::id(),
-                slots: first.slots(),
+                slots: first.slot_count(),
                 max_slots: self.core.max_slots,
             };
-            debug_assert!(first.bytes() == bytes_of(first.slots()));
+            debug_assert!(first.bytes() == bytes_of(first.slot_count()));
             let mut bytes = [0; MOST_BYTES];
             let len = message.encode(&mut bytes);
             match socket::send(peer.socket.as_fd(), &bytes[..len], &[self.own_pidfd.as_fd(), first.fd()]) {
