@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{Error, StreamOp};
 
-use crate::consumer::link::{File, Link};
+use crate::consumer::link::Link;
 use crate::consumer::mapping::NotMapped;
 use crate::consumer::received_block::{Held, Lease, ReceivedBlock};
 use crate::counter_file::{TIMELINES, timeline_word};
@@ -88,7 +88,7 @@ impl Link {
         }
         let Some(generation) = Generation::new(fields.generation) else { return Err(ClaimError::Stale) };
         let entry = Entry { file: fields.file, slot: fields.slot, generation };
-        let file = self.file(&fields, deadline)?;
+        self.await_file(&fields, deadline)?;
         if let Some(fence) = &fields.fence {
             self.check_fence(fence)?;
             let host_waits = self.files.load()[fence.file as usize].registered.is_none();
@@ -102,19 +102,19 @@ impl Link {
             Some(mapping) => mapping,
             None => match self.mappings.map(self, fields.region, entry, deadline) {
                 Ok(mapping) => mapping,
-                Err(NotMapped::NotLeased) => return Err(self.why_not_leased(&file, entry)),
+                Err(NotMapped::NotLeased) => return Err(self.why_not_leased(entry)),
                 Err(NotMapped::Failed(Error::ProducerGone { .. })) => return Err(ClaimError::ProducerGone),
                 Err(NotMapped::Failed(error)) => return Err(error.into()),
             },
         };
-        let held = Held { link: self.clone(), file, mapping, entry };
+        let held = Held { mapping, entry };
         // `decode` has seen that the sum does not overflow.
         if fields.offset + fields.len > held.mapping.len {
             let got = format!("{} bytes at offset {} of {}", fields.len, fields.offset, held.mapping.len);
             held.leave();
             return Err(Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into());
         }
-        match held.file.counters.slot(entry.slot).claim(generation) {
+        match held.with_file(|file| file.counters.slot(entry.slot).claim(generation)) {
             Claim::Held => {}
             other => {
                 held.leave();
@@ -170,27 +170,22 @@ impl Link {
         Ok(())
     }
 
-    /// Finds the descriptor's counter file, waiting for one that was announced but has not arrived.
-    fn file(&self, fields: &Fields, deadline: Option<Instant>) -> Result<Arc<File>, ClaimError> {
-        let known = |link: &Link| link.files.load().get(fields.file as usize).cloned();
-        let file = match known(self) {
-            Some(file) => file,
-            None => {
-                let found = self.wait_until(deadline, || {
-                    known(self).map(Some).or_else(|| self.is_gone().then_some(None))
-                });
-                match found {
-                    Some(Some(file)) => file,
-                    Some(None) => return Err(ClaimError::ProducerGone),
-                    None => return Err(Error::Deadline { what: "a counter file" }.into()),
-                }
-            }
+    /// Waits for the descriptor's counter file, if it was announced but has not arrived, and checks the slot.
+    fn await_file(&self, fields: &Fields, deadline: Option<Instant>) -> Result<(), ClaimError> {
+        let slots = || self.files.load().get(fields.file as usize).map(|file| file.counters.slot_count());
+        let slots = match slots() {
+            Some(slots) => slots,
+            None => match self.wait_until(deadline, || slots().or_else(|| self.is_gone().then_some(0))) {
+                Some(0) => return Err(ClaimError::ProducerGone),
+                Some(slots) => slots,
+                None => return Err(Error::Deadline { what: "a counter file" }.into()),
+            },
         };
-        if fields.slot >= file.counters.slot_count() {
-            let must = format!("below {}", file.counters.slot_count());
+        if fields.slot >= slots {
+            let must = format!("below {slots}");
             return Err(Error::BadDescriptor { what: "slot", got: fields.slot.to_string(), must }.into());
         }
-        Ok(file)
+        Ok(())
     }
 
     fn check_fence(&self, fence: &Fence) -> Result<(), ClaimError> {
@@ -234,8 +229,8 @@ impl Link {
     }
 
     /// The producer knows no such lease: the slot says why.
-    fn why_not_leased(&self, file: &File, entry: Entry) -> ClaimError {
-        match file.counters.slot(entry.slot).peek(entry.generation) {
+    fn why_not_leased(&self, entry: Entry) -> ClaimError {
+        match self.files.load()[entry.file as usize].counters.slot(entry.slot).peek(entry.generation) {
             Claim::Revoked => ClaimError::Revoked,
             Claim::AlreadyClaimed => ClaimError::AlreadyClaimed,
             Claim::Stale => ClaimError::Stale,

@@ -107,13 +107,12 @@ impl Lanes {
             return self.try_end(held, streams);
         }
         lane.settle();
-        let words = held.file.registered;
+        let (words, slots) = held.with_file(|file| (file.registered, file.counters.slot_count()));
         match words {
             Some(base) if lane.later.is_empty() && lane.pending.len() < MOST_PENDING => {
-                let counters = &held.file.counters;
                 let ops = [
                     StreamOp::Write {
-                        word: base.word(slot_word(counters.slot_count(), held.entry.slot)),
+                        word: base.word(slot_word(slots, held.entry.slot)),
                         value: released_word(held.entry.generation),
                     },
                     StreamOp::Write { word: base.word(dirty_word(held.entry.slot)), value: MARKED },

@@ -17,6 +17,7 @@
 //! the old one: its one row for (participant, region) is always true.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,14 +34,22 @@ use crate::step::step;
 const CLOSING: u32 = 1 << 31;
 
 /// A region, mapped.
-#[derive(Debug)]
 pub(crate) struct Mapping {
+    /// Whose it is. The link's table holds the mapping in turn; the circle ends when the link's thread unmaps it.
+    pub link: Arc<Link>,
     pub region: RegionId,
     pub base: DevicePtr,
     pub len: u64,
     /// The producer is this process: there is nothing to unmap.
     local: bool,
     users: AtomicU32,
+}
+
+// Not derived: the link's table leads back here.
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping").field("region", &self.region).field("base", &self.base).finish_non_exhaustive()
+    }
 }
 
 impl Mapping {
@@ -141,7 +150,7 @@ impl Mappings {
     /// Enters a region's mapping, making it first if need be, by the right of `lease`.
     pub fn map(
         &self,
-        link: &Link,
+        link: &Arc<Link>,
         region: RegionId,
         lease: Entry,
         deadline: Option<Instant>,
@@ -167,20 +176,20 @@ impl Mappings {
                         desk.insert(region, Request::Asked(number));
                         Some(Turn::Send(number))
                     }
-                    Some(answered @ Request::Answered(_)) => {
-                        match std::mem::replace(answered, Request::Opening) {
-                            Request::Answered(answer) => Some(Turn::Open(answer)),
-                            other => {
-                                *answered = other;
-                                None
-                            }
+                    Some(answered @ Request::Answered(_)) => match std::mem::replace(answered, Request::Opening) {
+                        Request::Answered(answer) => Some(Turn::Open(answer)),
+                        other => {
+                            *answered = other;
+                            None
                         }
-                    }
+                    },
                     Some(_) => None,
                 }
             });
             match turn {
-                None => return Err(NotMapped::Failed(Error::Deadline { what: "the producer's answer about a region" })),
+                None => {
+                    return Err(NotMapped::Failed(Error::Deadline { what: "the producer's answer about a region" }));
+                }
                 Some(Turn::Mapped(mapping)) => return Ok(mapping),
                 Some(Turn::Gone) => {
                     return Err(NotMapped::Failed(Error::ProducerGone { pid: link.producer_pid }));
@@ -253,7 +262,7 @@ impl Mappings {
     }
 }
 
-fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Mapping, NotMapped> {
+fn open(link: &Arc<Link>, region: RegionId, answer: Answer) -> Result<Mapping, NotMapped> {
     let (len, device, place, fd) = match answer {
         Answer::No { code: RefusalCode::Region, .. } => return Err(NotMapped::NotLeased),
         Answer::No { code, why } => {
@@ -299,7 +308,7 @@ fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Mapping, NotMap
             }));
         }
     };
-    Ok(Mapping { region, base, len, local, users: AtomicU32::new(1) })
+    Ok(Mapping { link: link.clone(), region, base, len, local, users: AtomicU32::new(1) })
 }
 
 /// Unmaps what [`Mappings::begin_unmap`] took out, and tells the producer. May block.

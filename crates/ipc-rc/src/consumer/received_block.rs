@@ -32,8 +32,7 @@ pub enum State {
 /// A lease that this process holds, without the streams that its end waits for.
 #[derive(Debug)]
 pub(crate) struct Held {
-    pub link: Arc<Link>,
-    pub file: Arc<File>,
+    /// Entered; the link hangs on it.
     pub mapping: Arc<Mapping>,
     pub entry: Entry,
 }
@@ -42,21 +41,32 @@ impl Held {
     /// Ends the lease at once: no GPU work on its block is left.
     pub fn release(self) {
         step!("release");
-        let counters = &self.file.counters;
-        counters.slot(self.entry.slot).release(self.entry.generation);
-        counters.dirty_of(self.entry.slot).mark();
+        self.with_file(|file| {
+            file.counters.slot(self.entry.slot).release(self.entry.generation);
+            file.counters.dirty_of(self.entry.slot).mark();
+        });
         self.leave();
     }
 
     /// Says whether a lane has ended it.
     pub fn is_released(&self) -> bool {
-        self.file.counters.slot(self.entry.slot).is_released(self.entry.generation)
+        self.with_file(|file| file.counters.slot(self.entry.slot).is_released(self.entry.generation))
+    }
+
+    /// Returns the link.
+    pub fn link(&self) -> &Arc<Link> {
+        &self.mapping.link
+    }
+
+    /// Looks at the lease's counter file. A link never loses one.
+    pub fn with_file<T>(&self, look: impl FnOnce(&File) -> T) -> T {
+        look(&self.link().files.load()[self.entry.file as usize])
     }
 
     /// Lets go of the mapping, after the end.
     pub fn leave(self) {
-        if self.mapping.leave() && self.link.wants_idle.load(Ordering::Relaxed) {
-            self.link.waker.nudge();
+        if self.mapping.leave() && self.link().wants_idle.load(Ordering::Relaxed) {
+            self.link().waker.nudge();
         }
     }
 }
@@ -77,7 +87,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.held.link.guard.is_child() {
+        if self.held.link().guard.is_child() {
             // The lease is the parent's, and so are the streams.
             return;
         }
@@ -89,7 +99,7 @@ impl Drop for Lease {
         if streams.is_empty() {
             held.release();
         } else {
-            let link = held.link.clone();
+            let link = held.link().clone();
             if link.lanes.end(held, streams) {
                 link.waker.nudge();
             }
@@ -170,7 +180,7 @@ impl ReceivedBlock {
 
     /// Says what the contents are worth at this moment. Whoever waited on a stream asks after synchronising it.
     pub fn state(&self) -> State {
-        let link = &self.lease.held.link;
+        let link = self.lease.held.link();
         let seen = self.lease.fence.as_ref().map_or(timeline::Fence::Reached, |fence| link.look(fence));
         match seen {
             timeline::Fence::Pending => State::Pending,

@@ -46,7 +46,8 @@ impl Service {
     pub fn new(link: Arc<Link>) -> Result<Service> {
         let error = |e| Error::system("epoll", "raise RLIMIT_NOFILE or close descriptors", e);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(error)?;
-        let watched = [(link.socket.as_fd(), SOCKET), (link.producer_pidfd.as_fd(), PRODUCER), (link.waker.fd(), WAKER)];
+        let watched =
+            [(link.socket.as_fd(), SOCKET), (link.producer_pidfd.as_fd(), PRODUCER), (link.waker.fd(), WAKER)];
         for (fd, key) in watched {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN).map_err(error)?;
         }

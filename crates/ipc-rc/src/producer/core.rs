@@ -57,7 +57,9 @@ pub(crate) struct Core {
     pub waiters: AtomicUsize,
     /// No more sharing; the thread ends when nothing is held.
     pub closing: AtomicBool,
-    pub(crate) returned: Mutex<Vec<(Token, Piece)>>,
+    returned: Mutex<Vec<(Token, Piece)>>,
+    /// How many of those there are. Changed under the lock, read without it.
+    returned_count: AtomicUsize,
     pub(crate) cursor: AtomicUsize,
     changes: (Mutex<Changes>, Condvar),
 }
@@ -107,6 +109,7 @@ impl Core {
             waiters: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             returned: Mutex::default(),
+            returned_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
             changes: (Mutex::default(), Condvar::new()),
         })
@@ -160,7 +163,8 @@ impl Core {
                 reclaimed.bytes += block.len();
             }
         }
-        if found {
+        // A waiter that registers at this very moment and is not seen looks again by itself within 100 ms.
+        if found && self.waiters.load(Ordering::Relaxed) > 0 {
             self.announce_change();
         }
         reclaimed
@@ -168,11 +172,16 @@ impl Core {
 
     /// Keeps an adopted block's token until somebody collects.
     pub fn return_token(&self, token: Token, piece: Piece) {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner).push((token, piece));
+        let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        returned.push((token, piece));
+        self.returned_count.store(returned.len(), Ordering::Relaxed);
     }
 
     /// Takes the tokens of adopted blocks that nothing holds any more and that nobody maps.
     pub fn take_tokens(&self) -> Vec<Token> {
+        if self.returned_count.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
         let mut tokens = Vec::new();
         // The owner may free the memory as soon as it has the token, so nobody may have it mapped.
@@ -183,29 +192,27 @@ impl Core {
             }
             !free
         });
+        self.returned_count.store(returned.len(), Ordering::Relaxed);
         tokens
     }
 
     /// Asks participants to unmap the regions of adopted blocks whose tokens wait for that alone.
-    pub fn ask_for_returned(&self) -> usize {
+    pub fn ask_for_returned(&self) {
+        if self.returned_count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
         let waiting: Vec<_> = {
             let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
             returned.iter().map(|(_, piece)| piece.region.id()).collect()
         };
-        if waiting.is_empty() {
-            return 0;
-        }
-        let mut asked = 0;
         for peer in self.peers.load().iter().flatten() {
             for region in peer.mapped() {
-                if waiting.contains(&region)
-                    && self.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None).is_ok()
-                {
-                    asked += 1;
+                if waiting.contains(&region) {
+                    // One who hung up cannot be asked; its death will end the mapping.
+                    let _ = self.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None);
                 }
             }
         }
-        asked
     }
 
     /// Tells those who wait for something about this session to look again. Without a waiter no system call.
@@ -247,8 +254,7 @@ impl Core {
             // The thread announces what it finds; the bound here is for a change that only the caller could find.
             let wait = left.unwrap_or(Duration::MAX).min(Duration::from_millis(100));
             changes.waiting += 1;
-            let (mut changes, _) =
-                self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner);
+            let (mut changes, _) = self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner);
             changes.waiting -= 1;
         }
     }

@@ -150,7 +150,11 @@ impl Fences {
         }
         let value = state.next.max(locked.last + 1);
         if value >= LIMIT {
-            return Err(Error::Exhausted { what: "values of a timeline word", limit: LIMIT, remedy: "use a new stream" });
+            return Err(Error::Exhausted {
+                what: "values of a timeline word",
+                limit: LIMIT,
+                remedy: "use a new stream",
+            });
         }
         let index = locked.index;
         enqueue(gpu, stream, words, index, value)?;

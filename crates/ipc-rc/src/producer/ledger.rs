@@ -255,11 +255,8 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             // One step of the packed clock later, so that rounding never lapses a grant early.
             row.lapses = ttl.map_or(NO_LAPSE, |ttl| now.after(ttl).pack(self.start).saturating_add(1));
             shard.first_lapse = shard.first_lapse.min(row.lapses);
-            let entry = Entry {
-                file: number,
-                slot: (part.first_group + index) * GROUP + bit,
-                generation: row.generation,
-            };
+            let entry =
+                Entry { file: number, slot: (part.first_group + index) * GROUP + bit, generation: row.generation };
             part.file.slots()[entry.slot as usize].grant(entry.generation);
             if !locked.is_busy() {
                 locked.busy.store(true, Ordering::Relaxed);

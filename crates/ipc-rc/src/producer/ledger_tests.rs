@@ -74,14 +74,7 @@ impl World {
         // As few slots as have a group in some shards and none in others.
         let file = Arc::new(HeapFile::new(5 * GROUP));
         ledger.add_file(&file);
-        World {
-            ledger,
-            file,
-            blocks: (0..6).map(Arc::new).collect(),
-            leases: BTreeMap::new(),
-            serial: 0,
-            now: start,
-        }
+        World { ledger, file, blocks: (0..6).map(Arc::new).collect(), leases: BTreeMap::new(), serial: 0, now: start }
     }
 
     fn pick(&self, n: usize) -> Option<usize> {

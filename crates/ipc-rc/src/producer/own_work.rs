@@ -5,6 +5,7 @@
 //! the next, and a stream that is stuck holds up nobody who does not depend on it.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use gpu_api::{EventKind, Gpu, RawEvent, Result, StreamIdentity};
@@ -25,7 +26,6 @@ struct Entry<B> {
 struct State<B> {
     queues: HashMap<StreamIdentity, VecDeque<Entry<B>>>,
     spare: Vec<RawEvent>,
-    waiting: usize,
 }
 
 /// Blocks that wait for the producer's own work.
@@ -33,12 +33,18 @@ struct State<B> {
 pub struct OwnWork<B> {
     gpu: Gpu,
     state: Mutex<State<B>>,
+    /// Blocks in the queues. Changed under the lock, read without it.
+    waiting: AtomicUsize,
 }
 
 impl<B> OwnWork<B> {
     /// Makes an empty list.
     pub fn new(gpu: Gpu) -> OwnWork<B> {
-        OwnWork { gpu, state: Mutex::new(State { queues: HashMap::new(), spare: Vec::new(), waiting: 0 }) }
+        OwnWork {
+            gpu,
+            state: Mutex::new(State { queues: HashMap::new(), spare: Vec::new() }),
+            waiting: AtomicUsize::new(0),
+        }
     }
 
     /// Keeps a block until all that is queued on `streams` at this moment has finished.
@@ -58,14 +64,14 @@ impl<B> OwnWork<B> {
                 }
             }
         }
-        state.waiting += 1;
         match events.pop() {
             Some((first, event)) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
                 state.queues.entry(first).or_default().push_back(Entry { event, block, rest: events });
                 Ok(())
             }
             None => {
-                state.waiting -= 1;
+                // The block may be the last of its kind, and its drop gives it back: not under the lock.
                 drop(state);
                 drop(block);
                 Ok(())
@@ -92,10 +98,10 @@ impl<B> OwnWork<B> {
 
     /// Moves blocks whose work has finished to `out`.
     pub fn poll(&self, out: &mut Vec<B>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.waiting == 0 {
+        if self.waiting() == 0 {
             return;
         }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let streams: Vec<StreamIdentity> = state.queues.keys().copied().collect();
         for stream in streams {
             while let Some(entry) = state.queues.get_mut(&stream).and_then(|queue| {
@@ -113,7 +119,7 @@ impl<B> OwnWork<B> {
                         state.queues.entry(next).or_default().push_back(entry);
                     }
                     None => {
-                        state.waiting -= 1;
+                        self.waiting.fetch_sub(1, Ordering::Relaxed);
                         out.push(entry.block);
                     }
                 }
@@ -134,7 +140,7 @@ impl<B> OwnWork<B> {
 
     /// Counts the blocks that wait.
     pub fn waiting(&self) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).waiting
+        self.waiting.load(Ordering::Relaxed)
     }
 }
 

@@ -245,7 +245,10 @@ impl Service {
     fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), (RefusalCode, String)> {
         let uid = socket::peer_uid(socket.as_fd()).map_err(|e| (RefusalCode::Failed, e.to_string()))?;
         if uid != rustix::process::geteuid().as_raw() && !self.allowed.contains(&uid) {
-            return Err((RefusalCode::User, format!("uid {uid} is not allowed; add it with SessionBuilder::allow_uids")));
+            return Err((
+                RefusalCode::User,
+                format!("uid {uid} is not allowed; add it with SessionBuilder::allow_uids"),
+            ));
         }
         let mut fds = fds;
         let (backend, device) = match ToProducer::decode(bytes, fds.len()) {

@@ -93,7 +93,7 @@ impl Core {
         }
         let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
         let entry = peer.grant(block, Tick::now(), time_to_live, self.max_slots, |index, file| {
-                        self.outbox.push(peer, &ToParticipant::CounterFile { index, slots: file.slot_count() }, Some(file.fd()))
+            self.outbox.push(peer, &ToParticipant::CounterFile { index, slots: file.slot_count() }, Some(file.fd()))
         })?;
         step!("share");
         let fields = Fields {
