@@ -91,7 +91,7 @@ impl Link {
         self.await_file(&fields, deadline)?;
         if let Some(fence) = &fields.fence {
             self.check_fence(fence)?;
-            let host_waits = self.files.load()[fence.file as usize].registered.is_none();
+            let host_waits = self.file(fence.file).is_none_or(|file| file.registered.is_none());
             if matches!(wait, Wait::Host) || (host_waits && matches!(wait, Wait::On(_))) {
                 // Before the claim, so that a deadline that passes loses nothing.
                 self.wait_on_host(fence, deadline)?;
@@ -114,7 +114,7 @@ impl Link {
             held.leave();
             return Err(Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into());
         }
-        match held.with_file(|file| file.counters.slot(entry.slot).claim(generation)) {
+        match held.file().counters.slot(entry.slot).claim(generation) {
             Claim::Held => {}
             other => {
                 held.leave();
@@ -172,7 +172,7 @@ impl Link {
 
     /// Waits for the descriptor's counter file, if it was announced but has not arrived, and checks the slot.
     fn await_file(&self, fields: &Fields, deadline: Option<Instant>) -> Result<(), ClaimError> {
-        let slots = || self.files.load().get(fields.file as usize).map(|file| file.counters.slot_count());
+        let slots = || self.file(fields.file).map(|file| file.counters.slot_count());
         let slots = match slots() {
             Some(slots) => slots,
             None => match self.wait_until(deadline, || slots().or_else(|| self.is_gone().then_some(0))) {
@@ -218,8 +218,7 @@ impl Link {
     }
 
     fn queue_wait(&self, stream: &Stream, fence: &Fence) -> Result<(), ClaimError> {
-        let files = self.files.load();
-        let Some(base) = files[fence.file as usize].registered else { return Ok(()) };
+        let Some(base) = self.file(fence.file).and_then(|file| file.registered) else { return Ok(()) };
         let word = base.word(timeline_word(fence.word));
         // SAFETY: `stream_batch` asks for a live stream, which the caller keeps, and for a word in a registration that
         // outlives the operation: the block counts as used on the stream, so the link's files stay registered until
@@ -230,7 +229,8 @@ impl Link {
 
     /// The producer knows no such lease: the slot says why.
     fn why_not_leased(&self, entry: Entry) -> ClaimError {
-        match self.files.load()[entry.file as usize].counters.slot(entry.slot).peek(entry.generation) {
+        let Some(file) = self.file(entry.file) else { return ClaimError::Stale };
+        match file.counters.slot(entry.slot).peek(entry.generation) {
             Claim::Revoked => ClaimError::Revoked,
             Claim::AlreadyClaimed => ClaimError::AlreadyClaimed,
             Claim::Stale => ClaimError::Stale,

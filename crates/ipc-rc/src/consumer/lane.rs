@@ -107,7 +107,7 @@ impl Lanes {
             return self.try_end(held, streams);
         }
         lane.settle();
-        let (words, slots) = held.with_file(|file| (file.registered, file.counters.slot_count()));
+        let (words, slots) = (held.file().registered, held.file().counters.slot_count());
         match words {
             Some(base) if lane.later.is_empty() && lane.pending.len() < MOST_PENDING => {
                 let ops = [

@@ -2,15 +2,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
 use gpu_api::{Access, Error, Gpu, ParticipantId, Result, WordPtr};
 
 use crate::consumer::lane::Lanes;
 use crate::consumer::mapping::Mappings;
-use crate::counter_file::{CounterFile, TIMELINES};
+use crate::counter_file::{CounterFile, MOST_SLOTS, TIMELINES};
 use crate::descriptor::{self, SessionId};
 use crate::fork::ForkGuard;
 use crate::message::{MOST_BYTES, ToProducer};
@@ -26,6 +25,9 @@ pub(crate) struct File {
     pub registered: Option<WordPtr>,
 }
 
+/// The most counter files of a participant: 2^28 leases.
+const MOST_FILES: u64 = 4096;
+
 /// What a word said when its poisoner looked: nothing yet.
 const NOT_POISONED: u64 = u64::MAX;
 
@@ -40,7 +42,7 @@ pub(crate) struct Link {
     pub producer_pid: u32,
     pub producer_pidfd: OwnedFd,
     pub socket: OwnedFd,
-    pub files: ArcSwap<Vec<Arc<File>>>,
+    files: Box<[OnceLock<File>]>,
     pub mappings: Mappings,
     pub lanes: Lanes,
     pub waker: Waker,
@@ -65,10 +67,13 @@ pub(crate) struct Welcome {
     pub producer_pidfd: OwnedFd,
     pub socket: OwnedFd,
     pub file: CounterFile,
+    pub max_slots: u64,
 }
 
 impl Link {
     pub fn new(welcome: Welcome) -> Result<Link> {
+        // As many files as the quota takes, and a few for the smaller first ones; each place is 40 bytes.
+        let places = (welcome.max_slots / u64::from(MOST_SLOTS)).min(MOST_FILES) as usize + 4;
         let link = Link {
             lanes: Lanes::new(welcome.gpu.clone()),
             gpu: welcome.gpu,
@@ -79,7 +84,7 @@ impl Link {
             producer_pid: welcome.producer_pid,
             producer_pidfd: welcome.producer_pidfd,
             socket: welcome.socket,
-            files: ArcSwap::default(),
+            files: (0..places).map(|_| OnceLock::new()).collect(),
             mappings: Mappings::default(),
             waker: Waker::new()?,
             gone: AtomicBool::new(false),
@@ -94,14 +99,12 @@ impl Link {
 
     /// Takes in a counter file: the next, or none.
     pub fn add_file(&self, index: u32, counters: CounterFile) -> Result<()> {
-        let files = self.files.load_full();
-        if files.len() != index as usize {
-            return Err(Error::Invalid {
-                what: "a counter file's number",
-                got: index.to_string(),
-                must: "the number of files before it",
-            });
-        }
+        let number = || Error::Invalid {
+            what: "a counter file's number",
+            got: index.to_string(),
+            must: "below the quota, and one that no other file has",
+        };
+        let place = self.files.get(index as usize).filter(|place| place.get().is_none()).ok_or_else(number)?;
         let registered = if self.gpu.caps().stream_words {
             // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the link keeps its
             // files, and unregisters them before it lets go of them, or leaks them.
@@ -109,11 +112,21 @@ impl Link {
         } else {
             None
         };
-        let mut files = Vec::clone(&files);
-        files.push(Arc::new(File { counters, registered }));
-        self.files.store(Arc::new(files));
+        // Only this participant's thread adds files, so the place is still free.
+        let _ = place.set(File { counters, registered });
         self.announce_change();
         Ok(())
+    }
+
+    /// Returns a counter file. Once there it stays.
+    #[inline]
+    pub fn file(&self, index: u32) -> Option<&File> {
+        self.files.get(index as usize)?.get()
+    }
+
+    /// Lists the counter files.
+    pub fn files(&self) -> impl Iterator<Item = &File> {
+        self.files.iter().filter_map(OnceLock::get)
     }
 
     pub fn is_gone(&self) -> bool {
@@ -122,8 +135,7 @@ impl Link {
 
     /// Completes every wait of this participant's, and keeps what each word had reached.
     pub fn poison(&self) {
-        let files = self.files.load();
-        let Some(first) = files.first() else { return };
+        let Some(first) = self.file(0) else { return };
         for (index, reached) in (0..).zip(&self.reached) {
             if let Some(value) = first.counters.timeline(index).poison() {
                 // The first poisoning tells what had been reached; a later one meets only what came too late.
@@ -134,8 +146,7 @@ impl Link {
 
     /// Says where a fence stands, told apart by what had been reached before a poisoning.
     pub fn look(&self, fence: &descriptor::Fence) -> timeline::Fence {
-        let files = self.files.load();
-        let Some(file) = files.get(fence.file as usize) else { return timeline::Fence::Pending };
+        let Some(file) = self.file(fence.file) else { return timeline::Fence::Pending };
         match file.counters.timeline(fence.word).look(fence.value) {
             timeline::Fence::Poisoned => match self.reached[fence.word as usize].load(Ordering::Acquire) {
                 NOT_POISONED => timeline::Fence::Poisoned,

@@ -110,7 +110,7 @@ impl ParticipantBuilder {
         let message = ToParticipant::decode(&bytes[..len], fds.len())?;
         match message {
             ToParticipant::Refused { code, why } => Err(refused(&why, code.remedy())),
-            ToParticipant::Welcome { session, participant, pid, slots, .. } => {
+            ToParticipant::Welcome { session, participant, pid, slots, max_slots } => {
                 let mut fds = fds.into_iter();
                 let (Some(producer_pidfd), Some(file)) = (fds.next(), fds.next()) else {
                     return Err(refused("the welcome came without its file descriptors", "raise RLIMIT_NOFILE"));
@@ -127,6 +127,7 @@ impl ParticipantBuilder {
                     producer_pidfd,
                     socket,
                     file: CounterFile::open(file, slots)?,
+                    max_slots,
                 })
             }
             _ => Err(refused("its first message is no welcome", "build both sides from one version")),

@@ -41,16 +41,15 @@ impl Held {
     /// Ends the lease at once: no GPU work on its block is left.
     pub fn release(self) {
         step!("release");
-        self.with_file(|file| {
-            file.counters.slot(self.entry.slot).release(self.entry.generation);
-            file.counters.dirty_of(self.entry.slot).mark();
-        });
+        let counters = &self.file().counters;
+        counters.slot(self.entry.slot).release(self.entry.generation);
+        counters.dirty_of(self.entry.slot).mark();
         self.leave();
     }
 
     /// Says whether a lane has ended it.
     pub fn is_released(&self) -> bool {
-        self.with_file(|file| file.counters.slot(self.entry.slot).is_released(self.entry.generation))
+        self.file().counters.slot(self.entry.slot).is_released(self.entry.generation)
     }
 
     /// Returns the link.
@@ -58,9 +57,9 @@ impl Held {
         &self.mapping.link
     }
 
-    /// Looks at the lease's counter file. A link never loses one.
-    pub fn with_file<T>(&self, look: impl FnOnce(&File) -> T) -> T {
-        look(&self.link().files.load()[self.entry.file as usize])
+    /// Returns the lease's counter file.
+    pub fn file(&self) -> &File {
+        self.link().file(self.entry.file).expect("the claim found the file, and a link never loses one")
     }
 
     /// Lets go of the mapping, after the end.

@@ -223,14 +223,14 @@ impl Service {
         let link = self.link.clone();
         link.lanes.close();
         self.blocking.run(move || {
-            for file in link.files.load().iter().filter(|file| file.registered.is_some()) {
+            for file in link.files().filter(|file| file.registered.is_some()) {
                 // SAFETY: `unregister_words` asks for
                 // - a registration that was not ended: every file is registered once and this runs once;
                 // - no unfinished operation on its words: every lease has ended, and the lanes were dry; a wait for a
                 //   fence was on a stream that its block's lease waited for.
                 if let Err(error) = unsafe { link.gpu.backend().unregister_words(file.counters.start()) } {
                     tracing::warn!(%error, "a counter file stays registered, and so mapped");
-                    std::mem::forget(link);
+                    std::mem::forget(link.clone());
                     return;
                 }
             }

@@ -14,7 +14,7 @@ use crate::message::ToParticipant;
 use crate::producer::block::{Block, Token};
 use crate::producer::count::Count;
 use crate::producer::fence::Fences;
-use crate::producer::ledger::{Effort, own_shard};
+use crate::producer::ledger::{Effort, Found, own_shard};
 use crate::producer::outbox::Outbox;
 use crate::producer::own_work::OwnWork;
 use crate::producer::peer::Peer;
@@ -127,7 +127,7 @@ impl Core {
 
     /// Looks for ended leases and finished work everywhere; the blocks found are given back if these were the last.
     pub fn collect(&self, effort: Effort) -> Reclaimed {
-        let mut out = Vec::new();
+        let mut out = Found::new();
         for peer in self.peers.load().iter().flatten() {
             peer.ledger.collect(effort, &mut out);
         }
@@ -147,14 +147,14 @@ impl Core {
         let turn = self.cursor.load(Ordering::Relaxed).wrapping_add(1);
         self.cursor.store(turn, Ordering::Relaxed);
         let Some(peer) = &peers[turn % peers.len()] else { return };
-        let mut out = Vec::new();
+        let mut out = Found::new();
         peer.ledger.glance(own_shard().wrapping_add(turn / peers.len()), GLANCE, &mut out);
         drop(peers);
         self.retire(out);
     }
 
     /// Drops what ledgers gave back, with no lock held, and counts the blocks of which these were the last.
-    pub fn retire(&self, out: Vec<Arc<Block>>) -> Reclaimed {
+    pub fn retire(&self, out: Found<Arc<Block>>) -> Reclaimed {
         let mut reclaimed = Reclaimed::default();
         let found = !out.is_empty();
         for block in out {

@@ -17,6 +17,9 @@ use crate::clock::Tick;
 use crate::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
 use crate::slot::{Generation, Revoke, Seen};
 
+/// Blocks whose leases have ended, on their way to being dropped with no lock held.
+pub type Found<B> = Vec<B>;
+
 /// Locks that a participant's slots are spread over.
 pub const SHARDS: usize = 16;
 
@@ -267,7 +270,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Looks for released leases and moves their blocks to `out`.
-    pub fn collect(&self, effort: Effort, out: &mut Vec<B>) {
+    pub fn collect(&self, effort: Effort, out: &mut Found<B>) {
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
             let mut shard = locked.lock();
             for part in &mut shard.parts {
@@ -277,19 +280,21 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         }
     }
 
-    fn sweep_marked(&self, part: &mut Part<B, F>, effort: Effort, out: &mut Vec<B>) {
-        let file = part.file.clone();
-        let words = &file.dirty()[part.first_group as usize..][..part.groups.len()];
-        for (index, word) in (0..).zip(words) {
-            let outstanding = part.with_out & (1 << index) != 0;
-            if outstanding && (effort == Effort::Everything || word.is_marked()) {
-                self.sweep(part, index, effort, out);
-            }
+    fn sweep_marked(&self, part: &mut Part<B, F>, effort: Effort, out: &mut Found<B>) {
+        let mut groups = part.with_out;
+        if effort == Effort::Marked {
+            let words = &part.file.dirty()[part.first_group as usize..][..part.groups.len()];
+            groups &= (0..).zip(words).fold(0, |marked, (index, word)| marked | u64::from(word.is_marked()) << index);
+        }
+        while groups != 0 {
+            let index = groups.trailing_zeros();
+            groups &= groups - 1;
+            self.sweep(part, index, effort, out);
         }
     }
 
     /// Looks at no more than `words` dirty words, going on where the last call stopped, in one shard that is free.
-    pub fn glance(&self, shard: usize, words: usize, out: &mut Vec<B>) {
+    pub fn glance(&self, shard: usize, words: usize, out: &mut Found<B>) {
         let locked = &self.shards[shard % SHARDS];
         if !locked.is_busy() {
             return;
@@ -316,7 +321,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         locked.note(&shard);
     }
 
-    fn sweep(&self, part: &mut Part<B, F>, index: u32, effort: Effort, out: &mut Vec<B>) {
+    fn sweep(&self, part: &mut Part<B, F>, index: u32, effort: Effort, out: &mut Found<B>) {
         let group_number = part.first_group + index;
         let first_slot = group_number * GROUP;
         // The mark is taken before the slots are read, whatever the effort: `dirty` says why.
@@ -369,7 +374,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Takes back every grant whose time to live has passed unclaimed, and says when to come again.
-    pub fn expire(&self, now: Tick, out: &mut Vec<B>) -> Tick {
+    pub fn expire(&self, now: Tick, out: &mut Found<B>) -> Tick {
         let packed = now.pack(self.start);
         let mut next = NO_LAPSE;
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
@@ -388,7 +393,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Refuses every later grant, and takes back those that nobody claimed. What is held stays.
-    pub fn close(&self, out: &mut Vec<B>) {
+    pub fn close(&self, out: &mut Found<B>) {
         for locked in &self.shards {
             let mut shard = locked.lock();
             shard.gone = true;
@@ -400,7 +405,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Ends every lease, whatever its word says: the participant is proven dead and the quarantine is over.
-    pub fn bury(&self, out: &mut Vec<B>) {
+    pub fn bury(&self, out: &mut Found<B>) {
         for locked in &self.shards {
             let mut shard = locked.lock();
             debug_assert!(shard.gone, "buried before it was closed");
@@ -480,12 +485,12 @@ impl<B, F: SlotFile> Part<B, F> {
         (row.block.is_some() && row.generation == entry.generation).then_some((index, bit))
     }
 
-    fn revoke_all(&mut self, out: &mut Vec<B>) {
+    fn revoke_all(&mut self, out: &mut Found<B>) {
         self.revoke_where(|_| true, out);
     }
 
     /// Revokes what has lapsed and returns when the next lapses.
-    fn expire(&mut self, now: u32, out: &mut Vec<B>) -> u32 {
+    fn expire(&mut self, now: u32, out: &mut Found<B>) -> u32 {
         let mut next = NO_LAPSE;
         self.revoke_where(
             |row| {
@@ -499,7 +504,7 @@ impl<B, F: SlotFile> Part<B, F> {
         next
     }
 
-    fn revoke_where(&mut self, mut due: impl FnMut(&mut Row<B>) -> bool, out: &mut Vec<B>) {
+    fn revoke_where(&mut self, mut due: impl FnMut(&mut Row<B>) -> bool, out: &mut Found<B>) {
         for index in 0..self.groups.len() as u32 {
             let first_slot = (self.first_group + index) * GROUP;
             let group = &mut self.groups[index as usize];

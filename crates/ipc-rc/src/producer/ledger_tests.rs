@@ -83,7 +83,7 @@ impl World {
 
     /// Takes leases out of the map for the blocks that came back, preferring `likely`; a block that the map does not
     /// expect is an early or a double retirement.
-    fn returned(&mut self, out: Vec<Block>, likely: impl Fn(&Lease) -> bool) {
+    fn returned(&mut self, out: Found<Block>, likely: impl Fn(&Lease) -> bool) {
         for block in out {
             let found = self.leases.iter().find(|(_, l)| l.block == *block as usize && likely(l)).map(|(&key, _)| key);
             let key = found.expect("a block came back that nobody has let go of");
@@ -166,7 +166,7 @@ impl World {
                 }
             }
             Step::Collect { everything } => {
-                let mut out = Vec::new();
+                let mut out = Found::new();
                 let effort = if everything { Effort::Everything } else { Effort::Marked };
                 self.ledger.collect(effort, &mut out);
                 self.returned(out, |lease| lease.stands == Stands::Released);
@@ -176,28 +176,28 @@ impl World {
                 );
             }
             Step::Glance { shard } => {
-                let mut out = Vec::new();
+                let mut out = Found::new();
                 self.ledger.glance(shard, 4, &mut out);
                 self.returned(out, |lease| lease.stands == Stands::Released);
             }
             Step::Expire => {
                 self.now = self.now.after(Duration::from_secs(11));
-                let mut out = Vec::new();
+                let mut out = Found::new();
                 self.ledger.expire(self.now, &mut out);
                 self.returned(out, |lease| lease.stands == Stands::InFlight && lease.lapses);
                 assert!(!self.leases.values().any(|l| l.stands == Stands::InFlight && l.lapses), "one did not lapse");
             }
             Step::Die => {
-                let mut out = Vec::new();
+                let mut out = Found::new();
                 self.ledger.close(&mut out);
                 self.returned(out, |lease| lease.stands == Stands::InFlight);
                 assert_eq!(self.ledger.grant(&self.blocks[0], self.now, None), Err(Refusal::Gone));
                 self.check();
-                let mut out = Vec::new();
+                let mut out = Found::new();
                 self.ledger.bury(&mut out);
                 self.returned(out, |_| true);
                 assert!(self.leases.is_empty(), "a burial left leases");
-                let mut again = Vec::new();
+                let mut again = Found::new();
                 self.ledger.bury(&mut again);
                 assert!(again.is_empty(), "buried twice");
                 // A dead participant's file is never granted from again: the next one has its own.
@@ -276,7 +276,7 @@ fn a_grant_that_races_a_burial_is_seen_by_it_or_refused() {
             let (ledger, block) = (ledger.clone(), block.clone());
             std::thread::spawn(move || while ledger.grant(&block, Tick::default(), None).is_ok() {})
         };
-        let mut out = Vec::new();
+        let mut out = Found::new();
         ledger.close(&mut out);
         granting.join().expect("no panic");
         ledger.bury(&mut out);

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use gpu_api::{EventKind, Gpu, RawEvent, Result, StreamIdentity};
 
+use crate::producer::ledger::Found;
 use crate::stream::Stream;
 
 /// Events kept for use again.
@@ -97,7 +98,7 @@ impl<B> OwnWork<B> {
     }
 
     /// Moves blocks whose work has finished to `out`.
-    pub fn poll(&self, out: &mut Vec<B>) {
+    pub fn poll(&self, out: &mut Found<B>) {
         if self.waiting() == 0 {
             return;
         }

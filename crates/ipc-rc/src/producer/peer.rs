@@ -12,7 +12,7 @@ use crate::clock::Tick;
 use crate::counter_file::CounterFile;
 use crate::producer::block::Block;
 use crate::producer::fence::Words;
-use crate::producer::ledger::{Entry, Ledger, Refusal};
+use crate::producer::ledger::{Entry, Found, Ledger, Refusal};
 
 /// How far the proof of a participant's death has come.
 ///
@@ -194,7 +194,7 @@ impl Peer {
     }
 
     /// Takes back the unclaimed and refuses what comes.
-    pub fn close(&self, out: &mut Vec<Arc<Block>>) {
+    pub fn close(&self, out: &mut Found<Arc<Block>>) {
         self.gone.store(true, Ordering::Relaxed);
         self.ledger.close(out);
     }

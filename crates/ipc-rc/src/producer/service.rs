@@ -19,7 +19,7 @@ use crate::counter_file::bytes_of;
 use crate::message::{DecodeError, MOST_BYTES, Place, RefusalCode, ToParticipant, ToProducer};
 use crate::process;
 use crate::producer::core::Core;
-use crate::producer::ledger::{Effort, Entry};
+use crate::producer::ledger::{Effort, Entry, Found};
 use crate::producer::peer::{Arrival, Peer};
 use crate::producer::share::{MOST_PARTICIPANTS, find, participant_id, place_of};
 use crate::socket::{self, Listener, ReceiveOutcome};
@@ -437,7 +437,7 @@ impl Service {
             peer.note_unmapping(region);
         }
         if let Some(block) = leased {
-            self.core.retire(vec![block]);
+            self.core.retire(Found::from_iter([block]));
         }
     }
 
@@ -468,7 +468,7 @@ impl Service {
 
     /// Grants nothing more and takes back what was not claimed.
     fn close(&self, peer: &Arc<Peer>) {
-        let mut out = Vec::new();
+        let mut out = Found::new();
         peer.close(&mut out);
         self.core.revoked.fetch_add(out.len() as u64, Ordering::Relaxed);
         self.core.retire(out);
@@ -486,7 +486,7 @@ impl Service {
     fn expire(&mut self) {
         let now = Tick::now();
         let mut next = Tick::NEVER;
-        let mut out = Vec::new();
+        let mut out = Found::new();
         for peer in self.core.peers.load().iter().flatten() {
             next = next.min(peer.ledger.expire(now, &mut out));
         }
@@ -509,7 +509,7 @@ impl Service {
                 (over, proof.farewell && proof.hung_up)
             };
             if dead {
-                let mut out = Vec::new();
+                let mut out = Found::new();
                 peer.ledger.bury(&mut out);
                 let grave = out.len();
                 self.end(peer);
