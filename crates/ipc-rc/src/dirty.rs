@@ -43,6 +43,7 @@ pub struct Dirty<W>(W);
 
 impl<W: Word> Dirty<W> {
     /// Wraps a word that holds 0.
+    #[cfg(any(test, gpu_ipc_loom))]
     pub const fn new(word: W) -> Dirty<W> {
         Dirty(word)
     }

@@ -165,6 +165,7 @@ pub struct Slot<W>(W);
 
 impl<W: Word> Slot<W> {
     /// Wraps a word that holds 0.
+    #[cfg(any(test, gpu_ipc_loom))]
     pub const fn new(word: W) -> Slot<W> {
         Slot(word)
     }

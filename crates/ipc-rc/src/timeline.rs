@@ -21,14 +21,14 @@
 //! | reach | producer's stream | store `v`, after the work before it | stream order |
 //! | look | consumer's CPU | load | [`LOOK`] Acquire |
 //! | wait | consumer's stream | wait for `>= v` | stream order |
-//! | poison | consumer's CPU, at the producer's death; producer's CPU, when its context is broken | swap `POISON` | [`POISONING`] AcqRel |
+//! | poison | consumer's CPU, at the producer's death; producer's CPU, when its context is broken | swap `POISON` | [`POISONING`] Acquire |
 //!
 //! **The poisoning swap tells** what had been reached: it returns the last value. A late store of a dying GPU may
 //! replace the poison; so the consumer poisons again until no wait of its own is left.
 //!
 //! **What it does not order**: the consumer's work before the producer's reuse. [`slot`](crate::slot) does that.
 //!
-//! Checked by `tests/loom_timeline.rs`; weakening `LOOK` to Relaxed fails it.
+//! Checked by `tests/loom_timeline.rs`; weakening `LOOK` or `POISONING` to Relaxed fails it.
 
 use std::sync::atomic::Ordering;
 
@@ -41,8 +41,8 @@ pub const LIMIT: u64 = 1 << 61;
 
 /// Pairs with the producing side's store.
 pub const LOOK: Ordering = if cfg!(gpu_ipc_weaken = "look") { Ordering::Relaxed } else { Ordering::Acquire };
-/// Acquire for what the returned value stands for; Release hands over nothing but costs nothing beside it.
-pub const POISONING: Ordering = Ordering::AcqRel;
+/// Pairs with the producing side's store: what the returned value stands for is there to be read.
+pub const POISONING: Ordering = if cfg!(gpu_ipc_weaken = "poison") { Ordering::Relaxed } else { Ordering::Acquire };
 
 /// What a word says about a fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,6 +63,7 @@ pub struct Timeline<W>(W);
 
 impl<W: Word> Timeline<W> {
     /// Wraps a word that holds 0.
+    #[cfg(any(test, gpu_ipc_loom))]
     pub const fn new(word: W) -> Timeline<W> {
         Timeline(word)
     }

@@ -95,7 +95,9 @@ impl<'a> Demo<'a> {
     fn new(gpu: Gpu, options: &'a DemoOptions) -> Result<Demo<'a>, String> {
         let (size, device) = (options.size, gpu.info().total_bytes);
         if size > device {
-            return Err(format!("out of memory: a block of {size} bytes is more than the device's {device}; ask for less"));
+            return Err(format!(
+                "out of memory: a block of {size} bytes is more than the device's {device}; ask for less"
+            ));
         }
         let session = Session::builder(gpu.clone()).open().map_err(|e| e.to_string())?;
         let progress = if options.json || !std::io::stderr().is_terminal() {

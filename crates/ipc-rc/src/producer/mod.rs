@@ -6,9 +6,11 @@
 //! | share: fence, grant, descriptor | [`share`], [`fence`], [`ledger`] |
 //! | drop: limbo | [`block`], [`own_work`] |
 //! | collect, retire, give back | [`core`], [`ledger`] |
+//! | who connects | [`admission`] |
 //! | deaths, mappings, time to live | [`service`], [`peer`] |
 //! | who holds what | [`report`] |
 
+pub(crate) mod admission;
 pub(crate) mod block;
 pub(crate) mod core;
 pub(crate) mod count;

@@ -15,13 +15,12 @@ use rustix::event::{Timespec, epoll};
 
 use crate::blocking::Blocking;
 use crate::clock::Tick;
-use crate::counter_file::bytes_of;
-use crate::message::{DecodeError, MOST_BYTES, Place, RefusalCode, ToParticipant, ToProducer};
+use crate::message::{MOST_BYTES, Place, RefusalCode, ToParticipant, ToProducer};
 use crate::process;
 use crate::producer::core::Core;
 use crate::producer::ledger::{Effort, Entry, Found};
-use crate::producer::peer::{Arrival, Peer};
-use crate::producer::share::{MOST_PARTICIPANTS, find, participant_id, place_of};
+use crate::producer::peer::Peer;
+use crate::producer::share::{find, place_of};
 use crate::socket::{self, Listener, ReceiveOutcome};
 use crate::step::step;
 
@@ -29,12 +28,10 @@ use crate::step::step;
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
 /// Packets read from one participant before the others get their turn.
 const PACKETS_A_TURN: usize = 64;
-/// Connections that have not said hello yet, at most.
-const MOST_GREETINGS: usize = 256;
 
 /// What a descriptor that epoll reports stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Watch {
+pub(super) enum Watch {
     Listener,
     Waker,
     Greeting,
@@ -46,15 +43,15 @@ enum Watch {
 /// The thread's state.
 #[derive(Debug)]
 pub(crate) struct Service {
-    core: Arc<Core>,
-    listener: Option<Listener>,
-    allowed: Vec<u32>,
-    own_pidfd: OwnedFd,
+    pub(super) core: Arc<Core>,
+    pub(super) listener: Option<Listener>,
+    pub(super) allowed: Vec<u32>,
+    pub(super) own_pidfd: OwnedFd,
     epoll: OwnedFd,
     watches: HashMap<u64, Watch>,
-    greetings: HashMap<u64, OwnedFd>,
+    pub(super) greetings: HashMap<u64, OwnedFd>,
     next_key: u64,
-    next_serial: u64,
+    pub(super) next_serial: u64,
     next_expiry: Tick,
     poll: Duration,
     probe: Option<RawEvent>,
@@ -119,10 +116,11 @@ impl Service {
     /// Waits for something to do, and does it.
     fn turn(&mut self) {
         let closing = self.core.closing.load(Ordering::Relaxed);
-        if closing && let Some(listener) = self.listener.take() {
-            if let Err(error) = listener.unlink() {
-                tracing::warn!(%error, "the session's socket file stays; the next session to open removes it");
-            }
+        if closing
+            && let Some(listener) = self.listener.take()
+            && let Err(error) = listener.unlink()
+        {
+            tracing::warn!(%error, "the session's socket file stays; the next session to open removes it");
         }
         self.core.waker.doze();
         let timeout = self.time_to_sleep();
@@ -185,7 +183,7 @@ impl Service {
         }
     }
 
-    fn watch(&mut self, fd: BorrowedFd<'_>, watch: Watch) -> Result<u64> {
+    pub(super) fn watch(&mut self, fd: BorrowedFd<'_>, watch: Watch) -> Result<u64> {
         let key = self.next_key;
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
             .map_err(|e| Error::system("epoll_ctl", "raise fs.epoll.max_user_watches", e))?;
@@ -194,163 +192,10 @@ impl Service {
         Ok(key)
     }
 
-    fn unwatch(&mut self, key: u64, fd: BorrowedFd<'_>) {
+    pub(super) fn unwatch(&mut self, key: u64, fd: BorrowedFd<'_>) {
         self.watches.remove(&key);
         // The only failure is a descriptor that epoll does not know: that is what is wanted.
         let _ = epoll::delete(&self.epoll, fd);
-    }
-
-    fn accept(&mut self) {
-        while self.greetings.len() < MOST_GREETINGS {
-            let Some(listener) = &self.listener else { return };
-            match listener.accept() {
-                Ok(Some(socket)) => match self.watch(socket.as_fd(), Watch::Greeting) {
-                    Ok(key) => drop(self.greetings.insert(key, socket)),
-                    Err(error) => tracing::warn!(%error, "a connection is turned away"),
-                },
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection cannot be accepted");
-                    return;
-                }
-            }
-        }
-    }
-
-    fn greet(&mut self, key: u64) {
-        let Some(socket) = self.greetings.remove(&key) else { return };
-        let mut bytes = [0; MOST_BYTES];
-        let mut fds = Vec::new();
-        let outcome = socket::receive(socket.as_fd(), &mut bytes, &mut fds);
-        let len = match outcome {
-            Ok(ReceiveOutcome::Packet(len)) => len,
-            Ok(ReceiveOutcome::Empty) => {
-                self.greetings.insert(key, socket);
-                return;
-            }
-            Ok(ReceiveOutcome::HungUp) | Err(_) => {
-                self.unwatch(key, socket.as_fd());
-                return;
-            }
-        };
-        self.unwatch(key, socket.as_fd());
-        if let Err((code, why)) = self.admit(&socket, &bytes[..len], fds) {
-            tracing::warn!(%why, "a participant is refused");
-            let mut bytes = [0; MOST_BYTES];
-            let len = ToParticipant::Refused { code, why }.encode(&mut bytes);
-            let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
-        }
-    }
-
-    fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), (RefusalCode, String)> {
-        let uid = socket::peer_uid(socket.as_fd()).map_err(|e| (RefusalCode::Failed, e.to_string()))?;
-        if uid != rustix::process::geteuid().as_raw() && !self.allowed.contains(&uid) {
-            return Err((
-                RefusalCode::User,
-                format!("uid {uid} is not allowed; add it with SessionBuilder::allow_uids"),
-            ));
-        }
-        let mut fds = fds;
-        let (backend, device) = match ToProducer::decode(bytes, fds.len()) {
-            Ok(ToProducer::Hello { backend, device, .. }) => (backend, device),
-            Ok(_) => return Err((RefusalCode::Protocol, "the first message must be Hello".into())),
-            Err(error @ DecodeError::Version { .. }) => return Err((RefusalCode::Version, error.to_string())),
-            Err(error) => return Err((RefusalCode::Protocol, error.to_string())),
-        };
-        let core = self.core.clone();
-        if backend != core.gpu.kind() || device != core.gpu.uuid() {
-            let why = format!(
-                "the participant opened {backend} device {device}, the session is on {} device {}",
-                core.gpu.kind(),
-                core.gpu.uuid()
-            );
-            return Err((RefusalCode::Device, why));
-        }
-        let internal = |error: Error| (RefusalCode::Failed, error.to_string());
-        let place = {
-            let peers = core.peers.load();
-            peers.iter().position(Option::is_none).unwrap_or(peers.len())
-        };
-        if place >= MOST_PARTICIPANTS {
-            return Err((RefusalCode::Limit, format!("the session has {MOST_PARTICIPANTS} participants already")));
-        }
-        if let Some(other) = fds.iter().find(|fd| !process::is_pidfd(fd.as_fd())) {
-            return Err((RefusalCode::Protocol, format!("{other:?} of the hello is no pidfd")));
-        }
-        let pidfd = fds.remove(0);
-        let pid = process::pid_of(pidfd.as_fd());
-        let id = participant_id(self.next_serial, place);
-        self.next_serial += 1;
-        let peer = Peer::new(
-            Arrival {
-                id,
-                pid,
-                command: process::command_of(pid),
-                local: process::same_process(pidfd.as_fd()),
-                socket: socket.try_clone().map_err(|e| internal(Error::system("dup", "raise RLIMIT_NOFILE", e)))?,
-                pidfd,
-                descendants: fds,
-            },
-            &core.gpu,
-            core.start,
-        )
-        .map_err(internal)?;
-        let peer = Arc::new(peer);
-        let seat = |occupant: Option<Arc<Peer>>| {
-            core.peers.rcu(|peers| {
-                let mut peers = Vec::clone(peers);
-                peers.resize(peers.len().max(place + 1), None);
-                peers[place].clone_from(&occupant);
-                peers
-            });
-        };
-        // Before the welcome: whoever has read it can be shared with.
-        seat(Some(peer.clone()));
-        if let Err(error) = self.welcome(&peer) {
-            seat(None);
-            // Somebody may have shared with it meanwhile: it is granted nothing, and what it was is taken back.
-            self.close(&peer);
-            return Err(internal(error));
-        }
-        step!("welcome");
-        tracing::debug!(participant = %id, pid, command = %peer.command, "a participant is connected");
-        core.announce_change();
-        Ok(())
-    }
-
-    fn welcome(&mut self, peer: &Arc<Peer>) -> Result<()> {
-        let id = peer.id;
-        let mut keys = vec![(self.watch(peer.socket.as_fd(), Watch::Socket(id))?, peer.socket.as_fd())];
-        let mut watch_rest = || -> Result<()> {
-            keys.push((self.watch(peer.pidfd.as_fd(), Watch::Process(id))?, peer.pidfd.as_fd()));
-            for (n, descendant) in peer.descendants.iter().enumerate() {
-                keys.push((self.watch(descendant.as_fd(), Watch::Descendant(id, n))?, descendant.as_fd()));
-            }
-            let first = peer.first_file();
-            let message = ToParticipant::Welcome {
-                session: self.core.id,
-                participant: id,
-                pid: std::process::id(),
-                slots: first.slot_count(),
-                max_slots: self.core.max_slots,
-            };
-            debug_assert!(first.bytes() == bytes_of(first.slot_count()));
-            let mut bytes = [0; MOST_BYTES];
-            let len = message.encode(&mut bytes);
-            match socket::send(peer.socket.as_fd(), &bytes[..len], &[self.own_pidfd.as_fd(), first.fd()]) {
-                Ok(socket::SendOutcome::Sent) => Ok(()),
-                Ok(_) => Err(Error::ParticipantGone { participant: id }),
-                Err(e) => Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", e)),
-            }
-        };
-        let done = watch_rest();
-        if done.is_err() {
-            for (key, fd) in keys {
-                self.unwatch(key, fd);
-            }
-            self.unregister(peer.clone());
-        }
-        done
     }
 
     fn peer(&self, id: ParticipantId) -> Option<Arc<Peer>> {
@@ -467,7 +312,7 @@ impl Service {
     }
 
     /// Grants nothing more and takes back what was not claimed.
-    fn close(&self, peer: &Arc<Peer>) {
+    pub(super) fn close(&self, peer: &Arc<Peer>) {
         let mut out = Found::new();
         peer.close(&mut out);
         self.core.revoked.fetch_add(out.len() as u64, Ordering::Relaxed);
@@ -577,7 +422,7 @@ impl Service {
     }
 
     /// Ends the registrations of a participant that is gone, and lets go of its counter files after that.
-    fn unregister(&mut self, peer: Arc<Peer>) {
+    pub(super) fn unregister(&mut self, peer: Arc<Peer>) {
         let gpu = self.core.gpu.clone();
         self.blocking.run(move || {
             for start in peer.take_registrations() {
