@@ -26,12 +26,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::sync::Word;
+use crate::sync::{Word, ordering};
 
 /// Pairs with [`TAKE`].
-pub const MARK: Ordering = if cfg!(gpu_ipc_weaken = "mark") { Ordering::Relaxed } else { Ordering::Release };
+pub const MARK: Ordering = ordering("mark", Ordering::Release);
 /// Pairs with [`MARK`].
-pub const TAKE: Ordering = if cfg!(gpu_ipc_weaken = "take") { Ordering::Relaxed } else { Ordering::Acquire };
+pub const TAKE: Ordering = ordering("take", Ordering::Acquire);
 
 /// What a GPU stores.
 pub const MARKED: u64 = 1;

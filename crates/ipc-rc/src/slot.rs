@@ -41,16 +41,16 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::sync::Word;
+use crate::sync::{Word, ordering};
 
 /// Pairs with [`CLAIM`].
-pub const GRANT: Ordering = if cfg!(gpu_ipc_weaken = "grant") { Ordering::Relaxed } else { Ordering::Release };
+pub const GRANT: Ordering = ordering("grant", Ordering::Release);
 /// Pairs with [`GRANT`].
-pub const CLAIM: Ordering = if cfg!(gpu_ipc_weaken = "claim") { Ordering::Relaxed } else { Ordering::Acquire };
+pub const CLAIM: Ordering = ordering("claim", Ordering::Acquire);
 /// Pairs with [`READ`].
-pub const RELEASE: Ordering = if cfg!(gpu_ipc_weaken = "release") { Ordering::Relaxed } else { Ordering::Release };
+pub const RELEASE: Ordering = ordering("release", Ordering::Release);
 /// Pairs with [`RELEASE`].
-pub const READ: Ordering = if cfg!(gpu_ipc_weaken = "read") { Ordering::Relaxed } else { Ordering::Acquire };
+pub const READ: Ordering = ordering("read", Ordering::Acquire);
 /// Hands over nothing.
 pub const REVOKE: Ordering = Ordering::Relaxed;
 

@@ -6,6 +6,26 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Names an ordering, so that a model checker's run can weaken it: built with `GPU_IPC_WEAKEN=name` under the model
+/// checker's cfg, the ordering of that name is Relaxed, and a test must fail. In every other build it is `strong`.
+pub const fn ordering(name: &str, strong: Ordering) -> Ordering {
+    match option_env!("GPU_IPC_WEAKEN") {
+        Some(weakened) if cfg!(gpu_ipc_loom) && is_same(weakened, name) => Ordering::Relaxed,
+        _ => strong,
+    }
+}
+
+const fn is_same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut same = a.len() == b.len();
+    let mut at = 0;
+    while same && at < a.len() {
+        same = a[at] == b[at];
+        at += 1;
+    }
+    same
+}
+
 /// A 64-bit word that several processes touch at once.
 pub trait Word {
     /// Reads it.

@@ -32,7 +32,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::sync::Word;
+use crate::sync::{Word, ordering};
 
 /// Completes every wait. Not a value that a live stream writes.
 pub const POISON: u64 = 1 << 62;
@@ -40,9 +40,9 @@ pub const POISON: u64 = 1 << 62;
 pub const LIMIT: u64 = 1 << 61;
 
 /// Pairs with the producing side's store.
-pub const LOOK: Ordering = if cfg!(gpu_ipc_weaken = "look") { Ordering::Relaxed } else { Ordering::Acquire };
+pub const LOOK: Ordering = ordering("look", Ordering::Acquire);
 /// Pairs with the producing side's store: what the returned value stands for is there to be read.
-pub const POISONING: Ordering = if cfg!(gpu_ipc_weaken = "poison") { Ordering::Relaxed } else { Ordering::Acquire };
+pub const POISONING: Ordering = ordering("poison", Ordering::Acquire);
 
 /// What a word says about a fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

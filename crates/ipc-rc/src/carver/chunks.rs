@@ -72,7 +72,8 @@ impl Chunks {
             (pad.checked_add(len)? <= chunk).then_some((chunk, id, at, at + pad))
         };
         large_enough(len).take(LOOKS).find_map(fits).or_else(|| {
-            let any_start = len.checked_add(align - 1)?;
+            // Every base and every chunk is aligned to a step, so a start is at most so far away.
+            let any_start = len.checked_add(align.saturating_sub(STEP))?;
             large_enough(any_start).next().and_then(fits)
         })
     }
