@@ -51,17 +51,14 @@ fn open(kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
     match kind {
         #[cfg(feature = "host")]
         BackendKind::Host => Ok(backend_host::HostBackend::new(backend_host::HostConfig::from_env()?)?),
-        #[cfg(any(feature = "cuda", feature = "hip"))]
-        backend
-            if cfg!(feature = "cuda") && backend == BackendKind::Cuda
-                || cfg!(feature = "hip") && backend == BackendKind::Hip =>
-        {
-            Err(Error::Unavailable {
-                backend,
-                why: "this version has no such backend yet".into(),
-                remedy: "use the host backend",
-            })
-        }
+        #[cfg(feature = "cuda")]
+        BackendKind::Cuda => Ok(backend_cuda::CudaBackend::load()?),
+        #[cfg(feature = "hip")]
+        BackendKind::Hip => Err(Error::Unavailable {
+            backend: BackendKind::Hip,
+            why: "this version has no HIP backend yet".into(),
+            remedy: "use the host or the cuda backend",
+        }),
         backend => Err(Error::NotCompiled { backend }),
     }
 }

@@ -1,1 +1,59 @@
-//! x
+//! What every backend must do, as one list of cases.
+//!
+//! [`CASES`] need one process. [`PEER_CASES`] need two: the test program starts itself again as the peer, and the two
+//! talk over a [`Pipe`]. A case that is in neither list is dead code, which fails the build. A case fails by a panic.
+//!
+//! `tests/conformance.rs` runs both lists on every device of every backend that this machine has; what is absent shows
+//! as ignored, and with `REQUIRE_GPU=1` as failed.
+
+mod device;
+mod event;
+mod memory;
+mod peer;
+mod pipe;
+mod queue;
+mod word;
+
+use gpu_ipc::Gpu;
+
+pub use pipe::Pipe;
+
+/// A case in one process.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Its name: the noun it is about, and what must hold.
+    pub name: &'static str,
+    /// Panics if it does not hold.
+    pub run: fn(&Gpu),
+}
+
+/// A case in two processes: each runs its side, and both must come back.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerCase {
+    /// Its name.
+    pub name: &'static str,
+    /// The side of the process that allocates.
+    pub producer: fn(&Gpu, &mut Pipe),
+    /// The side of the process that opens.
+    pub consumer: fn(&Gpu, &mut Pipe),
+}
+
+/// Lists the cases in one process.
+pub fn cases() -> Vec<Case> {
+    [device::CASES, memory::CASES, queue::CASES, event::CASES, word::CASES].concat()
+}
+
+/// Lists the cases in two processes.
+pub fn peer_cases() -> &'static [PeerCase] {
+    peer::CASES
+}
+
+/// Waits until a condition holds; panics when it does not for so long that somebody hangs.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed().as_secs() < 60, "waited too long for: {what}");
+        std::thread::yield_now();
+    }
+}

@@ -1,2 +1,0 @@
-//! The backend over a driver that is not there.
-fn main() {}

@@ -1,0 +1,195 @@
+//! The calling thread: its current context and its capture mode are after every call what they were before.
+
+use std::os::fd::AsFd;
+use std::ptr;
+use std::sync::Arc;
+
+use backend_cuda::CudaBackend;
+use gpu_api::{Access, DeviceId, DevicePtr, Error, EventKind, GpuBackend, HostMemory, HostPtr, RawStream, Sharing};
+use gpu_api::{EventHandle, StreamOp};
+
+use crate::fake::{self, GPU};
+use crate::queue::Words;
+use crate::{Case, Library};
+
+macro_rules! case {
+    ($name:ident, $devices:literal) => {
+        Case {
+            name: stringify!($name),
+            library: Library::Whole,
+            environment: &[("FAKE_DEVICES", $devices)],
+            run: $name,
+        }
+    };
+}
+
+pub const CASES: &[Case] = &[
+    case!(every_call_leaves_the_context_and_the_mode, "2"),
+    case!(no_call_destroys_an_applications_capture, "1"),
+    case!(a_failure_in_the_thread_s_own_calls_leaves_the_thread, "1"),
+    case!(default_streams_are_those_of_the_current_context, "1"),
+    case!(a_default_stream_that_nothing_places_is_refused, "2"),
+    case!(contexts_go_in_and_out, "2"),
+];
+
+/// Makes every call of the trait once.
+fn everything(cuda: &Arc<CudaBackend>) {
+    let words = Words::new();
+    let fd = fake::foreign_fd(0x20_0000);
+    cuda.device_count().expect("a call");
+    cuda.device_info(GPU).expect("a call");
+    cuda.memory_info(GPU).expect("a call");
+    cuda.caps(GPU).expect("a call");
+    let plain = cuda.alloc(GPU, 1, Sharing::Handle).expect("a call").base;
+    let made = cuda.alloc(GPU, 1, Sharing::Fd).expect("a call").base;
+    cuda.address_range(made).expect("a call");
+    cuda.classify(DevicePtr(8)).expect("a call");
+    cuda.export_handle(plain).expect("a call");
+    drop(cuda.export_fd(made).expect("a call"));
+    let imported = cuda.import_fd(GPU, fd.as_fd(), 1, Access::ReadWrite).expect("a call");
+    let opened = cuda.open_handle(GPU, &fake::foreign_handle()).expect("a call");
+    let host = cuda.host_alloc(GPU, 64, HostMemory { pinned: true, numa_node: None }).expect("a call");
+    let event = cuda.create_event(GPU, EventKind::Interprocess).expect("a call");
+    let stream = cuda.create_stream(GPU).expect("a call");
+    let mut bytes = [0; 64];
+    bytes[..5].copy_from_slice(b"EVENT");
+    let other = cuda.open_event(GPU, &EventHandle(bytes)).expect("a call");
+    let mut buffer = [0_u8; 8];
+    macro_rules! calls {
+        ($($call:expr;)*) => {
+            $(
+                // SAFETY: the method: everything was made above, is used only here, and given back once, last.
+                unsafe { $call }.expect("a call");
+            )*
+        };
+    }
+    calls! {
+        cuda.record_event(event, stream);
+        cuda.query_event(event);
+        cuda.stream_wait_event(stream, event);
+        cuda.event_handle(event);
+        cuda.query_stream(stream);
+        cuda.synchronize_stream(stream);
+        cuda.stream_info(stream);
+        cuda.capture_status(stream);
+        cuda.host_function(stream, Box::new(|| ()));
+        cuda.copy_to_device(stream, made, buffer.as_ptr(), 8);
+        cuda.copy_to_host(stream, buffer.as_mut_ptr(), made, 8);
+        cuda.copy(stream, made, plain, 8);
+        cuda.fill(stream, made, 1, 8);
+    }
+    // SAFETY: `register_words`: `words` is mapped until it is dropped, after the registration ended.
+    let word = unsafe { cuda.register_words(words.start(), words.len()) }.expect("a call");
+    calls! {
+        cuda.stream_batch(stream, &[StreamOp::Write { word, value: 1 }]);
+        cuda.unregister_words(words.start());
+        cuda.destroy_event(event);
+        cuda.destroy_event(other);
+        cuda.destroy_stream(stream);
+        cuda.host_free(host);
+        cuda.close(imported);
+        cuda.close(opened);
+        cuda.free(plain);
+        cuda.free(made);
+    }
+    assert_eq!(fake::all_live(), []);
+    assert_eq!(fake::violations(), 0);
+}
+
+fn every_call_leaves_the_context_and_the_mode() {
+    let cuda = fake::cuda();
+    everything(&cuda);
+    assert_eq!((fake::depth(), fake::mode()), (0, 0));
+    let own = cuda.context(DeviceId(1)).expect("there are two devices");
+    for context in [fake::foreign_context(), ptr::with_exposed_provenance_mut(own as usize)] {
+        for mode in [0, 1, 2] {
+            assert_eq!(fake::push(context), 0);
+            fake::set_mode(mode);
+            everything(&cuda);
+            assert_eq!((fake::depth(), fake::mode(), fake::current()), (1, mode, context));
+            let mut popped = ptr::null_mut();
+            assert_eq!(fake::pop(&raw mut popped), 0);
+        }
+    }
+}
+
+fn no_call_destroys_an_applications_capture() {
+    let cuda = fake::cuda();
+    fake::set_capture(1);
+    everything(&cuda);
+    assert_eq!(fake::capture(), 1);
+    drop(cuda);
+    assert_eq!((fake::capture(), fake::retained(0)), (1, 0));
+}
+
+fn a_failure_in_the_thread_s_own_calls_leaves_the_thread() {
+    let cuda = fake::cuda();
+    let stream = cuda.create_stream(GPU).expect("a stream can be made");
+    for call in ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuStreamGetCtx"] {
+        fake::fail(call, 719);
+        // SAFETY: `query_stream`: made above.
+        let error = unsafe { cuda.query_stream(stream) }.expect_err("the call failed");
+        assert_eq!(fake::code(&error), Some(719), "{call}");
+        assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0), "{call}");
+    }
+    // A driver that knows no mode on a thread without a context is asked again with one.
+    fake::fail("cuThreadExchangeStreamCaptureMode", 201);
+    // SAFETY: `query_stream`: made above.
+    assert!(unsafe { cuda.query_stream(stream) }.is_ok_and(|done| done));
+    assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0));
+}
+
+fn default_streams_are_those_of_the_current_context() {
+    let cuda = fake::cuda();
+    let event = cuda.create_event(GPU, EventKind::Local).expect("an event can be made");
+    for stream in [RawStream(0), RawStream(1), RawStream(2)] {
+        // SAFETY: `record_event`: the event was made above, and a default stream is always alive.
+        unsafe { cuda.record_event(event, stream) }.expect("the only device's");
+        // SAFETY: `stream_info`: a default stream is always alive.
+        let info = unsafe { cuda.stream_info(stream) }.expect("the only device's");
+        assert_eq!(Ok(info.context), cuda.context(GPU).map_err(|_| ()));
+        assert_eq!(fake::push(fake::foreign_context()), 0);
+        // SAFETY: `stream_info`: a default stream is always alive.
+        let info = unsafe { cuda.stream_info(stream) }.expect("the current context's");
+        assert_eq!(info.context, fake::foreign_context().expose_provenance() as u64);
+        assert_eq!(info.device, GPU);
+        let mut popped = ptr::null_mut();
+        assert_eq!(fake::pop(&raw mut popped), 0);
+    }
+    assert_eq!((fake::depth(), fake::violations()), (0, 0));
+}
+
+fn a_default_stream_that_nothing_places_is_refused() {
+    let cuda = fake::cuda();
+    let device = DeviceId(1);
+    // SAFETY: `query_stream`: a default stream is always alive.
+    let error = unsafe { cuda.query_stream(RawStream(0)) }.expect_err("there are two");
+    assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+    let event = cuda.create_event(device, EventKind::Local).expect("an event can be made");
+    // SAFETY: `record_event`: the event was made above; its device says which default stream is meant.
+    unsafe { cuda.record_event(event, RawStream(0)) }.expect("the event places it");
+    let memory = cuda.alloc(device, 1, Sharing::Handle).expect("there is room").base;
+    // SAFETY: `fill`: the memory was allocated above; its device says which default stream is meant.
+    unsafe { cuda.fill(RawStream(0), memory, 0, 8) }.expect("the memory places it");
+    assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0));
+}
+
+fn contexts_go_in_and_out() {
+    let cuda = fake::cuda();
+    for device in [DeviceId(0), DeviceId(1)] {
+        let context = cuda.context(device).expect("it is a device");
+        // SAFETY: `device_of_context`: a primary context that the backend retained.
+        assert_eq!(unsafe { cuda.device_of_context(context) }.ok(), Some(device));
+    }
+    let foreign = fake::foreign_context().expose_provenance() as u64;
+    // SAFETY: `device_of_context`: the fake driver's context lives as long as it does.
+    assert_eq!(unsafe { cuda.device_of_context(foreign) }.ok(), Some(GPU));
+    // Words are registered in a context of our own even where the application's is current.
+    let words = Words::new();
+    assert_eq!(fake::push(fake::foreign_context()), 0);
+    // SAFETY: `register_words`: `words` is mapped until the end of the process.
+    unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
+    assert_eq!(fake::depth(), 1);
+    assert_ne!(words.start(), HostPtr(0));
+    std::mem::forget(words);
+}

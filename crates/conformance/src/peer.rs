@@ -1,0 +1,206 @@
+//! Two processes: memory, events and words that one makes and the other opens.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+use gpu_ipc::{Access, DevicePtr, EventHandle, EventKind, Gpu, MemHandle, Sharing, StreamOp};
+
+use crate::event::Mark;
+use crate::queue::{Queue, alloc, free};
+use crate::word::Words;
+use crate::{PeerCase, Pipe};
+
+pub(crate) const CASES: &[PeerCase] = &[
+    PeerCase { name: "peer::sees_the_same_device", producer: same_device_producer, consumer: same_device_consumer },
+    PeerCase { name: "peer::opens_a_handle_and_both_write", producer: handle_producer, consumer: handle_consumer },
+    PeerCase { name: "peer::opens_a_handle_twice", producer: twice_producer, consumer: twice_consumer },
+    PeerCase { name: "peer::imports_a_descriptor_and_both_write", producer: fd_producer, consumer: fd_consumer },
+    PeerCase { name: "peer::imports_a_descriptor_to_read", producer: read_producer, consumer: read_consumer },
+    PeerCase { name: "peer::an_event_orders_both_ways", producer: event_producer, consumer: event_consumer },
+    PeerCase {
+        name: "peer::a_word_written_there_is_waited_for_here",
+        producer: word_producer,
+        consumer: word_consumer,
+    },
+];
+
+fn same_device_producer(gpu: &Gpu, pipe: &mut Pipe) {
+    pipe.send(&gpu.uuid().0);
+    pipe.meet();
+}
+
+fn same_device_consumer(gpu: &Gpu, pipe: &mut Pipe) {
+    assert_eq!(pipe.receive::<16>(), gpu.uuid().0);
+    pipe.meet();
+}
+
+/// Writes 1, waits until the peer has written 2 behind it, and reads that.
+fn both_write_here(gpu: &Gpu, pipe: &mut Pipe, base: DevicePtr) {
+    let queue = Queue::new(gpu);
+    queue.write(base.offset(4096), 1);
+    pipe.meet();
+    pipe.meet();
+    assert_eq!(queue.read(base.offset(4104)), 2);
+}
+
+fn both_write_there(gpu: &Gpu, pipe: &mut Pipe, base: DevicePtr) {
+    let queue = Queue::new(gpu);
+    pipe.meet();
+    assert_eq!(queue.read(base.offset(4096)), 1);
+    queue.write(base.offset(4104), 2);
+    pipe.meet();
+}
+
+fn close(gpu: &Gpu, base: DevicePtr) {
+    // SAFETY: `close` asks for a mapping that was not closed and that nobody uses: the case is done with it.
+    unsafe { gpu.backend().close(base) }.expect("it closes");
+}
+
+fn handle_producer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().handle {
+        let memory = gpu.backend().alloc(gpu.device(), 1 << 16, Sharing::Handle).expect("there is room");
+        pipe.send(&gpu.backend().export_handle(memory.base).expect("it has a handle").0);
+        both_write_here(gpu, pipe, memory.base);
+        pipe.meet();
+        free(gpu, memory);
+    }
+}
+
+fn handle_consumer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().handle {
+        let base = gpu.backend().open_handle(gpu.device(), &MemHandle(pipe.receive())).expect("it opens");
+        assert!(gpu.backend().address_range(base).expect("it is known").len >= 1 << 16);
+        assert!(gpu.backend().classify(base).expect("it is known").sharing.is_none(), "imported memory is exportable");
+        both_write_there(gpu, pipe, base);
+        close(gpu, base);
+        pipe.meet();
+    }
+}
+
+fn twice_producer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().handle {
+        let memory = gpu.backend().alloc(gpu.device(), 1 << 16, Sharing::Handle).expect("there is room");
+        let handle = gpu.backend().export_handle(memory.base).expect("it has a handle");
+        pipe.send(&handle.0);
+        both_write_here(gpu, pipe, memory.base);
+        pipe.meet();
+        free(gpu, memory);
+    }
+}
+
+fn twice_consumer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().handle {
+        let handle = MemHandle(pipe.receive());
+        let open = || gpu.backend().open_handle(gpu.device(), &handle).expect("it opens");
+        let (first, second) = (open(), open());
+        // What is left after the first close is still mapped.
+        close(gpu, first);
+        both_write_there(gpu, pipe, second);
+        close(gpu, second);
+        pipe.meet();
+    }
+}
+
+fn fd_producer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().fd {
+        let memory = gpu.backend().alloc(gpu.device(), 1 << 16, Sharing::Fd).expect("there is room");
+        let fd = gpu.backend().export_fd(memory.base).expect("it has a descriptor");
+        pipe.send_fd(&memory.len.to_le_bytes(), fd.as_fd());
+        both_write_here(gpu, pipe, memory.base);
+        pipe.meet();
+        free(gpu, memory);
+    }
+}
+
+fn fd_consumer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().fd {
+        let (len, fd) = pipe.receive_fd();
+        let len = u64::from_le_bytes(len);
+        let import = |len| gpu.backend().import_fd(gpu.device(), fd.as_fd(), len, Access::ReadWrite);
+        assert!(import(len + (1 << 30)).is_err(), "more was imported than there is");
+        let base = import(len).expect("it imports");
+        both_write_there(gpu, pipe, base);
+        close(gpu, base);
+        pipe.meet();
+    }
+}
+
+fn read_producer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().read_only {
+        let memory = alloc(gpu, 1 << 16);
+        Queue::new(gpu).write(memory.base, 42);
+        let fd = gpu.backend().export_fd(memory.base).expect("it has a descriptor");
+        pipe.send_fd(&memory.len.to_le_bytes(), fd.as_fd());
+        pipe.meet();
+        free(gpu, memory);
+    }
+}
+
+fn read_consumer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().read_only {
+        let (len, fd) = pipe.receive_fd();
+        let len = u64::from_le_bytes(len);
+        let base = gpu.backend().import_fd(gpu.device(), fd.as_fd(), len, Access::ReadOnly).expect("it imports");
+        // The mapping keeps the memory, not the descriptor.
+        drop(fd);
+        assert_eq!(Queue::new(gpu).read(base), 42);
+        close(gpu, base);
+        pipe.meet();
+    }
+}
+
+fn event_producer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().event_ipc {
+        let (queue, mark) = (Queue::new(gpu), Mark::new(gpu, EventKind::Interprocess));
+        let go = queue.hold();
+        mark.record(&queue);
+        // SAFETY: `event_handle` asks for a live event: `mark` keeps it.
+        pipe.send(&unsafe { gpu.backend().event_handle(mark.raw) }.expect("it has a handle").0);
+        pipe.meet();
+        drop(go);
+        // The other process records it next, and this one waits.
+        pipe.meet();
+        mark.hold_up(&queue);
+        queue.synchronize();
+        pipe.meet();
+    }
+}
+
+fn event_consumer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().event_ipc {
+        let raw = gpu.backend().open_event(gpu.device(), &EventHandle(pipe.receive())).expect("it opens");
+        let (queue, mark) = (Queue::new(gpu), Mark::opened(gpu, raw));
+        assert!(!mark.is_done(), "done before the work there");
+        mark.hold_up(&queue);
+        pipe.meet();
+        queue.synchronize();
+        assert!(mark.is_done());
+        mark.record(&queue);
+        pipe.meet();
+        pipe.meet();
+    }
+}
+
+fn word_producer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().stream_words {
+        let (words, queue) = (Words::new(gpu), Queue::new(gpu));
+        pipe.send_fd(b"w", words.file.as_fd());
+        pipe.meet();
+        words.batch(&queue, &[StreamOp::Write { word: words.ptr(7), value: 3 }]).expect("it queues");
+        queue.synchronize();
+        pipe.meet();
+    }
+}
+
+fn word_consumer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().stream_words {
+        let (_, file) = pipe.receive_fd::<1>();
+        let (words, queue) = (Words::map(gpu, file), Queue::new(gpu));
+        words.batch(&queue, &[StreamOp::WaitGeq { word: words.ptr(7), value: 3 }]).expect("it queues");
+        assert!(!queue.is_idle());
+        pipe.meet();
+        queue.synchronize();
+        assert_eq!(words.get(7).load(Ordering::Acquire), 3);
+        pipe.meet();
+    }
+}
