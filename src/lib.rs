@@ -1,12 +1,45 @@
 //! Share GPU memory between processes without copying it, and free it exactly when the last one is done, whoever dies.
+//!
+//! | what | where |
+//! |---|---|
+//! | which devices can be used, and why not the others | [`detect`] |
+//! | a producer: allocate, share, drop, collect | [`Session`], [`SentBlock`], [`To`], [`After`] |
+//! | the bytes that travel | [`Descriptor`] |
+//! | a consumer: connect, claim, use, drop | [`Participant`], [`ReceivedBlock`], [`Wait`], [`State`] |
+//! | streams that work is ordered on | [`Stream`] |
+//! | what a vendor provides | [`GpuBackend`], [`Gpu`] |
+//! | errors | [`Error`], [`ClaimError`] |
+//!
+//! ```
+//! use gpu_ipc::{BackendKind, Session, detect};
+//! let dir = tempfile::tempdir()?;
+//! let gpu = detect()?.first(BackendKind::Host)?;
+//! let session = Session::builder(gpu).socket(dir.path().join("s")).open()?;
+//! let block = session.alloc(1 << 20)?;
+//! assert_eq!(session.stats().live_blocks, 1);
+//! # drop(block);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
 mod detect;
 
 pub use detect::{Detected, detect};
 pub use gpu_api::*;
 pub use ipc_rc::*;
 
+/// NVIDIA GPUs.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    pub use backend_cuda::CudaBackend;
+}
+
 /// Shared memory instead of a GPU.
 #[cfg(feature = "host")]
 pub mod host {
     pub use backend_host::{HostBackend, HostConfig};
 }
+
+/// The README's code.
+#[cfg(all(doctest, feature = "host"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -64,7 +64,7 @@ fn consumer_at(step: &str) {
     while consumer.answer().is_some() {}
     consumer.wait();
     wait_until("the burial", || producer.session.stats().deaths == 1);
-    assert_eq!(producer.session.stats().live_blocks, 0);
+    wait_until("the block to come back", || producer.session.stats().live_blocks == 0);
     check_survival(&producer);
 }
 
@@ -297,7 +297,8 @@ fn many() {
         consumer.kill();
     }
     wait_until("eleven burials", || producer.session.stats().deaths == 11);
-    assert_eq!(producer.session.stats().limbo_blocks, 5, "the survivor's blocks, and no others, are held");
+    wait_until("all blocks but the survivor's", || producer.session.stats().limbo_blocks <= 5);
+    assert_eq!(producer.session.stats().limbo_blocks, 5, "a block of the survivor's was taken");
     drop(survivor);
     check_survival(&producer);
 }

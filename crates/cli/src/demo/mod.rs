@@ -291,14 +291,17 @@ impl<'a> Demo<'a> {
         self.wait("the second death to be noticed", |demo| demo.session.stats().quarantined == held)?;
         let killed = Instant::now();
         self.consumers[first].0.kill()?;
-        self.wait("the blocks of the dead", |demo| demo.session.stats().deaths == 1)?;
+        self.wait("the blocks of the dead", |demo| {
+            let stats = demo.session.stats();
+            stats.deaths == 1 && stats.limbo_blocks <= held
+        })?;
         self.report.death_to_reclaim_ms = killed.elapsed().as_secs_f64() * 1e3;
         self.report.reclaimed_after_death += held;
         // A whole death, quarantine and burial have passed since the second was killed: its child keeps its blocks.
         self.session.collect();
         self.report.early_reuse += held.saturating_sub(self.session.stats().limbo_blocks);
         self.consumers[second].0.let_children_go();
-        self.wait("the blocks that the child kept", |demo| demo.session.stats().deaths == 2)?;
+        self.wait("the blocks that the child kept", |demo| demo.session.stats().limbo_blocks == 0)?;
         self.report.reclaimed_after_death += held;
         self.consumers.truncate(first);
         Ok(())

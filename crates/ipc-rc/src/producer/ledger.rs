@@ -365,12 +365,12 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         block
     }
 
-    /// Returns the block behind an outstanding lease.
-    pub fn block(&self, entry: Entry) -> Option<B> {
+    /// Looks at the block behind an outstanding lease, without holding it: a block's count stays exact.
+    pub fn with_block<T>(&self, entry: Entry, look: impl FnOnce(&B) -> T) -> Option<T> {
         let shard = self.shard_of(entry)?.lock();
         let part = shard.parts.get(entry.file as usize)?;
         let (index, bit) = part.find(entry)?;
-        part.groups[index as usize].rows[bit as usize].block.clone()
+        part.groups[index as usize].rows[bit as usize].block.as_ref().map(look)
     }
 
     /// Takes back every grant whose time to live has passed unclaimed, and says when to come again.

@@ -247,7 +247,15 @@ impl Service {
 
     /// Tells a participant how to map a region, and notes that it may. The lease that it names proves its right.
     fn map(&self, peer: &Arc<Peer>, request: u64, region: RegionId, access: Access, lease: Entry) {
-        let leased = peer.ledger.block(lease).filter(|block| block.region().id() == region);
+        // Under the ledger's lock, so that the pin is taken while the block is certainly in use.
+        let leased = peer.ledger.with_block(lease, |block| {
+            let leased = block.region();
+            (leased.id() == region).then(|| {
+                peer.note_mapping(leased);
+                leased.clone()
+            })
+        });
+        let leased = leased.flatten();
         let answer = match &leased {
             None => ToParticipant::NoRegion {
                 request,
@@ -255,34 +263,29 @@ impl Service {
                 code: RefusalCode::Region,
                 why: "no lease of yours lies in this region; it was revoked or has ended".into(),
             },
-            Some(block) => {
-                let region = block.region();
-                let place = match region.export() {
-                    _ if peer.local => Place::Local(region.base()),
+            Some(leased) => {
+                let place = match leased.export() {
+                    _ if peer.local => Place::Local(leased.base()),
                     Export::Handle(handle) => Place::Handle(*handle),
                     Export::Fd(_) => Place::Fd,
                 };
-                peer.note_mapping(region);
                 ToParticipant::Region {
                     request,
-                    region: region.id(),
-                    len: region.len(),
+                    region,
+                    len: leased.len(),
                     device: self.core.gpu.uuid(),
                     access,
                     place,
                 }
             }
         };
-        let fd = match (&answer, leased.as_ref().map(|block| block.region().export())) {
+        let fd = match (&answer, leased.as_ref().map(|leased| leased.export())) {
             (ToParticipant::Region { place: Place::Fd, .. }, Some(Export::Fd(fd))) => Some(fd.as_fd()),
             _ => None,
         };
         if let Err(error) = self.core.outbox.push(peer, &answer, fd) {
             tracing::warn!(participant = %peer.id, %error, "an answer is lost");
             peer.note_unmapping(region);
-        }
-        if let Some(block) = leased {
-            self.core.retire(Found::from_iter([block]));
         }
     }
 
@@ -358,6 +361,7 @@ impl Service {
                 peer.ledger.bury(&mut out);
                 let grave = out.len();
                 self.end(peer);
+                self.core.deaths.fetch_add(1, Ordering::Relaxed);
                 if self.core.gpu.caps().shared_context {
                     // In a shared context a process' death proves nothing about its GPU work.
                     for block in out {
@@ -367,7 +371,6 @@ impl Service {
                 } else {
                     self.core.retire(out);
                 }
-                self.core.deaths.fetch_add(1, Ordering::Relaxed);
                 step!("bury");
                 tracing::debug!(participant = %peer.id, leases = grave, "a dead participant's leases are ended");
                 self.core.announce_change();

@@ -129,13 +129,11 @@ impl Core {
         let Some(peer) = find(&peers, fields.participant) else { return Ok(false) };
         let Some(generation) = Generation::new(fields.generation) else { return Ok(false) };
         let entry = Entry { file: fields.file, slot: fields.slot, generation };
-        match peer.ledger.block(entry) {
+        let place = |b: &Block| format!("region {} offset {}", b.region().id().0, b.offset());
+        match peer.ledger.with_block(entry, |leased| (Arc::ptr_eq(leased, block), place(leased))) {
             None => return Ok(false),
-            Some(leased) if !Arc::ptr_eq(&leased, block) => {
-                let place = |b: &Block| format!("region {} offset {}", b.region().id().0, b.offset());
-                return Err(foreign("the descriptor's block", place(&leased), place(block)));
-            }
-            Some(_) => {}
+            Some((false, leased)) => return Err(foreign("the descriptor's block", leased, place(block))),
+            Some((true, _)) => {}
         }
         let taken = peer.ledger.revoke(entry);
         if taken.is_some() {
