@@ -12,6 +12,9 @@ pub const CASES: &[Case] = &[
     ("order::a_stuck_stream_holds_up_nobody_else", stuck_lane),
     ("order::a_dropped_block_waits_for_the_producers_own_work", own_work),
     ("order::many_streams_share_the_timeline_words", many_streams),
+    ("order::nothing_of_ours_is_captured_into_a_graph", under_capture),
+    ("order::a_device_without_stream_words_waits_on_the_host", without_stream_words),
+    ("order::what_the_driver_blocks_on_blocks_nobody", blocking_calls),
 ];
 
 fn waited_on_stream() {
@@ -163,4 +166,94 @@ fn many_streams() {
         assert_eq!(crate::agent::read_stamp(&producer.gpu, &producer.stream, received.device_ptr()), n);
         stream.synchronize().expect("it runs");
     }
+}
+
+/// What is queued on a capturing stream goes into a graph that may run more than once: nothing of ours may.
+fn under_capture() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (backend, gpu) = crate::agent::open_gpu();
+    let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+    let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+    let to = To::Participant(participant.id());
+    let stream = Stream::create(&gpu).expect("a stream");
+    let block = session.alloc(64).expect("there is room");
+    let descriptor = block.share(to, After::Done).expect("shared");
+
+    backend.set_capture(stream.raw(), gpu_ipc::CaptureStatus::Active);
+    let error = block.share(to, After::Stream(&stream)).expect_err("the stream is being captured");
+    assert!(matches!(error, gpu_ipc::Error::Capturing { .. }), "{error}");
+    let error = participant.claim(descriptor.as_bytes(), Wait::On(&stream), None).expect_err("as above");
+    assert!(matches!(error, gpu_ipc::ClaimError::Capturing), "{error}");
+    // Neither took anything: the grant is there to be claimed.
+    let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
+    received.used_on(&stream);
+    drop(received);
+    backend.set_capture(stream.raw(), gpu_ipc::CaptureStatus::None);
+    session.collect();
+    assert_eq!((participant.kept_leases(), block.outstanding()), (1, 1), "a graph may still use the block");
+}
+
+/// A device without words in stream order: the host waits, and the fence is set by a host function.
+fn without_stream_words() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = gpu_ipc::host::HostConfig::default().stream_words(false);
+    let backend = gpu_ipc::host::HostBackend::new(config).expect("it opens");
+    let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::DeviceId(0)).expect("there is a device");
+    let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+    let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+    let (ours, theirs) = (Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream"));
+    for stamp in 1..20u64 {
+        let block = session.alloc(64).expect("there is room");
+        let bytes = stamp.to_le_bytes();
+        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: the stream is
+        // synchronised before `bytes` goes.
+        unsafe { gpu.backend().copy_to_device(ours.raw(), block.ptr(), bytes.as_ptr(), 8) }.expect("queued");
+        let descriptor = block.share(To::Participant(participant.id()), After::Stream(&ours)).expect("shared");
+        let received = participant.claim(descriptor.as_bytes(), Wait::On(&theirs), None).expect("claimed");
+        assert_eq!(crate::agent::read_stamp(&gpu, &theirs, received.device_ptr()), stamp);
+        ours.synchronize().expect("it runs");
+        drop((block, received));
+    }
+    wait_until("all blocks to come back", || {
+        session.collect();
+        session.stats().live_blocks == 0
+    });
+}
+
+/// While a stream waits for a word the driver's free and close block: nothing of ours may wait for them.
+fn blocking_calls() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = gpu_ipc::host::HostConfig::default().blocking_waits(true);
+    let backend = gpu_ipc::host::HostBackend::new(config).expect("it opens");
+    let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::DeviceId(0)).expect("there is a device");
+    let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+    let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+    let (producing, waiting) = (Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream"));
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let wait = Box::new(move || {
+        let _ = gate.recv();
+    });
+    // SAFETY: `host_function` asks for a live stream: `producing` lives to the end.
+    unsafe { gpu.backend().host_function(producing.raw(), wait) }.expect("queued");
+    let to = To::Participant(participant.id());
+    let block = session.alloc(64).expect("there is room");
+    let descriptor = block.share(to, After::Stream(&producing)).expect("shared");
+    let held = participant.claim(descriptor.as_bytes(), Wait::On(&waiting), None).expect("claimed");
+    assert_eq!(held.state(), State::Pending);
+    // Another participant comes and goes: its files are unregistered on a thread that blocks, and nobody else does.
+    let other = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+    drop(other);
+    for _ in 0..200 {
+        let block = session.alloc(64).expect("there is room");
+        let descriptor = block.share(to, After::Done).expect("shared");
+        drop(block);
+        drop(participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed"));
+    }
+    wait_until("all but the one that waits", || {
+        session.collect();
+        session.stats().live_blocks == 1
+    });
+    drop(go);
+    waiting.synchronize().expect("it runs");
+    assert_eq!(held.state(), State::Ready);
 }

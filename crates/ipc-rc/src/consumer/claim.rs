@@ -241,3 +241,33 @@ impl Link {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_says_what_to_do() {
+        let refused = ClaimError::Refused { why: "for another".into(), remedy: "claim it there" };
+        let deadline = Error::Deadline { what: "the producer's answer" };
+        for (error, text) in [
+            (
+                ClaimError::WouldBlock,
+                "the claim would have to wait; try again when the participant's descriptor is readable",
+            ),
+            (ClaimError::Revoked, "the grant was taken back by its producer; ask it to share again"),
+            (
+                ClaimError::AlreadyClaimed,
+                "the descriptor was claimed before; clone the block that the first claim gave",
+            ),
+            (ClaimError::Stale, "the descriptor is stale: its lease has ended; ask the producer to share again"),
+            (ClaimError::ProducerGone, "the producer is gone; connect to its successor"),
+            (ClaimError::Capturing, "the stream is being captured into a graph; claim before the capture"),
+            (ClaimError::Forked, "the participant belongs to the parent process; connect anew in the child"),
+            (refused, "for another; claim it there"),
+            (deadline.into(), "the deadline passed while waiting for the producer's answer; ask again"),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
+    }
+}
