@@ -141,8 +141,26 @@ pub fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).expect("hex")).collect()
 }
 
+/// Names the backend to test, if it is not the host.
+pub const BACKEND: &str = "GPU_IPC_TEST_BACKEND";
+
+/// Says whether the host backend is tested, which can do what a GPU does only by accident.
+pub fn is_host() -> bool {
+    std::env::var(BACKEND).map_or(true, |backend| backend == "host")
+}
+
+/// Opens the first device of the backend that is tested.
+pub fn open_gpu() -> Gpu {
+    if is_host() { open_host().1 } else { open_named(&std::env::var(BACKEND).expect("it is set")) }
+}
+
+fn open_named(name: &str) -> Gpu {
+    let kind = gpu_ipc::BackendKind::ALL.into_iter().find(|kind| kind.name() == name).expect("a backend's name");
+    gpu_ipc::detect().and_then(|found| found.first(kind)).expect("the backend that was asked for is here")
+}
+
 /// Opens the first host device.
-pub fn open_gpu() -> (std::sync::Arc<HostBackend>, Gpu) {
+pub fn open_host() -> (std::sync::Arc<HostBackend>, Gpu) {
     let backend = HostBackend::new(HostConfig::from_env().expect("the variables are good")).expect("it opens");
     let gpu = Gpu::new(backend.clone(), DeviceId(0)).expect("there is a device");
     (backend, gpu)
@@ -169,7 +187,8 @@ pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::DevicePtr) -> u64 {
 
 /// What an agent has.
 struct State {
-    backend: std::sync::Arc<HostBackend>,
+    /// For what the host backend alone can be made to do.
+    host: Option<std::sync::Arc<HostBackend>>,
     gpu: Gpu,
     stream: Stream,
     participant: Option<Participant>,
@@ -182,10 +201,15 @@ struct State {
 
 /// Runs an agent until its standard input ends.
 pub fn run() {
-    let (backend, gpu) = open_gpu();
+    let (host, gpu) = if is_host() {
+        let (host, gpu) = open_host();
+        (Some(host), gpu)
+    } else {
+        (None, open_gpu())
+    };
     let stream = Stream::create(&gpu).expect("a stream");
     let mut state = State {
-        backend,
+        host,
         gpu,
         stream,
         participant: None,
@@ -283,7 +307,11 @@ impl State {
             "late" => {
                 let ptr = self.received[&index(1)].device_ptr();
                 let delay = Duration::from_millis(index(3));
-                self.backend.arm_late_write(ptr, &index(2).to_le_bytes(), delay).map_err(text)?;
+                self.host
+                    .as_ref()
+                    .ok_or("not the host")?
+                    .arm_late_write(ptr, &index(2).to_le_bytes(), delay)
+                    .map_err(text)?;
                 Ok(String::new())
             }
             "fork" => Ok(fork_that_lives_on().to_string()),
@@ -322,7 +350,7 @@ impl State {
                 Ok(format!("{} {}", collected.blocks, session.stats().limbo_blocks))
             }
             "break" => {
-                self.backend.break_device(DeviceId(0));
+                self.host.as_ref().ok_or("not the host")?.break_device(DeviceId(0));
                 Ok(String::new())
             }
             other => Err(format!("no such command: {other}")),

@@ -50,7 +50,7 @@ fn descriptors() {
 
 fn absent() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (_, gpu) = open_gpu();
+    let gpu = open_gpu();
     let error = Participant::builder(gpu.clone()).connect(dir.path().join("nobody")).expect_err("nobody is there");
     assert!(matches!(error, Error::Connect { .. }) && error.to_string().contains("; "), "{error}");
     let error = Participant::builder(gpu).connect("x".repeat(200)).expect_err("too long");
@@ -72,7 +72,7 @@ fn another_device() {
 fn runtime_directory() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().expect("a directory");
-    let (_, gpu) = open_gpu();
+    let gpu = open_gpu();
     let open = |path: &std::path::Path| Session::builder(gpu.clone()).runtime_dir(path).open();
     let wide = dir.path().join("wide");
     std::fs::create_dir(&wide).expect("a directory");
@@ -98,7 +98,7 @@ fn few_descriptors() {
     limit(producer.pid(), 64);
     producer.must(&format!("open {}", path.display()));
     let first: u64 = crate::agent::number(&producer.must("alloc 4096 5")[0]);
-    let (_, gpu) = open_gpu();
+    let gpu = open_gpu();
     let mut connected = Vec::new();
     let error = loop {
         match Participant::builder(gpu.clone()).connect(&path) {

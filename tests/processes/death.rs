@@ -179,7 +179,7 @@ fn foreign_producer() -> (Agent, Participant, tempfile::TempDir) {
     let path = dir.path().join("s");
     let mut producer = Agent::start();
     producer.must(&format!("open {}", path.display()));
-    let (_, gpu) = open_gpu();
+    let gpu = open_gpu();
     let participant = Participant::builder(gpu).connect(&path).expect("connected");
     (producer, participant, dir)
 }
@@ -200,7 +200,7 @@ fn producer_at(step: &str) {
     let error = participant.claim(&descriptor, Wait::Host, None).expect_err("nothing new comes");
     assert!(matches!(error, gpu_ipc::ClaimError::ProducerGone), "{error}");
     // What was mapped stays readable: its bytes are the importer's until it unmaps.
-    let (_, gpu) = open_gpu();
+    let gpu = open_gpu();
     let stream = gpu_ipc::Stream::create(&gpu).expect("a stream");
     assert_eq!(read_stamp(&gpu, &stream, held.device_ptr()), 5);
     drop(held);
@@ -213,7 +213,7 @@ fn producer_at_welcome() {
     let mut producer = Agent::start();
     producer.must(&format!("open {}", path.display()));
     producer.must("die-at welcome");
-    let (_, gpu) = open_gpu();
+    let gpu = open_gpu();
     // The welcome is on its way when the producer dies, or not: either way the consumer is told.
     match Participant::builder(gpu).connect(&path) {
         Ok(participant) => wait_until("the news of its death", || participant.is_producer_gone()),
@@ -277,7 +277,7 @@ fn socket_replaced() {
     assert_eq!(rival.ask(&format!("open {}", path.display()))[0], "error", "two listen on one path");
     producer.kill();
     rival.must(&format!("open {}", path.display()));
-    let (_, gpu) = open_gpu();
+    let gpu = open_gpu();
     Participant::builder(gpu).connect(&path).expect("connected to the successor");
 }
 

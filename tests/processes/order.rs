@@ -171,7 +171,7 @@ fn many_streams() {
 /// What is queued on a capturing stream goes into a graph that may run more than once: nothing of ours may.
 fn under_capture() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (backend, gpu) = crate::agent::open_gpu();
+    let (backend, gpu) = crate::agent::open_host();
     let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
     let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
     let to = To::Participant(participant.id());

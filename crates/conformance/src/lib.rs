@@ -1,7 +1,7 @@
 //! What every backend must do, as one list of cases.
 //!
-//! [`CASES`] need one process. [`PEER_CASES`] need two: the test program starts itself again as the peer, and the two
-//! talk over a [`Pipe`]. A case that is in neither list is dead code, which fails the build. A case fails by a panic.
+//! [`cases`] need one process, [`peer_cases`] two: the test program starts itself again as the peer, and the two talk
+//! over a [`Pipe`]. A case that is in neither list is dead code, which fails the build. A case fails by a panic.
 //!
 //! `tests/conformance.rs` runs both lists on every device of every backend that this machine has; what is absent shows
 //! as ignored, and with `REQUIRE_GPU=1` as failed.
