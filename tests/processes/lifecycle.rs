@@ -18,6 +18,7 @@ pub const CASES: &[Case] = &[
     ("lifecycle::a_full_counter_file_gets_a_successor_within_the_quota", successor),
     ("lifecycle::eight_threads_share_at_once", eight_threads),
     ("lifecycle::shutdown_reports_who_holds_what", shutdown),
+    ("lifecycle::sessions_come_and_go_on_one_device", come_and_go),
     ("lifecycle::out_of_memory_is_survived_when_limbo_is_collected", out_of_memory),
 ];
 
@@ -250,6 +251,36 @@ fn shutdown() {
     assert!(report.clean, "{report:?}");
     wait_until("the socket to be removed", || !producer.session.socket_path().exists());
     assert!(producer.dir.path().exists());
+}
+
+/// What a session or a participant registers with the driver is given back: else an address that is used again cannot
+/// be registered.
+fn come_and_go() {
+    let gpu = crate::agent::open_gpu();
+    for round in 0..40 {
+        let dir = tempfile::tempdir().expect("a directory");
+        let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+        let participants: Vec<_> = (0..3)
+            .map(|n| {
+                let connected = Participant::builder(gpu.clone()).connect(session.socket_path());
+                connected.unwrap_or_else(|error| panic!("round {round}, participant {n}: {error}"))
+            })
+            .collect();
+        let block = session.alloc(64).expect("there is room");
+        for participant in &participants {
+            let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+            participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
+        }
+        drop(block);
+        // The session goes first in every other round, the participants in the others.
+        let report = if round % 2 == 0 {
+            session.shutdown(crate::agent::WATCHDOG)
+        } else {
+            drop(participants);
+            session.shutdown(crate::agent::WATCHDOG)
+        };
+        assert!(report.clean, "round {round}: {report:?}");
+    }
 }
 
 fn out_of_memory() {

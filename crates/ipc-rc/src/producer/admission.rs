@@ -88,7 +88,11 @@ impl Service {
             );
             return Err((RefusalCode::Device, why));
         }
-        let internal = |error: Error| (RefusalCode::Failed, error.to_string());
+        // The cause goes along: the participant's side has no other way to it.
+        let internal = |error: Error| {
+            let cause = std::error::Error::source(&error).map_or(String::new(), |cause| format!(": {cause}"));
+            (RefusalCode::Failed, format!("{error}{cause}"))
+        };
         let place = {
             let peers = core.peers.load();
             peers.iter().position(Option::is_none).unwrap_or(peers.len())

@@ -101,8 +101,11 @@ impl Service {
             // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this thread made it and ends.
             let _ = unsafe { self.core.gpu.backend().destroy_event(probe) };
         }
-        // Dropping the table ends the cycle of core, participants, rows, blocks and core.
-        self.core.peers.store(Arc::default());
+        // Taking the table ends the cycle of core, participants, rows, blocks and core.
+        let peers = self.core.peers.swap(Arc::default());
+        for peer in peers.iter().flatten() {
+            self.unregister(peer.clone());
+        }
         tracing::debug!(session = %self.core.id, "session closed");
     }
 
@@ -110,7 +113,10 @@ impl Service {
         self.core.closing.load(Ordering::Relaxed)
             && self.core.live.sum().blocks == 0
             && self.leaving.is_empty()
-            && self.core.peers.load().iter().flatten().all(|peer| peer.mappings() == 0)
+            && self.core.peers.load().iter().flatten().all(|peer| {
+                // A stream of ours that has yet to write a word must find it.
+                peer.mappings() == 0 && (self.broken || !peer.words.any_pending())
+            })
     }
 
     /// Waits for something to do, and does it.
