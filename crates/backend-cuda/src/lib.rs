@@ -30,6 +30,9 @@ mod error;
 mod event;
 mod host;
 pub mod interop;
+#[cfg(feature = "test-kernels")]
+#[doc(hidden)]
+pub mod launch;
 mod legacy;
 mod memory;
 mod mps;

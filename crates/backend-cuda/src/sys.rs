@@ -131,33 +131,34 @@ pub(crate) struct Symbol<F> {
     pub(crate) function: Option<F>,
 }
 
+/// Declares a table of the driver's functions, by the names of its manual.
 macro_rules! symbols {
-    ($($name:ident $(as $symbol:literal)? : fn($($argument:ty),* $(,)?);)*) => {
-        /// The driver's functions, by the names of its manual.
+    ($table:ident; $($name:ident $(as $symbol:literal)? : fn($($argument:ty),* $(,)?);)*) => {
+        /// Functions of the driver's, by the names of its manual.
         #[allow(non_snake_case, reason = "the manual's names can be looked up, ours could not")]
-        pub(crate) struct Symbols {
-            $(pub(crate) $name: Symbol<unsafe extern "C" fn($($argument),*) -> Code>,)*
+        pub(crate) struct $table {
+            $(pub(crate) $name: $crate::sys::Symbol<unsafe extern "C" fn($($argument),*) -> $crate::sys::Code>,)*
         }
 
-        impl Symbols {
+        impl $table {
             /// Looks every function up.
             ///
             /// # Safety
             ///
             /// The driver's library can be loaded: `is_culib_present` said so.
-            pub(crate) unsafe fn load() -> Symbols {
+            pub(crate) unsafe fn load() -> $table {
                 // SAFETY: `culib` runs the initialisers of the library that it loads: the driver's have no conditions.
                 // It panics where no library can be loaded; the caller vouches for that one.
-                let library = unsafe { sys::culib() };
-                Symbols {
+                let library = unsafe { cudarc::driver::sys::culib() };
+                $table {
                     $($name: {
                         let symbol = [$($symbol,)? stringify!($name)][0];
                         // SAFETY: `Library::get` asks that the type be the symbol's: each row of the table is the
                         // prototype in cuda.h, with the result as the integer that C passes it as.
                         let found = unsafe {
-                            library.get::<unsafe extern "C" fn($($argument),*) -> Code>(symbol.as_bytes())
+                            library.get::<unsafe extern "C" fn($($argument),*) -> $crate::sys::Code>(symbol.as_bytes())
                         };
-                        Symbol { name: stringify!($name), function: found.ok().map(|function| *function) }
+                        $crate::sys::Symbol { name: stringify!($name), function: found.ok().map(|function| *function) }
                     },)*
                 }
             }
@@ -165,7 +166,12 @@ macro_rules! symbols {
     };
 }
 
+#[cfg(feature = "test-kernels")]
+pub(crate) use symbols;
+
 symbols! {
+    Symbols;
+
     cuInit: fn(u32);
     cuDriverGetVersion: fn(*mut c_int);
     cuGetErrorName: fn(Code, *mut *const c_char);

@@ -1,0 +1,215 @@
+//! What an application does with its GPU, for tests: kernels, graphs, and memory that is not this library's.
+//!
+//! These calls are the application's, so nothing here relaxes the capture mode: what a test wants to see is whether
+//! the library's own calls disturb them.
+
+use std::ffi::{CString, c_char, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use gpu_api::{DeviceId, DevicePtr, Error, RawStream, Result};
+
+use crate::backend::CudaBackend;
+use crate::call;
+use crate::error::{self, SUCCESS};
+use crate::sys::{CUcontext, CUdeviceptr, CUstream, Code, Symbol, symbols};
+
+/// A stream capture that other threads' unsafe calls destroy.
+pub const CAPTURE_GLOBAL: u32 = 0;
+
+symbols! {
+    Launching;
+
+    cuCtxSetCurrent: fn(CUcontext);
+    cuModuleLoadData: fn(*mut *mut c_void, *const c_void);
+    cuModuleGetFunction: fn(*mut *mut c_void, *mut c_void, *const c_char);
+    cuLaunchKernel: fn(*mut c_void, u32, u32, u32, u32, u32, u32, u32, CUstream, *mut *mut c_void, *mut *mut c_void);
+    cuStreamBeginCapture as "cuStreamBeginCapture_v2": fn(CUstream, u32);
+    cuStreamEndCapture: fn(CUstream, *mut *mut c_void);
+    cuGraphInstantiateWithFlags: fn(*mut *mut c_void, *mut c_void, u64);
+    cuGraphDestroy: fn(*mut c_void);
+    cuGraphLaunch: fn(*mut c_void, CUstream);
+    cuMemAllocAsync: fn(*mut CUdeviceptr, usize, CUstream);
+    cuMemFreeAsync: fn(CUdeviceptr, CUstream);
+}
+
+/// An application on a device, in its primary context.
+pub struct Application {
+    cuda: Arc<CudaBackend>,
+    device: DeviceId,
+    context: CUcontext,
+    symbols: Launching,
+}
+
+/// A kernel; it is never unloaded.
+pub struct Kernel(*mut c_void);
+
+/// A captured graph, ready to be launched; it is never destroyed.
+pub struct Graph(*mut c_void);
+
+impl Application {
+    /// Begins an application: it makes the device's primary context current on the calling thread, for good.
+    pub fn begin(cuda: &Arc<CudaBackend>, device: DeviceId) -> Result<Application> {
+        let context = ptr::with_exposed_provenance_mut(cuda.context(device)? as usize);
+        // SAFETY: `Symbols::load` asks that the library can be loaded: the backend loaded it.
+        let symbols = unsafe { Launching::load() };
+        let application = Application { cuda: Arc::clone(cuda), device, context, symbols };
+        application.make_current()?;
+        Ok(application)
+    }
+
+    /// Makes the primary context current on this thread too.
+    pub fn make_current(&self) -> Result<()> {
+        self.call(&self.symbols.cuCtxSetCurrent, |function| {
+            // SAFETY: `cuCtxSetCurrent` asks for a context that is alive: the backend retains it.
+            unsafe { function(self.context) }
+        })
+    }
+
+    /// Compiles PTX and finds a kernel in it.
+    pub fn kernel(&self, ptx: &str, name: &str) -> Result<Kernel> {
+        let invalid = |_| Error::Invalid { what: "the PTX", got: "a zero byte".to_owned(), must: "text" };
+        let (ptx, name) = (CString::new(ptx).map_err(invalid)?, CString::new(name).map_err(invalid)?);
+        let (mut module, mut kernel) = (ptr::null_mut(), ptr::null_mut());
+        self.call(&self.symbols.cuModuleLoadData, |function| {
+            // SAFETY: `cuModuleLoadData` writes one pointer and reads text that ends with a zero: both live here.
+            unsafe { function(&raw mut module, ptx.as_ptr().cast()) }
+        })?;
+        self.call(&self.symbols.cuModuleGetFunction, |function| {
+            // SAFETY: `cuModuleGetFunction` writes one pointer and reads a name: both live here. The module was loaded.
+            unsafe { function(&raw mut kernel, module, name.as_ptr()) }
+        })?;
+        Ok(Kernel(kernel))
+    }
+
+    /// Launches a kernel whose parameters are all 64 bits wide.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive, and the kernel may be run with these arguments.
+    pub unsafe fn launch(
+        &self,
+        kernel: &Kernel,
+        stream: RawStream,
+        (blocks, threads): (u32, u32),
+        arguments: &[u64],
+    ) -> Result<()> {
+        let mut addresses: Vec<*mut c_void> =
+            arguments.iter().map(|argument| ptr::from_ref(argument).cast_mut().cast()).collect();
+        self.call(&self.symbols.cuLaunchKernel, |function| {
+            // SAFETY: `cuLaunchKernel` reads one address for each of the kernel's parameters: our caller vouches for
+            // their number, and for what the kernel does.
+            unsafe {
+                function(
+                    kernel.0,
+                    blocks,
+                    1,
+                    1,
+                    threads,
+                    1,
+                    1,
+                    0,
+                    call::stream(stream),
+                    addresses.as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            }
+        })
+    }
+
+    /// Begins to capture a stream.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    pub unsafe fn begin_capture(&self, stream: RawStream, mode: u32) -> Result<()> {
+        self.call(&self.symbols.cuStreamBeginCapture, |function| {
+            // SAFETY: `cuStreamBeginCapture` asks for a stream that is alive: our caller vouches for it.
+            unsafe { function(call::stream(stream), mode) }
+        })
+    }
+
+    /// Ends a capture and makes its graph ready.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    pub unsafe fn end_capture(&self, stream: RawStream) -> Result<Graph> {
+        let (mut graph, mut ready) = (ptr::null_mut(), ptr::null_mut());
+        self.call(&self.symbols.cuStreamEndCapture, |function| {
+            // SAFETY: `cuStreamEndCapture` writes one pointer: `graph` is one. Our caller vouches for the stream.
+            unsafe { function(call::stream(stream), &raw mut graph) }
+        })?;
+        self.call(&self.symbols.cuGraphInstantiateWithFlags, |function| {
+            // SAFETY: `cuGraphInstantiateWithFlags` writes one pointer: `ready` is one. The graph was captured above.
+            unsafe { function(&raw mut ready, graph, 0) }
+        })?;
+        self.call(&self.symbols.cuGraphDestroy, |function| {
+            // SAFETY: `cuGraphDestroy` asks for a graph that is alive: it was captured above, and `ready` is a copy.
+            unsafe { function(graph) }
+        })?;
+        Ok(Graph(ready))
+    }
+
+    /// Launches a graph.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive, and all that the graph does may be done.
+    pub unsafe fn launch_graph(&self, graph: &Graph, stream: RawStream) -> Result<()> {
+        self.call(&self.symbols.cuGraphLaunch, |function| {
+            // SAFETY: `cuGraphLaunch` asks for a graph that is ready: it is never destroyed. Our caller vouches for
+            // the stream and for what the graph does.
+            unsafe { function(graph.0, call::stream(stream)) }
+        })
+    }
+
+    /// Allocates from the stream-ordered pool, as `cudaMallocAsync` does.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    pub unsafe fn pool_alloc(&self, stream: RawStream, len: usize) -> Result<DevicePtr> {
+        let mut base = 0;
+        self.call(&self.symbols.cuMemAllocAsync, |function| {
+            // SAFETY: `cuMemAllocAsync` writes one address: `base` is one. Our caller vouches for the stream.
+            unsafe { function(&raw mut base, len, call::stream(stream)) }
+        })?;
+        Ok(DevicePtr(base))
+    }
+
+    /// Frees what `pool_alloc` gave.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive, and nothing queued later touches `base`.
+    pub unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
+        self.call(&self.symbols.cuMemFreeAsync, |function| {
+            // SAFETY: `cuMemFreeAsync` asks for memory of a pool: our caller vouches for it and for the stream.
+            unsafe { function(base.0, call::stream(stream)) }
+        })
+    }
+
+    fn call<F: Copy>(&self, symbol: &Symbol<F>, run: impl FnOnce(F) -> Code) -> Result<()> {
+        let function = symbol.function.ok_or_else(|| error::missing(symbol.name))?;
+        match run(function) {
+            SUCCESS => Ok(()),
+            code => {
+                let source = self.cuda.driver.symbols.error(code);
+                Err(Error::Driver { call: symbol.name, device: self.device, source })
+            }
+        }
+    }
+}
+
+// SAFETY: `Send`: the pointers are the driver's handles, which the manual lets any thread use.
+unsafe impl Send for Application {}
+// SAFETY: `Sync`: as for `Send`; no method changes what they point to but through the driver, which locks.
+unsafe impl Sync for Application {}
+// SAFETY: `Send`: a handle of the driver's, which the manual lets any thread use.
+unsafe impl Send for Kernel {}
+// SAFETY: `Sync`: as for `Send`.
+unsafe impl Sync for Kernel {}
+// SAFETY: `Send`: a handle of the driver's; the manual asks that a graph be launched by one thread at a time only,
+// which `Graph` not being `Sync` sees to.
+unsafe impl Send for Graph {}
