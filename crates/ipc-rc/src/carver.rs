@@ -100,7 +100,7 @@ impl Carver {
     /// Makes a region with room for `need` bytes, and numbers it.
     fn grow(&self, next: &mut u64, need: u64) -> Result<Region> {
         let allocation = self.allocate(need)?;
-        let export = match self.export(allocation) {
+        let export = match check_alignment(allocation).and_then(|()| self.export(allocation)) {
             Ok(export) => export,
             Err(error) => {
                 // Nobody has seen the allocation yet. That it could not be shared is what the caller can mend.
@@ -133,6 +133,18 @@ impl Carver {
         let hint = "no region can be that large, ask for less".into();
         Error::OutOfMemory { device: self.gpu.device(), asked, free, hint }
     }
+}
+
+/// Every start and end is counted in steps, from a base that has to lie on one.
+fn check_alignment(allocation: Allocation) -> Result<()> {
+    if allocation.base.0.is_multiple_of(STEP) {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: "carving blocks out of regions",
+        why: format!("the driver put a region at {}, which is no multiple of {STEP}", allocation.base),
+        remedy: "give the session a region source of your own",
+    })
 }
 
 impl RegionSource for Carver {
@@ -362,6 +374,20 @@ mod tests {
         fake.state().refuses_free = true;
         assert_eq!(carver.take(1, 1).expect_err("no export").to_string(), "export failed on device 0");
         assert_eq!(carver.leaked_bytes(), REGION);
+    }
+
+    #[test]
+    fn a_region_that_is_not_aligned_is_freed() {
+        let fake = Fake::new(1 << 20);
+        let carver = carver(&fake);
+        fake.state().misaligned = true;
+        assert_eq!(
+            carver.take(1, 1).expect_err("a base between two steps").to_string(),
+            "carving blocks out of regions is not supported: the driver put a region at 0x10000000040, \
+             which is no multiple of 256; give the session a region source of your own"
+        );
+        assert!(fake.state().live.is_empty());
+        assert_eq!(carver.usage(), SourceUsage::default());
     }
 
     #[test]

@@ -278,53 +278,59 @@ mod tests {
 
     #[test]
     fn a_packet_arrives_whole_with_its_descriptors() {
-        let (a, b) = pair();
-        let (mut reader, writer) = io::pipe().expect("a pipe");
-        assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
-        assert_eq!(send(&a, b"one", &[]).expect("send"), SendOutcome::Sent);
-        assert_eq!(send(&a, &[7; MOST_BYTES], &[writer.as_fd(), a.as_fd()]).expect("send"), SendOutcome::Sent);
-        drop(writer);
+        in_own_process("socket::tests::a_packet_arrives_whole_with_its_descriptors", || {
+            let (a, b) = pair();
+            let (mut reader, writer) = io::pipe().expect("a pipe");
+            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
+            assert_eq!(send(&a, b"one", &[]).expect("send"), SendOutcome::Sent);
+            assert_eq!(send(&a, &[7; MOST_BYTES], &[writer.as_fd(), a.as_fd()]).expect("send"), SendOutcome::Sent);
+            drop(writer);
 
-        let (mut packet, mut fds) = ([0; MOST_BYTES], Vec::new());
-        assert_eq!(receive(&b, &mut packet, &mut fds).expect("receive"), ReceiveOutcome::Packet(3));
-        assert_eq!(&packet[..3], b"one");
-        assert!(fds.is_empty());
-        assert_eq!(receive(&b, &mut packet, &mut fds).expect("receive"), ReceiveOutcome::Packet(MOST_BYTES));
-        assert_eq!(packet, [7; MOST_BYTES]);
-        assert_eq!(fds.len(), 2);
-        for fd in &fds {
-            assert!(rustix::io::fcntl_getfd(fd).expect("fcntl").contains(rustix::io::FdFlags::CLOEXEC));
-        }
-        std::fs::File::from(fds.swap_remove(0)).write_all(b"!").expect("write");
-        let mut text = String::new();
-        reader.read_to_string(&mut text).expect("the pipe's end");
-        assert_eq!(text, "!");
+            let (mut packet, mut fds) = ([0; MOST_BYTES], Vec::new());
+            assert_eq!(receive(&b, &mut packet, &mut fds).expect("receive"), ReceiveOutcome::Packet(3));
+            assert_eq!(&packet[..3], b"one");
+            assert!(fds.is_empty());
+            assert_eq!(receive(&b, &mut packet, &mut fds).expect("receive"), ReceiveOutcome::Packet(MOST_BYTES));
+            assert_eq!(packet, [7; MOST_BYTES]);
+            assert_eq!(fds.len(), 2);
+            for fd in &fds {
+                assert!(rustix::io::fcntl_getfd(fd).expect("fcntl").contains(rustix::io::FdFlags::CLOEXEC));
+            }
+            std::fs::File::from(fds.swap_remove(0)).write_all(b"!").expect("write");
+            let mut text = String::new();
+            reader.read_to_string(&mut text).expect("the pipe's end");
+            assert_eq!(text, "!");
+        });
     }
 
     #[test]
     fn what_was_sent_before_a_hang_up_is_still_read() {
-        let (a, b) = pair();
-        assert_eq!(send(&b, b"never read", &[]).expect("send"), SendOutcome::Sent);
-        assert_eq!(send(&a, b"refused", &[]).expect("send"), SendOutcome::Sent);
-        drop(a);
-        assert!(has_hung_up(&b));
-        let outcome = receive(&b, &mut [0; MOST_BYTES], &mut Vec::new()).expect("receive");
-        assert_eq!(outcome, ReceiveOutcome::Packet(7));
-        assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
-        assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
-        assert_eq!(send(&b, b"x", &[]).expect("send"), SendOutcome::HungUp);
+        in_own_process("socket::tests::what_was_sent_before_a_hang_up_is_still_read", || {
+            let (a, b) = pair();
+            assert_eq!(send(&b, b"never read", &[]).expect("send"), SendOutcome::Sent);
+            assert_eq!(send(&a, b"refused", &[]).expect("send"), SendOutcome::Sent);
+            drop(a);
+            assert!(has_hung_up(&b));
+            let outcome = receive(&b, &mut [0; MOST_BYTES], &mut Vec::new()).expect("receive");
+            assert_eq!(outcome, ReceiveOutcome::Packet(7));
+            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
+            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
+            assert_eq!(send(&b, b"x", &[]).expect("send"), SendOutcome::HungUp);
+        });
     }
 
     #[test]
     fn a_copy_of_the_other_end_keeps_it_from_hanging_up() {
-        let (a, b) = pair();
-        let copy = a.try_clone().expect("dup");
-        drop(a);
-        assert!(!has_hung_up(&b));
-        assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
-        drop(copy);
-        assert!(has_hung_up(&b));
-        assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
+        in_own_process("socket::tests::a_copy_of_the_other_end_keeps_it_from_hanging_up", || {
+            let (a, b) = pair();
+            let copy = a.try_clone().expect("dup");
+            drop(a);
+            assert!(!has_hung_up(&b));
+            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::Empty);
+            drop(copy);
+            assert!(has_hung_up(&b));
+            assert_eq!(receive_alone(&b).expect("receive"), ReceiveOutcome::HungUp);
+        });
     }
 
     #[test]
@@ -337,12 +343,14 @@ mod tests {
 
     #[test]
     fn a_packet_that_is_too_long_is_refused_and_its_descriptors_are_closed() {
-        let (a, b) = pair();
-        let (mut reader, writer) = io::pipe().expect("a pipe");
-        assert_eq!(send(&a, &[0; MOST_BYTES + 1], &[writer.as_fd()]).expect("send"), SendOutcome::Sent);
-        drop(writer);
-        assert_eq!(receive_alone(&b).expect_err("too long").kind(), io::ErrorKind::InvalidData);
-        assert_eq!(reader.read(&mut [0]).expect("the pipe's end"), 0);
+        in_own_process("socket::tests::a_packet_that_is_too_long_is_refused_and_its_descriptors_are_closed", || {
+            let (a, b) = pair();
+            let (mut reader, writer) = io::pipe().expect("a pipe");
+            assert_eq!(send(&a, &[0; MOST_BYTES + 1], &[writer.as_fd()]).expect("send"), SendOutcome::Sent);
+            drop(writer);
+            assert_eq!(receive_alone(&b).expect_err("too long").kind(), io::ErrorKind::InvalidData);
+            assert_eq!(reader.read(&mut [0]).expect("the pipe's end"), 0);
+        });
     }
 
     #[test]
@@ -414,50 +422,52 @@ mod tests {
 
     #[test]
     fn every_failed_connect_says_why_and_what_to_do() {
-        let dir = ScratchDir::new();
-        let at = |name: &str, text: &str| {
-            let path = dir.join(name);
-            assert_eq!(refusal(&path), format!("cannot connect to {}: {text}", path.display()));
-        };
-        at("absent", "there is no such socket; start the producer, or correct the path");
+        in_own_process("socket::tests::every_failed_connect_says_why_and_what_to_do", || {
+            let dir = ScratchDir::new();
+            let at = |name: &str, text: &str| {
+                let path = dir.join(name);
+                assert_eq!(refusal(&path), format!("cannot connect to {}: {text}", path.display()));
+            };
+            at("absent", "there is no such socket; start the producer, or correct the path");
 
-        std::fs::write(dir.join("file"), "").expect("a file");
-        at("file", "it is not a socket; give the path of a session's socket");
+            std::fs::write(dir.join("file"), "").expect("a file");
+            at("file", "it is not a socket; give the path of a session's socket");
 
-        drop(UnixDatagram::bind(dir.join("dead")).expect("bind"));
-        at("dead", "nobody listens there any more; start the producer again");
+            drop(UnixDatagram::bind(dir.join("dead")).expect("bind"));
+            at("dead", "nobody listens there any more; start the producer again");
 
-        let _stream = UnixListener::bind(dir.join("stream")).expect("bind");
-        at("stream", "another kind of socket listens there; give the path of a session's socket");
+            let _stream = UnixListener::bind(dir.join("stream")).expect("bind");
+            at("stream", "another kind of socket listens there; give the path of a session's socket");
 
-        let full = new_socket().expect("a socket");
-        rustix::net::bind(&full, &address_of(&dir.join("full")).expect("an address")).expect("bind");
-        rustix::net::listen(&full, 0).expect("listen");
-        let mut waiting = Vec::new();
-        let error = loop {
-            match connect(&dir.join("full")) {
-                Ok(connection) => waiting.push(connection),
-                Err(error) => break error,
-            }
-        };
-        assert!(is_backlog_full(&error), "{error}");
-        at("full", "too many participants connect at this moment; connect again");
+            let full = new_socket().expect("a socket");
+            rustix::net::bind(&full, &address_of(&dir.join("full")).expect("an address")).expect("bind");
+            rustix::net::listen(&full, 0).expect("listen");
+            let mut waiting = Vec::new();
+            let error = loop {
+                match connect(&dir.join("full")) {
+                    Ok(connection) => waiting.push(connection),
+                    Err(error) => break error,
+                }
+            };
+            assert!(is_backlog_full(&error), "{error}");
+            at("full", "too many participants connect at this moment; connect again");
 
-        let denied = connect_error(Path::new("/x"), Errno::ACCESS);
-        assert!(!is_backlog_full(&denied));
-        assert_eq!(
-            denied.to_string(),
-            "cannot connect to /x: this user may not; \
-             name the user in `allow_uids`, and let it enter the socket's directory"
-        );
-        assert_eq!(
-            refusal(Path::new(&"x".repeat(108))),
-            format!(
-                "socket path is {} (108 bytes), but must be \
-                 1 to 107 bytes without a zero: that is what a socket address holds",
-                "x".repeat(108)
-            )
-        );
-        assert!(refusal(Path::new("")).contains("(0 bytes)"));
+            let denied = connect_error(Path::new("/x"), Errno::ACCESS);
+            assert!(!is_backlog_full(&denied));
+            assert_eq!(
+                denied.to_string(),
+                "cannot connect to /x: this user may not; \
+                 name the user in `allow_uids`, and let it enter the socket's directory"
+            );
+            assert_eq!(
+                refusal(Path::new(&"x".repeat(108))),
+                format!(
+                    "socket path is {} (108 bytes), but must be \
+                     1 to 107 bytes without a zero: that is what a socket address holds",
+                    "x".repeat(108)
+                )
+            );
+            assert!(refusal(Path::new("")).contains("(0 bytes)"));
+        });
     }
 }

@@ -16,6 +16,8 @@ pub(super) struct State {
     pub room: u64,
     pub refuses_free: bool,
     pub refuses_export: bool,
+    /// Bases lie between multiples of 256.
+    pub misaligned: bool,
     next: u64,
 }
 
@@ -92,7 +94,7 @@ unsafe impl GpuBackend for Fake {
         let Some(rounded) = len.checked_next_multiple_of(4096).filter(|&rounded| rounded <= free) else {
             return Err(Error::OutOfMemory { device, asked: len, free, hint: "the fake is full".into() });
         };
-        let base = state.next;
+        let base = state.next + if state.misaligned { 64 } else { 0 };
         // Bases are aligned to 256 bytes and to no more.
         state.next += rounded.next_multiple_of(8192) + 256;
         state.live.insert(base, rounded);

@@ -5,8 +5,10 @@
 //! caller's streams are not slowed (measured: a host function would cost them 48 µs each), and a stream that is stuck
 //! holds up only those who named it.
 //!
-//! At most [`MOST_PENDING`] ends are queued on a lane: a driver's queue that is full blocks every thread of the process
-//! (measured at 1,020). What comes on top is kept here and ended by the participant's thread when its events are done.
+//! A driver's queue that is full blocks every thread of the process (measured at 1,020 entries), and the caller's stream
+//! may share it. So at most [`MOST_PENDING`] ends are queued on a lane, and what comes on top takes no place in any queue
+//! but one event on each stream, whatever its number: it gathers here, the participant's thread records the events when
+//! the last ones are done, and ends what had gathered by then when these are.
 //!
 //! **Any error before the stores are queued leaves the lease HELD** until the process ends, counted, and logged once:
 //! an end that might come early would be worse.
@@ -29,10 +31,23 @@ pub(crate) const MOST_PENDING: usize = 128;
 /// Lanes after which idle ones are given up before another is made.
 const MANY_LANES: usize = 64;
 
-#[derive(Debug)]
+/// Ends that found the lane full.
+#[derive(Debug, Default)]
 struct Later {
-    held: Held,
+    /// Behind the events that are recorded.
+    recorded: Vec<Held>,
+    /// Dropped since: the next recording is theirs.
+    gathered: Vec<Held>,
+    /// The set's streams, kept while anything gathers.
+    streams: Vec<Stream>,
+    /// One for each stream, made when first needed.
     events: Vec<RawEvent>,
+}
+
+impl Later {
+    fn is_empty(&self) -> bool {
+        self.recorded.is_empty() && self.gathered.is_empty()
+    }
 }
 
 #[derive(Debug)]
@@ -44,7 +59,7 @@ struct Lane {
     /// One for each stream of the set, recorded again by every end: a wait keeps what was recorded when it was queued.
     events: Vec<RawEvent>,
     pending: VecDeque<Held>,
-    later: VecDeque<Later>,
+    later: Later,
 }
 
 type Key = Box<[StreamIdentity]>;
@@ -125,13 +140,14 @@ impl Lanes {
                     Err(error) => Err((held, error)),
                 }
             }
-            _ => match self.record_all(streams) {
-                Ok(events) => {
-                    lane.later.push_back(Later { held, events });
-                    Ok(true)
+            _ => {
+                if lane.later.gathered.is_empty() {
+                    lane.later.streams = streams.to_vec();
                 }
-                Err(error) => Err((held, error)),
-            },
+                lane.later.gathered.push(held);
+                self.look_after(&mut lane);
+                Ok(true)
+            }
         }
     }
 
@@ -149,30 +165,50 @@ impl Lanes {
         unsafe { backend.stream_batch(lane.stream, ops) }
     }
 
-    fn record_all(&self, streams: &[Stream]) -> Result<Vec<RawEvent>> {
-        let backend = self.gpu.backend();
-        let mut events = Vec::with_capacity(streams.len());
-        for stream in streams {
-            let recorded = backend.create_event(self.gpu.device(), EventKind::Local).and_then(|event| {
-                events.push(event);
-                // SAFETY: `record_event` asks for a live event and stream of one device: just made, and a `Stream` is
-                // of the participant's device and kept by the caller.
-                unsafe { backend.record_event(event, stream.raw()) }
+    /// Ends what is behind events that are done, and records them anew for what has gathered.
+    fn look_after(&self, lane: &mut Lane) {
+        let later = &mut lane.later;
+        if !later.recorded.is_empty() {
+            let done = later.events.iter().all(|&event| {
+                // SAFETY: `query_event` asks for a live event: the lane keeps it. An error means that nobody knows whether
+                // the work is done: the leases stay held.
+                unsafe { self.gpu.backend().query_event(event) }.unwrap_or(false)
             });
-            if let Err(error) = recorded {
-                self.destroy(&events);
-                return Err(error);
+            if !done {
+                return;
+            }
+            later.recorded.drain(..).for_each(Held::release);
+        }
+        if later.gathered.is_empty() {
+            return;
+        }
+        // A stream that captures at this moment is asked again at the next look.
+        if later.streams.iter().any(|stream| stream.is_capturing().unwrap_or(false)) {
+            return;
+        }
+        match self.record_all(later) {
+            Ok(()) => {
+                later.recorded = std::mem::take(&mut later.gathered);
+                later.streams.clear();
+            }
+            Err(error) => {
+                later.gathered.drain(..).for_each(|held| self.keep(held, &error));
+                later.streams.clear();
             }
         }
-        Ok(events)
     }
 
-    fn destroy(&self, events: &[RawEvent]) {
-        for &event in events {
-            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: the caller gives it up. An
-            // error leaks it.
-            let _ = unsafe { self.gpu.backend().destroy_event(event) };
+    fn record_all(&self, later: &mut Later) -> Result<()> {
+        let backend = self.gpu.backend();
+        while later.events.len() < later.streams.len() {
+            later.events.push(backend.create_event(self.gpu.device(), EventKind::Local)?);
         }
+        for (event, stream) in later.events.iter().zip(&later.streams) {
+            // SAFETY: `record_event` asks for a live event and stream of one device: the lane keeps both, and a `Stream`
+            // is of the participant's device.
+            unsafe { backend.record_event(*event, stream.raw()) }?;
+        }
+        Ok(())
     }
 
     fn lane(&self, streams: &[Stream]) -> Result<Arc<Mutex<Lane>>> {
@@ -187,7 +223,7 @@ impl Lanes {
             stream: backend.create_stream(self.gpu.device())?,
             events: Vec::new(),
             pending: VecDeque::new(),
-            later: VecDeque::new(),
+            later: Later::default(),
         };
         for _ in streams {
             lane.events.push(backend.create_event(self.gpu.device(), EventKind::Local)?);
@@ -211,21 +247,8 @@ impl Lanes {
         for lane in self.table.load().values() {
             let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
             lane.settle();
-            while let Some(first) = lane.later.front() {
-                let done = first.events.iter().all(|&event| {
-                    // SAFETY: `query_event` asks for a live event: it is destroyed only below. An error means that
-                    // nobody knows whether the work is done: the lease stays held.
-                    unsafe { self.gpu.backend().query_event(event) }.unwrap_or(false)
-                });
-                if !done {
-                    left = true;
-                    break;
-                }
-                if let Some(first) = lane.later.pop_front() {
-                    self.destroy(&first.events);
-                    first.held.release();
-                }
-            }
+            self.look_after(&mut lane);
+            left |= !lane.later.is_empty();
         }
         left
     }
@@ -265,7 +288,7 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        for &event in &self.events {
+        for &event in self.events.iter().chain(&self.later.events) {
             // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: the lane is going away, and
             // waits that were queued for it stay good. An error leaks it.
             let _ = unsafe { self.gpu.backend().destroy_event(event) };

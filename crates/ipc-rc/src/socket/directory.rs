@@ -138,7 +138,7 @@ pub(super) fn probe(path: &Path) -> Result<Probe> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scratch::{ScratchDir, inside, run_inside};
+    use super::super::scratch::{ScratchDir, in_own_process, inside, run_inside};
     use super::super::{Listener, Place};
     use super::*;
     use crate::descriptor::SessionId;
@@ -208,17 +208,19 @@ mod tests {
 
     #[test]
     fn only_what_the_dead_left_is_swept() {
-        let dir = ScratchDir::new();
-        let alive = Listener::bind(&place(&dir, 1)).expect("bind");
-        drop(Listener::bind(&place(&dir, 2)).expect("bind"));
-        fs::write(dir.join(format!("{}.sock", SessionId([3; 16]))), "").expect("a file");
-        drop(UnixDatagram::bind(dir.join("other.sock")).expect("bind"));
-        let before = dir.names();
-        assert_eq!(sweep_stale(&dir).expect("sweep"), 1);
-        let gone = format!("{}.sock", SessionId([2; 16]));
-        assert_eq!(dir.names(), before.into_iter().filter(|name| *name != gone).collect::<Vec<_>>());
-        assert_eq!(sweep_stale(&dir).expect("sweep"), 0);
-        assert!(alive.accept().expect("accept").is_some(), "the sweep asked whether anybody is there");
+        in_own_process("socket::directory::tests::only_what_the_dead_left_is_swept", || {
+            let dir = ScratchDir::new();
+            let alive = Listener::bind(&place(&dir, 1)).expect("bind");
+            drop(Listener::bind(&place(&dir, 2)).expect("bind"));
+            fs::write(dir.join(format!("{}.sock", SessionId([3; 16]))), "").expect("a file");
+            drop(UnixDatagram::bind(dir.join("other.sock")).expect("bind"));
+            let before = dir.names();
+            assert_eq!(sweep_stale(&dir).expect("sweep"), 1);
+            let gone = format!("{}.sock", SessionId([2; 16]));
+            assert_eq!(dir.names(), before.into_iter().filter(|name| *name != gone).collect::<Vec<_>>());
+            assert_eq!(sweep_stale(&dir).expect("sweep"), 0);
+            assert!(alive.accept().expect("accept").is_some(), "the sweep asked whether anybody is there");
+        });
     }
 
     #[test]

@@ -304,7 +304,7 @@ fn taken(path: &Path, is: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::super::scratch::{self, ScratchDir, in_own_process};
-    use super::super::{ReceiveOutcome, connect, has_hung_up, receive, send};
+    use super::super::{ReceiveOutcome, connect, has_hung_up, is_backlog_full, receive, send};
     use super::*;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -345,17 +345,19 @@ mod tests {
 
     #[test]
     fn a_dead_producers_socket_is_replaced() {
-        let dir = ScratchDir::new();
-        for _ in 0..3 {
-            let listener = Listener::bind(&at(dir.join("s"))).expect("bind");
-            connect(listener.path()).expect("connect");
-        }
-        drop(UnixListener::bind(dir.join("t")).expect("bind"));
-        Listener::bind(&at(dir.join("t"))).expect("a dead socket of another kind");
-        let id = BindLock::id_of(OsStr::new("u"));
-        drop(UnixDatagram::bind(dir.join(format!(".gpu-ipc-{id:08x}.tmp"))).expect("bind"));
-        Listener::bind(&at(dir.join("u"))).expect("an unfinished socket");
-        assert_eq!(dir.names(), ["s", "t", "u"]);
+        in_own_process("socket::listener::tests::a_dead_producers_socket_is_replaced", || {
+            let dir = ScratchDir::new();
+            for _ in 0..3 {
+                let listener = Listener::bind(&at(dir.join("s"))).expect("bind");
+                connect(listener.path()).expect("connect");
+            }
+            drop(UnixListener::bind(dir.join("t")).expect("bind"));
+            Listener::bind(&at(dir.join("t"))).expect("a dead socket of another kind");
+            let id = BindLock::id_of(OsStr::new("u"));
+            drop(UnixDatagram::bind(dir.join(format!(".gpu-ipc-{id:08x}.tmp"))).expect("bind"));
+            Listener::bind(&at(dir.join("u"))).expect("an unfinished socket");
+            assert_eq!(dir.names(), ["s", "t", "u"]);
+        });
     }
 
     #[test]
@@ -422,21 +424,23 @@ mod tests {
 
     #[test]
     fn of_many_that_want_one_path_one_gets_it() {
-        let dir = ScratchDir::new();
-        for round in 0..20 {
-            let path = dir.join(format!("s{round}"));
-            drop(Listener::bind(&at(path.clone())).expect("a dead producer's socket"));
-            let got: Vec<_> = thread::scope(|scope| {
-                let each: Vec<_> = (0..4).map(|_| scope.spawn(|| Listener::bind(&at(path.clone())))).collect();
-                each.into_iter().map(|one| one.join().expect("no panic")).collect()
-            });
-            let winners: Vec<_> = got.iter().flatten().collect();
-            assert_eq!(winners.len(), 1, "{got:?}");
-            let _connection = connect(&path).expect("connect");
-            // The losers' looks wait in the queue too.
-            assert!(winners[0].accept().expect("accept").is_some());
-        }
-        assert_eq!(dir.names().len(), 20, "{:?}", dir.names());
+        in_own_process("socket::listener::tests::of_many_that_want_one_path_one_gets_it", || {
+            let dir = ScratchDir::new();
+            for round in 0..20 {
+                let path = dir.join(format!("s{round}"));
+                drop(Listener::bind(&at(path.clone())).expect("a dead producer's socket"));
+                let got: Vec<_> = thread::scope(|scope| {
+                    let each: Vec<_> = (0..4).map(|_| scope.spawn(|| Listener::bind(&at(path.clone())))).collect();
+                    each.into_iter().map(|one| one.join().expect("no panic")).collect()
+                });
+                let winners: Vec<_> = got.iter().flatten().collect();
+                assert_eq!(winners.len(), 1, "{got:?}");
+                let _connection = connect(&path).expect("connect");
+                // The losers' looks wait in the queue too.
+                assert!(winners[0].accept().expect("accept").is_some());
+            }
+            assert_eq!(dir.names().len(), 20, "{:?}", dir.names());
+        });
     }
 
     #[test]
@@ -452,7 +456,9 @@ mod tests {
                 while done.load(Ordering::Acquire) < ROUNDS {
                     let path = name(done.load(Ordering::Acquire));
                     if let Err(e) = connect(&path) {
-                        assert!(e.to_string().contains("there is no such socket"), "{e}");
+                        // Nobody accepts, so a round that takes long fills the queue of the name before.
+                        let good = is_backlog_full(&e) || e.to_string().contains("there is no such socket");
+                        assert!(good, "{e}");
                     }
                 }
             });

@@ -47,6 +47,9 @@ impl Drop for ScratchDir {
 const INSIDE: &str = "GPU_IPC_TEST_INSIDE";
 
 /// Runs a test's body in a process that runs nothing else: the test `name` of this binary, once more.
+///
+/// For tests that limit the process, and for those that expect a closed descriptor to be closed: what another test
+/// forks at that moment has a copy of it.
 pub(super) fn in_own_process(name: &str, body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
