@@ -111,8 +111,8 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when somebody alive listens on the path already, [`Error::Refused`] for a runtime directory
-    /// that others can write, [`Error::System`] for what the kernel refuses.
+    /// [`Error::Invalid`] when somebody alive listens on the path already, when it is too long or no socket, or for a
+    /// runtime directory that others can write; [`Error::System`] for what the kernel refuses.
     pub fn open(self) -> Result<Session> {
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
