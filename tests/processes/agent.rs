@@ -192,6 +192,7 @@ struct State {
     gpu: Gpu,
     stream: Stream,
     participant: Option<Participant>,
+    crowd: Vec<Participant>,
     received: HashMap<u64, ReceivedBlock>,
     session: Option<Session>,
     sent: HashMap<u64, SentBlock>,
@@ -213,6 +214,7 @@ pub fn run() {
         gpu,
         stream,
         participant: None,
+        crowd: Vec::new(),
         received: HashMap::new(),
         session: None,
         sent: HashMap::new(),
@@ -242,6 +244,21 @@ impl State {
                 let id = participant.id().0;
                 self.participant = Some(participant);
                 Ok(id.to_string())
+            }
+            // Connects until it is refused: how often, the first's number, and why not more.
+            "crowd" => loop {
+                match Participant::builder(self.gpu.clone()).connect(words[1]) {
+                    Ok(participant) => self.crowd.push(participant),
+                    Err(error) => {
+                        let first = self.crowd.first().map_or(0, |participant| participant.id().0);
+                        break Ok(format!("{} {first} {error}", self.crowd.len()));
+                    }
+                }
+            },
+            "crowd-claim" => {
+                let first = self.crowd.first().ok_or("nobody is connected")?;
+                let claimed = first.claim(&unhex(words[1]), Wait::Host, Some(WATCHDOG));
+                claimed.map(|block| block.len().to_string()).map_err(|error| variant(&error))
             }
             "claim" | "claim-stream" | "claim-none" => {
                 let wait = match words[0] {

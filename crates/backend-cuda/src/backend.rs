@@ -32,6 +32,8 @@ use crate::word::Registrations;
 /// - The default streams (`RawStream(0)`, `1` and `2`) are those of the context that is current on the calling
 ///   thread. On a thread without one, the only visible device is meant, or the device of the event or memory named
 ///   in the same call; where neither tells, the call is refused. `2` is another stream on every thread.
+/// - `import_fd` maps all of the memory behind a descriptor or nothing: its length must be what `alloc` gave, or any
+///   other that rounds up to that.
 /// - A driver before CUDA 12.0 does not number streams; only streams of this backend have an identity there.
 /// - `Caps::shared_context` is `true` also where an MPS daemon's control file is found but its device says nothing.
 #[derive(Debug)]

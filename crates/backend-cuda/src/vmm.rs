@@ -99,8 +99,9 @@ impl CudaBackend {
             return Err(bad_descriptor(format!("one of memory of kind {}", properties.location.kind)));
         }
         let base = building.finish(size, ordinal, access, &[]).map_err(|error| match error {
-            Error::Driver { call: "cuMemMap", source, .. } if source.code == INVALID_VALUE => {
-                bad_descriptor(format!("one of less than {len} bytes"))
+            // A mapping is of the whole memory: driver 580 gives 801 to a shorter and to a longer one.
+            Error::Driver { call: "cuMemMap", source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
+                bad_descriptor(format!("one of another length than {size} bytes"))
             }
             error => error,
         })?;
@@ -260,7 +261,7 @@ fn set_access(scope: &Scope<'_>, base: u64, size: usize, descriptions: &[AccessD
 }
 
 fn bad_descriptor(got: String) -> Error {
-    Error::Invalid { what: "the file descriptor", got, must: "one of device memory of at least the length asked for" }
+    Error::Invalid { what: "the file descriptor", got, must: "one of device memory of exactly the length asked for" }
 }
 
 /// Rounds a length up to what the driver allocates.

@@ -403,7 +403,7 @@ result cuMemMap(address base, size_t len, size_t offset, uint64_t handle, unsign
         violations++;
         return 1;
     }
-    if (len > p->len) return 1;
+    if (len != p->len) return 801;
     p->count++;
     add(MAPPED, base, len)->other = handle;
     return 0;

@@ -212,12 +212,14 @@ fn a_code_of_no_header_stays_a_number() {
 fn an_import_is_checked_against_its_descriptor() {
     let cuda = fake::cuda();
     let fd = fake::foreign_fd(0x20_0000);
+    let larger = fake::foreign_fd(0x40_0000);
     let invalid = |result: gpu_api::Result<DevicePtr>| {
         let error = result.expect_err("it does not fit");
         assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
         assert!(fake::all_live().is_empty());
     };
     invalid(cuda.import_fd(GPU, fd.as_fd(), 0x20_0001, Access::ReadWrite));
+    invalid(cuda.import_fd(GPU, larger.as_fd(), 0x20_0000, Access::ReadWrite));
     invalid(cuda.import_fd(GPU, fd.as_fd(), 0, Access::ReadWrite));
     invalid(cuda.import_fd(GPU, fd.as_fd(), u64::MAX, Access::ReadWrite));
     let file = File::open("/dev/null").expect("it is always there");
