@@ -34,17 +34,23 @@ pub fn detect() -> Result<Detected> {
     let mut found = Detected { backends: Vec::new(), gpus: Vec::new(), missing: Vec::new() };
     for kind in BackendKind::ALL {
         match open(kind) {
-            Ok(backend) => {
-                for ordinal in 0..backend.device_count()? {
-                    found.gpus.push(Gpu::new(backend.clone(), DeviceId(ordinal))?);
+            // A driver that loads but cannot tell of its devices must not take the others down.
+            Ok(backend) => match devices(&backend) {
+                Ok(gpus) => {
+                    found.gpus.extend(gpus);
+                    found.backends.push(backend);
                 }
-                found.backends.push(backend);
-            }
+                Err(error) => found.missing.push((kind, error)),
+            },
             Err(error @ Error::Invalid { .. }) => return Err(error),
             Err(error) => found.missing.push((kind, error)),
         }
     }
     Ok(found)
+}
+
+fn devices(backend: &Arc<dyn GpuBackend>) -> Result<Vec<Gpu>> {
+    (0..backend.device_count()?).map(|ordinal| Gpu::new(backend.clone(), DeviceId(ordinal))).collect()
 }
 
 fn open(kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {

@@ -1,4 +1,4 @@
-//! Events: two numbers, in this process or in a page that others can open.
+//! Events: a few words, in this process or in a page that others can open.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,25 +10,25 @@ use crate::memory::{self, Handle};
 
 const PAGE: u64 = 4096;
 
-#[derive(Debug)]
-struct Counters {
-    recorded: AtomicU64,
-    completed: AtomicU64,
-}
+/// Words of an event: the first counts the recordings, the others say which are done.
+const WORDS: usize = 64;
 
 #[derive(Debug)]
 enum Place {
-    Local(Counters),
-    /// The two words at the start of a page that several processes map.
+    Local(Box<[AtomicU64; WORDS]>),
+    /// The words at the start of a page that several processes map.
     Shared {
         map: MmapRaw,
         file: OwnedFd,
     },
 }
 
-/// An event. `recorded` counts the recordings, `completed` is the last of them whose work is done: who waits compares
-/// the two. The stores are Release and the loads Acquire, so that who sees an event complete sees the work before it.
-/// An event of a process that died keeps the numbers that it had: it never completes, as on a GPU.
+/// An event. Each recording has a number and, of a ring of words, one that says whether its work is done: a later
+/// recording on another stream may be done first, and must not end a wait for an earlier one. The stores are Release and
+/// the loads Acquire, so that who sees a recording done sees the work before it. An event of a process that died keeps
+/// what it had: it never completes, as on a GPU.
+///
+/// A recording counts as done when the one that is 63 later is; nobody here records so far ahead of a wait.
 #[derive(Debug)]
 pub struct Event {
     place: Place,
@@ -39,9 +39,7 @@ impl Event {
     pub fn new(kind: EventKind) -> Result<Event> {
         Ok(Event {
             place: match kind {
-                EventKind::Local => {
-                    Place::Local(Counters { recorded: AtomicU64::new(0), completed: AtomicU64::new(0) })
-                }
+                EventKind::Local => Place::Local(Box::new(std::array::from_fn(|_| AtomicU64::new(0)))),
                 EventKind::Interprocess => {
                     let file = memory::shared_file(PAGE)?;
                     Place::Shared { map: memory::map(&file, PAGE, Access::ReadWrite)?, file }
@@ -64,46 +62,42 @@ impl Event {
         }
     }
 
-    fn recorded(&self) -> &AtomicU64 {
+    fn word(&self, index: usize) -> &AtomicU64 {
         match &self.place {
-            Place::Local(counters) => &counters.recorded,
+            Place::Local(words) => &words[index],
             Place::Shared { map, .. } => {
-                // SAFETY: `&*` of an `AtomicU64`: a mapping of a page is aligned and long enough for two, lives as long
-                // as `self`, and every process touches its words as atomics.
-                unsafe { &*map.as_ptr().cast::<AtomicU64>() }
-            }
-        }
-    }
-
-    fn completed(&self) -> &AtomicU64 {
-        match &self.place {
-            Place::Local(counters) => &counters.completed,
-            Place::Shared { map, .. } => {
-                // SAFETY: `add` asks for an offset within one allocation: the second word of a page.
-                let word = unsafe { map.as_ptr().cast::<AtomicU64>().add(1) };
-                // SAFETY: as in `recorded`.
+                assert!(index < WORDS);
+                // SAFETY: `add` asks for an offset within one allocation: a page has 512 words.
+                let word = unsafe { map.as_ptr().cast::<AtomicU64>().add(index) };
+                // SAFETY: `&*` of an `AtomicU64`: a mapping of a page is aligned, lives as long as `self`, and every
+                // process touches its words as atomics.
                 unsafe { &*word }
             }
         }
     }
 
+    /// Returns the word that says whether a recording is done.
+    fn done(&self, number: u64) -> &AtomicU64 {
+        self.word(1 + (number % (WORDS as u64 - 1)) as usize)
+    }
+
     /// Counts a recording and returns its number.
     pub fn record(&self) -> u64 {
-        self.recorded().fetch_add(1, Ordering::AcqRel) + 1
+        self.word(0).fetch_add(1, Ordering::AcqRel) + 1
     }
 
     /// Says that the work of a recording is done.
     pub fn complete(&self, number: u64) {
-        self.completed().fetch_max(number, Ordering::AcqRel);
+        self.done(number).fetch_max(number, Ordering::AcqRel);
     }
 
     /// Returns the last recording's number.
     pub fn last(&self) -> u64 {
-        self.recorded().load(Ordering::Acquire)
+        self.word(0).load(Ordering::Acquire)
     }
 
     /// Says whether the work of a recording is done.
     pub fn is_complete(&self, number: u64) -> bool {
-        self.completed().load(Ordering::Acquire) >= number
+        self.done(number).load(Ordering::Acquire) >= number
     }
 }

@@ -103,21 +103,26 @@ fn helper_main(socket: RawFd, pidfd: RawFd) -> ! {
     let mut orders = [Order { offset: 0, delay_ns: 0, len: 0, bytes: [0; MOST_BYTES] }; MOST_WRITES];
     let mut files = [-1; MOST_WRITES];
     let mut count = 0;
+    let mut open = true;
     loop {
         let mut polled = [
-            libc::pollfd { fd: if count < MOST_WRITES { 0 } else { -1 }, events: libc::POLLIN, revents: 0 },
+            libc::pollfd { fd: if open && count < MOST_WRITES { 0 } else { -1 }, events: libc::POLLIN, revents: 0 },
             libc::pollfd { fd: 1, events: libc::POLLIN, revents: 0 },
         ];
         // SAFETY: `poll` asks for an array of as many entries as it is told.
         unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) };
-        if polled[0].revents & libc::POLLIN != 0
-            && let Some((order, file)) = receive()
-        {
-            orders[count] = order;
-            files[count] = file;
-            count += 1;
-            // SAFETY: `write` asks for as many readable bytes as it is told.
-            unsafe { libc::write(0, (&raw const count).cast(), 1) };
+        if polled[0].revents != 0 {
+            match receive() {
+                Some((order, file)) => {
+                    orders[count] = order;
+                    files[count] = file;
+                    count += 1;
+                    // SAFETY: `write` asks for as many readable bytes as it is told.
+                    unsafe { libc::write(0, (&raw const count).cast(), 1) };
+                }
+                // The backend is gone and arms nothing more; the process may live on.
+                None => open = false,
+            }
             continue;
         }
         if polled[1].revents != 0 {

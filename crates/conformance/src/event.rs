@@ -10,6 +10,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "event::is_done_after_the_work_before_it", run: after_the_work },
     Case { name: "event::orders_two_streams", run: orders },
     Case { name: "event::a_wait_keeps_what_was_recorded_when_it_was_queued", run: kept },
+    Case { name: "event::a_wait_is_not_ended_by_a_later_recording", run: not_overtaken },
     Case { name: "event::a_local_one_has_no_handle", run: no_handle },
 ];
 
@@ -93,6 +94,19 @@ fn kept(gpu: &Gpu) {
     assert!(!mark.is_done());
     drop(go);
     wait_until("the second recording", || mark.is_done());
+}
+
+fn not_overtaken(gpu: &Gpu) {
+    let (stuck, idle, third) = (Queue::new(gpu), Queue::new(gpu), Queue::new(gpu));
+    let mark = Mark::new(gpu, EventKind::Local);
+    let go = stuck.hold();
+    mark.record(&stuck);
+    mark.hold_up(&third);
+    mark.record(&idle);
+    wait_until("the second recording", || mark.is_done());
+    assert!(!third.is_idle(), "a wait for the first recording was ended by the second");
+    drop(go);
+    third.synchronize();
 }
 
 fn no_handle(gpu: &Gpu) {

@@ -143,6 +143,16 @@ impl Consumer {
     }
 }
 
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        // After an error a copy may still be queued that uses the buffer. If the stream cannot be waited for, the buffer is
+        // leaked.
+        if self.stream.synchronize().is_err() {
+            std::mem::forget(std::mem::take(&mut self.buffer));
+        }
+    }
+}
+
 /// Forks a child that holds what this process holds and does nothing, until the input that both have is closed.
 fn fork_while_input_is_open() -> Result<(), String> {
     // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe functions: it calls

@@ -27,7 +27,7 @@ use report::Report;
 /// Blocks that each of the two consumers holds when it is killed.
 const HELD_AT_DEATH: u32 = 4;
 /// Every so manieth block is kept by the producer, to read the reply.
-const KEPT: u32 = 4;
+const KEPT: usize = 4;
 
 /// Runs the demo.
 pub fn run(options: &DemoOptions) -> Outcome {
@@ -140,7 +140,7 @@ impl<'a> Demo<'a> {
         self.progress.set_message("waiting until nothing is held");
         self.end()?;
         self.progress.finish_and_clear();
-        Ok(self.report)
+        Ok(std::mem::take(&mut self.report))
     }
 
     fn start_consumer(&mut self) -> Result<(), String> {
@@ -198,15 +198,19 @@ impl<'a> Demo<'a> {
         let batch = u32::try_from(fit.clamp(1, 64)).unwrap_or(64);
         let mut last: Vec<Sent> = Vec::new();
         let mut left = self.options.blocks;
+        // Across batches: every consumer gets its turn, and replies of each are read.
+        let mut turn = 0;
         while left > 0 || !last.is_empty() {
             let now = left.min(batch);
             left -= now;
             let mut sent = Vec::with_capacity(now as usize);
             let mut handles = VecDeque::new();
-            for n in 0..now {
-                let consumer = (n as usize) % working;
+            for _ in 0..now {
+                let consumer = turn % working;
+                let keep = (turn / working + turn).is_multiple_of(KEPT);
+                turn += 1;
                 let (block, stamp, _) = self.send(consumer)?;
-                let kept = if n % KEPT == 0 {
+                let kept = if keep {
                     Some((block, stamp))
                 } else {
                     handles.push_back(block);
@@ -327,5 +331,15 @@ impl<'a> Demo<'a> {
             std::thread::sleep(Duration::from_micros(200));
         }
         Ok(())
+    }
+}
+
+impl Drop for Demo<'_> {
+    fn drop(&mut self) {
+        // After an error a copy may still be queued that reads the buffer. If the stream cannot be waited for, the buffer
+        // is leaked.
+        if self.stream.synchronize().is_err() {
+            std::mem::forget(std::mem::take(&mut self.buffer));
+        }
     }
 }
