@@ -253,9 +253,17 @@ impl Lanes {
         left
     }
 
-    /// Says whether every lease that was given to a lane has ended.
+    /// Says whether every lease that was given to a lane has ended, and the lanes' streams write nothing more: after
+    /// RELEASED comes the dirty word.
     pub fn are_dry(&self) -> bool {
-        self.table.load().values().all(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner).is_dry())
+        self.table.load().values().all(|lane| {
+            let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+            lane.is_dry() && {
+                // SAFETY: `query_stream` asks for a live stream: the lane keeps it. An error is a broken context, whose
+                // streams write nothing.
+                unsafe { self.gpu.backend().query_stream(lane.stream) }.unwrap_or(true)
+            }
+        })
     }
 
     /// Gives up the lanes.
