@@ -45,25 +45,42 @@ pub(crate) fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Says whether a descriptor that somebody sent is a pidfd at all, as far as `/proc` tells.
+/// Says whether a descriptor that somebody sent is a pidfd at all, by the name that the kernel gave its file.
 ///
-/// A pipe or an event would 'fire' when its sender likes, and pass for a death.
-pub(crate) fn is_pidfd(fd: BorrowedFd<'_>) -> bool {
-    pid_line(fd).is_some()
+/// A pipe or an event would 'fire' when its sender likes, and pass for a death. Reading a link takes no descriptor, so
+/// the answer is the same where none is left.
+///
+/// # Errors
+///
+/// [`Error::System`] when `/proc` cannot be read.
+pub(crate) fn is_pidfd(fd: BorrowedFd<'_>) -> Result<bool> {
+    let name = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(proc_error)?;
+    // The names of proc_pid_fd(5), before and with pidfs. A file with a path of its own starts with a slash.
+    let name = name.as_os_str().as_bytes();
+    Ok(name == b"anon_inode:[pidfd]" || name.starts_with(b"pidfd:["))
 }
 
 /// Returns the pid as this process sees it; 0 when the process is in a namespace that hides it or is gone.
-pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> u32 {
+///
+/// # Errors
+///
+/// [`Error::System`] when `/proc` cannot be read or no file descriptor is left.
+pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> Result<u32> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).map_err(proc_error)?;
     // A process that was waited for reads -1.
-    pid_line(pidfd).and_then(|pid| u32::try_from(pid).ok()).unwrap_or(0)
+    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
+    Ok(pid.unwrap_or(0))
 }
 
 /// Says whether the pidfd names this process.
-pub(crate) fn same_process(pidfd: BorrowedFd<'_>) -> bool {
+///
+/// # Errors
+///
+/// As [`pid_of`] and [`own_pidfd`].
+pub(crate) fn same_process(pidfd: BorrowedFd<'_>) -> Result<bool> {
     // Both numbers come from the same /proc, which may count in another namespace than `getpid` does.
-    let Ok(own) = own_pidfd() else { return false };
-    let pid = pid_of(pidfd);
-    pid != 0 && pid == pid_of(own.as_fd())
+    let pid = pid_of(pidfd)?;
+    Ok(pid != 0 && pid == pid_of(own_pidfd()?.as_fd())?)
 }
 
 /// Returns the name of the command that a process runs, fit for printing; `?` when nobody tells.
@@ -243,12 +260,6 @@ fn mapped_name(line: &[u8]) -> Option<&[u8]> {
     (!rest.is_empty()).then_some(rest)
 }
 
-/// Returns the number after `Pid:` in what `/proc` says of a descriptor of this process; only pidfds have one.
-fn pid_line(fd: BorrowedFd<'_>) -> Option<i64> {
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
-    info.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()
-}
-
 fn pidfd_error(e: Errno) -> Error {
     let remedy = match e {
         Errno::MFILE | Errno::NFILE => "raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files",
@@ -360,7 +371,7 @@ mod tests {
         fn holders(&self) -> Vec<u32> {
             let name = self.path.to_str().expect("a plain name");
             let holders = descendants_holding(&["/no such file", name]).expect("a readable /proc");
-            holders.iter().map(|pidfd| pid_of(pidfd.as_fd())).collect()
+            holders.iter().map(|pidfd| pid_of(pidfd.as_fd()).expect("a readable /proc")).collect()
         }
     }
 
@@ -373,9 +384,9 @@ mod tests {
     #[test]
     fn the_own_pidfd_names_this_living_process() {
         let own = own_pidfd().expect("a pidfd");
-        assert!(is_pidfd(own.as_fd()));
-        assert_eq!(pid_of(own.as_fd()), std::process::id());
-        assert!(same_process(own.as_fd()));
+        assert!(is_pidfd(own.as_fd()).expect("a readable /proc"));
+        assert_eq!(pid_of(own.as_fd()).expect("a readable /proc"), std::process::id());
+        assert!(same_process(own.as_fd()).expect("a readable /proc"));
         assert!(!has_exited(own.as_fd()));
     }
 
@@ -383,24 +394,24 @@ mod tests {
     fn a_childs_death_shows_and_its_number_goes() {
         let child = Child::start(|| {});
         let pidfd = child.pidfd();
-        assert_eq!(pid_of(pidfd.as_fd()), child.pid());
-        assert!(!same_process(pidfd.as_fd()));
+        assert_eq!(pid_of(pidfd.as_fd()).expect("a readable /proc"), child.pid());
+        assert!(!same_process(pidfd.as_fd()).expect("a readable /proc"));
         assert!(!has_exited(pidfd.as_fd()));
         child.kill();
         await_readable(pidfd.as_fd());
         assert!(has_exited(pidfd.as_fd()), "dead, though nobody waited for it");
         drop(child);
         assert!(has_exited(pidfd.as_fd()));
-        assert_eq!(pid_of(pidfd.as_fd()), 0);
-        assert!(!same_process(pidfd.as_fd()));
+        assert_eq!(pid_of(pidfd.as_fd()).expect("a readable /proc"), 0);
+        assert!(!same_process(pidfd.as_fd()).expect("a readable /proc"));
     }
 
     #[test]
     fn a_pipe_is_no_pidfd() {
         let (end, _other) = io::pipe().expect("a pipe");
-        assert!(!is_pidfd(end.as_fd()));
-        assert_eq!(pid_of(end.as_fd()), 0);
-        assert!(!same_process(end.as_fd()));
+        assert!(!is_pidfd(end.as_fd()).expect("a readable /proc"));
+        assert_eq!(pid_of(end.as_fd()).expect("a readable /proc"), 0);
+        assert!(!same_process(end.as_fd()).expect("a readable /proc"));
     }
 
     #[test]

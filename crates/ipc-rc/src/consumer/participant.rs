@@ -115,12 +115,18 @@ impl ParticipantBuilder {
                 let (Some(producer_pidfd), Some(file)) = (fds.next(), fds.next()) else {
                     return Err(refused("the welcome came without its file descriptors", "raise RLIMIT_NOFILE"));
                 };
+                if !process::is_pidfd(producer_pidfd.as_fd())? {
+                    return Err(refused(
+                        "the welcome's first descriptor is no pidfd",
+                        "connect to a session of gpu-ipc",
+                    ));
+                }
                 Ok(Welcome {
                     gpu: self.gpu.clone(),
                     access: self.access,
                     session,
                     id: participant,
-                    producer_pid: match process::pid_of(producer_pidfd.as_fd()) {
+                    producer_pid: match process::pid_of(producer_pidfd.as_fd())? {
                         0 => pid,
                         seen => seen,
                     },

@@ -56,7 +56,8 @@ impl Service {
         };
         self.unwatch(key, socket.as_fd());
         if let Err((code, why)) = self.admit(&socket, &bytes[..len], fds) {
-            let pid = socket::peer_pidfd(socket.as_fd()).map_or(0, |pidfd| process::pid_of(pidfd.as_fd()));
+            let pid =
+                socket::peer_pidfd(socket.as_fd()).and_then(|pidfd| process::pid_of(pidfd.as_fd()).ok()).unwrap_or(0);
             tracing::warn!(pid, %why, "a participant is refused");
             let mut bytes = [0; MOST_BYTES];
             let len = ToParticipant::Refused { code, why }.encode(&mut bytes);
@@ -100,11 +101,13 @@ impl Service {
         if place >= MOST_PARTICIPANTS {
             return Err((RefusalCode::Limit, format!("the session has {MOST_PARTICIPANTS} participants already")));
         }
-        if let Some(other) = fds.iter().find(|fd| !process::is_pidfd(fd.as_fd())) {
-            return Err((RefusalCode::Protocol, format!("{other:?} of the hello is no pidfd")));
+        for fd in &fds {
+            if !process::is_pidfd(fd.as_fd()).map_err(internal)? {
+                return Err((RefusalCode::Protocol, "a descriptor of the hello is no pidfd".into()));
+            }
         }
         let pidfd = fds.remove(0);
-        let pid = process::pid_of(pidfd.as_fd());
+        let pid = process::pid_of(pidfd.as_fd()).map_err(internal)?;
         let id = participant_id(self.next_serial, place);
         self.next_serial += 1;
         let peer = Peer::new(
@@ -112,7 +115,7 @@ impl Service {
                 id,
                 pid,
                 command: process::command_of(pid),
-                local: process::same_process(pidfd.as_fd()),
+                local: process::same_process(pidfd.as_fd()).map_err(internal)?,
                 socket: socket.try_clone().map_err(|e| internal(Error::system("dup", "raise RLIMIT_NOFILE", e)))?,
                 pidfd,
                 descendants: fds,
