@@ -39,9 +39,10 @@ pub const BYTES: usize = 192;
 pub const VERSION: u16 = 1;
 
 const MAGIC: [u8; 4] = *b"GIPC";
-const NO_FENCE: u32 = u32::MAX;
+/// The number of no fence word.
+pub(crate) const NO_FENCE: u32 = u32::MAX;
 /// Above are the three state bits of a slot word; the poison of timeline words lies there too.
-const LIMIT: u64 = 1 << 61;
+pub(crate) const LIMIT: u64 = 1 << 61;
 
 const AT_VERSION: usize = 4;
 const AT_BACKEND: usize = 6;
@@ -78,6 +79,20 @@ impl fmt::Display for SessionId {
 impl fmt::Debug for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// Tells the grants of a session apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct LeaseId {
+    file: u32,
+    slot: u32,
+    generation: u64,
+}
+
+impl LeaseId {
+    pub(crate) fn new(file: u32, slot: u32, generation: u64) -> LeaseId {
+        LeaseId { file, slot, generation }
     }
 }
 
@@ -189,6 +204,31 @@ impl Descriptor {
     /// Returns the user's own bytes: shape, type, frame number, whatever both sides agree on. Zero unless set.
     pub fn user(&self) -> &[u8; 64] {
         self.0[AT_USER..].first_chunk().expect("64 bytes of the user's lie inside a descriptor")
+    }
+
+    /// Returns what tells the grant from others to the same participant.
+    pub fn lease(&self) -> LeaseId {
+        let fields = self.fields();
+        LeaseId::new(fields.file, fields.slot, fields.generation)
+    }
+
+    /// Says whether it is a ticket, whose claim asks the producer.
+    pub fn is_ticket(&self) -> bool {
+        self.fields().kind == GrantKind::Ticket
+    }
+
+    /// Returns the bytes of the block that it grants.
+    #[allow(clippy::len_without_is_empty, reason = "a block is never empty")]
+    pub fn len(&self) -> u64 {
+        self.fields().len
+    }
+
+    /// Returns the same grant for a part of its bytes.
+    pub(crate) fn narrowed(mut self, offset: u64, len: u64) -> Descriptor {
+        self.put(AT_OFFSET, offset.to_le_bytes());
+        self.put(AT_LEN, len.to_le_bytes());
+        self.seal();
+        self
     }
 
     /// Returns the same grant with other bytes of the user's own.

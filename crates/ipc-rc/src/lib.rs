@@ -8,6 +8,7 @@
 //! 3. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect; who is dead and when.
 //! 4. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
 //! 5. `message`, `socket`, `process`, `fork`: what goes between the two, and how each knows the other.
+//! 6. `manual`, `poller`, `waker`, `blocking`: who runs what goes on in the background.
 //!
 //! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide, and on a user's
 //! thread it makes no call that can block unless the call's documentation says so.
@@ -42,7 +43,9 @@ mod counter_file;
 pub mod descriptor;
 mod dirty;
 mod fork;
+mod manual;
 mod message;
+mod poller;
 mod process;
 mod producer;
 mod slot;
@@ -55,13 +58,16 @@ mod waker;
 
 pub use carver::Carver;
 pub use consumer::claim::{ClaimError, Wait};
+pub use consumer::event::Event;
+pub use consumer::inspect::{SessionReport, inspect, sessions};
 pub use consumer::participant::{Participant, ParticipantBuilder};
 pub use consumer::received_block::{ReceivedBlock, State};
-pub use descriptor::{Descriptor, SessionId};
+pub use descriptor::{Descriptor, LeaseId, SessionId};
 pub use producer::block::{SentBlock, Token};
 pub use producer::report::{ShutdownReport, Stats};
 pub use producer::session::{Collected, Session, SessionBuilder};
 pub use producer::share::{After, ShareOptions, To};
+pub use producer::ticket::Claims;
 pub use stream::Stream;
 
 /// The shared protocols, for model checkers: not part of the API.

@@ -11,7 +11,7 @@ mod listener;
 #[cfg(test)]
 mod scratch;
 
-pub(crate) use directory::{runtime_dir, sweep_stale};
+pub(crate) use directory::{list, runtime_dir, sweep_stale};
 pub(crate) use listener::{Listener, Place};
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -68,7 +69,7 @@ pub(crate) enum ReceiveOutcome {
 /// [`Error::Connect`] when nobody answers at that path; [`is_backlog_full`] tells the one case in which the same call
 /// can succeed a moment later. [`Error::Invalid`] for a path that is too long, [`Error::System`] when no file
 /// descriptor is left.
-pub(crate) fn connect(path: &Path) -> Result<OwnedFd> {
+fn connect(path: &Path) -> Result<OwnedFd> {
     let address = address_of(path)?;
     let socket = new_socket()?;
     match rustix::net::connect(&socket, &address) {
@@ -78,8 +79,25 @@ pub(crate) fn connect(path: &Path) -> Result<OwnedFd> {
 }
 
 /// Says whether a `connect` failed only because more participants came at once than the producer had taken in.
-pub(crate) fn is_backlog_full(error: &Error) -> bool {
+fn is_backlog_full(error: &Error) -> bool {
     matches!(error, Error::Connect { source: Some(e), .. } if Errno::from_io_error(e) == Some(Errno::AGAIN))
+}
+
+/// Connects, trying again while the producer's backlog is full.
+///
+/// # Errors
+///
+/// As [`connect`].
+pub(crate) fn connect_within(path: &Path, deadline: Option<Instant>) -> Result<OwnedFd> {
+    loop {
+        match connect(path) {
+            Err(error) if is_backlog_full(&error) && deadline.is_none_or(|deadline| Instant::now() < deadline) => {
+                // A full backlog wakes nobody when it empties.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Sends one packet with file descriptors; the receiver gets copies of them.
@@ -164,6 +182,28 @@ pub(crate) fn has_hung_up(fd: impl AsFd) -> bool {
     }
 }
 
+/// Waits until a socket can be read or written, or its other end is closed.
+///
+/// # Errors
+///
+/// [`Error::Deadline`] naming `what`.
+pub(crate) fn wait_ready(
+    socket: BorrowedFd<'_>,
+    flags: PollFlags,
+    what: &'static str,
+    deadline: Option<Instant>,
+) -> Result<()> {
+    let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+    if left == Some(Duration::ZERO) {
+        return Err(Error::Deadline { what });
+    }
+    let timeout = left.map(|t| Timespec { tv_sec: t.as_secs().min(3600) as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+    match poll(&mut [PollFd::new(&socket, flags)], timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(system_error("poll", e)),
+    }
+}
+
 /// Returns the user whose process called `connect`.
 pub(crate) fn peer_uid(fd: impl AsFd) -> io::Result<u32> {
     // rustix reads the same option into a pid that must not be 0, which it is for a peer in a hidden namespace.
@@ -208,6 +248,26 @@ pub(crate) fn peer_pidfd(fd: impl AsFd) -> Option<OwnedFd> {
     // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else owns: the kernel has just made it
     // for this call.
     Some(unsafe { OwnedFd::from_raw_fd(pidfd) })
+}
+
+/// Makes a socket that came from elsewhere fit for use here: it must be a Unix socket of whole packets, and does not
+/// block afterwards.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for any other descriptor.
+pub(crate) fn take_over(socket: &OwnedFd) -> Result<()> {
+    let domain = rustix::net::sockopt::socket_domain(socket);
+    let kind = rustix::net::sockopt::socket_type(socket);
+    if (domain, kind) != (Ok(AddressFamily::UNIX), Ok(SocketType::SEQPACKET)) {
+        return Err(Error::Invalid {
+            what: "the connection",
+            got: format!("descriptor {}, which is something else", socket.as_raw_fd()),
+            must: "a Unix socket of type SOCK_SEQPACKET",
+        });
+    }
+    rustix::io::ioctl_fionbio(socket, true).map_err(|e| system_error("making a socket not block", e))?;
+    rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::CLOEXEC).map_err(|e| system_error("fcntl", e))
 }
 
 fn new_socket() -> Result<OwnedFd> {

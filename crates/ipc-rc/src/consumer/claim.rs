@@ -10,6 +10,8 @@ use crate::consumer::mapping::NotMapped;
 use crate::consumer::received_block::{Held, Lease, ReceivedBlock};
 use crate::counter_file::{TIMELINES, timeline_word};
 use crate::descriptor::{Descriptor, Fence, Fields, GrantKind};
+use crate::manual::drive;
+use crate::message::TicketId;
 use crate::producer::ledger::Entry;
 use crate::slot::{Claim, Generation};
 use crate::step::step;
@@ -62,20 +64,31 @@ pub enum ClaimError {
     },
     /// The descriptor is malformed, the deadline passed, or the driver or the system failed. Nothing is claimed.
     #[error(transparent)]
-    Backend(#[from] Error),
+    Backend(Error),
+}
+
+impl From<Error> for ClaimError {
+    fn from(error: Error) -> ClaimError {
+        match error {
+            Error::ProducerGone { .. } => ClaimError::ProducerGone,
+            Error::Capturing { .. } => ClaimError::Capturing,
+            Error::Forked { .. } => ClaimError::Forked,
+            error => ClaimError::Backend(error),
+        }
+    }
 }
 
 impl Link {
+    /// Claims what a descriptor grants. A deadline in the past waits for nothing; what was asked for stays asked.
     pub(crate) fn claim(
         self: &Arc<Link>,
         bytes: &[u8],
         wait: Wait<'_>,
-        timeout: Option<Duration>,
+        deadline: Option<Instant>,
     ) -> Result<ReceivedBlock, ClaimError> {
         if self.guard.is_child() {
             return Err(ClaimError::Forked);
         }
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let fields = Descriptor::decode(bytes)?.fields();
         self.check(&fields)?;
         if self.is_gone() {
@@ -86,12 +99,35 @@ impl Link {
         {
             return Err(ClaimError::Capturing);
         }
-        let Some(generation) = Generation::new(fields.generation) else { return Err(ClaimError::Stale) };
-        let entry = Entry { file: fields.file, slot: fields.slot, generation };
-        self.await_file(&fields, deadline)?;
-        if let Some(fence) = &fields.fence {
+        let generation = Generation::new(fields.generation).ok_or(ClaimError::Stale)?;
+        if fields.kind == GrantKind::Addressed {
+            let lease = Entry { file: fields.file, slot: fields.slot, generation };
+            return self.take(&fields, lease, fields.fence, wait, deadline);
+        }
+        let ticket = TicketId { number: fields.slot, generation };
+        let granted = self.redeem(ticket, deadline)?;
+        let taken = self.take(&fields, granted.lease, granted.fence, wait, deadline);
+        if !matches!(taken, Err(ClaimError::Backend(_))) {
+            // Done, one way or the other. After anything else the same claim can be tried again.
+            self.desk.forget(ticket);
+        }
+        taken
+    }
+
+    /// Takes a lease of this participant's own, once the producer's work is done or waited for.
+    fn take(
+        self: &Arc<Link>,
+        fields: &Fields,
+        entry: Entry,
+        fence: Option<Fence>,
+        wait: Wait<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<ReceivedBlock, ClaimError> {
+        self.await_file(entry, deadline)?;
+        if let Some(fence) = &fence {
             self.check_fence(fence)?;
-            let host_waits = self.file(fence.file).is_none_or(|file| file.registered.is_none());
+            // In manual mode nobody is sure to poison a wait that is queued.
+            let host_waits = self.manual || self.file(fence.file).is_none_or(|file| file.registered.is_none());
             if matches!(wait, Wait::Host) || (host_waits && matches!(wait, Wait::On(_))) {
                 // Before the claim, so that a deadline that passes loses nothing.
                 self.wait_on_host(fence, deadline)?;
@@ -103,7 +139,6 @@ impl Link {
             None => match self.mappings.map(self, fields.region, entry, deadline) {
                 Ok(mapping) => mapping,
                 Err(NotMapped::NotLeased) => return Err(self.why_not_leased(entry)),
-                Err(NotMapped::Failed(Error::ProducerGone { .. })) => return Err(ClaimError::ProducerGone),
                 Err(NotMapped::Failed(error)) => return Err(error.into()),
             },
         };
@@ -114,7 +149,7 @@ impl Link {
             held.leave();
             return Err(Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into());
         }
-        match held.file().counters.slot(entry.slot).claim(generation) {
+        match held.file().counters.slot(entry.slot).claim(entry.generation) {
             Claim::Held => {}
             other => {
                 held.leave();
@@ -127,9 +162,9 @@ impl Link {
         }
         step!("claim");
         // From here on the drop of the lease ends it.
-        let block = ReceivedBlock::new(Lease::new(held, fields.fence), fields.offset, fields.len);
+        let block = ReceivedBlock::new(Lease::new(held, fence), fields.offset, fields.len);
         if let Wait::On(stream) = wait {
-            if let Some(fence) = &fields.fence
+            if let Some(fence) = &fence
                 && self.look(fence) == timeline::Fence::Pending
             {
                 self.queue_wait(stream, fence)?;
@@ -139,13 +174,26 @@ impl Link {
         Ok(block)
     }
 
-    fn check(&self, fields: &Fields) -> Result<(), ClaimError> {
-        if fields.kind != GrantKind::Addressed {
-            return Err(ClaimError::Refused {
-                why: "the descriptor is a ticket, which this version cannot claim".into(),
-                remedy: "share with `To::Participant`",
-            });
+    /// Asks for what the claims of these descriptors will need, without waiting: one message for 64 tickets. Descriptors
+    /// that need nothing, or are none, are passed over.
+    pub(crate) fn prefetch(
+        &self,
+        descriptors: &[impl AsRef<[u8]>],
+        deadline: Option<Instant>,
+    ) -> Result<(), ClaimError> {
+        if self.guard.is_child() {
+            return Err(ClaimError::Forked);
         }
+        let tickets = descriptors.iter().filter_map(|bytes| {
+            let fields = Descriptor::decode(bytes.as_ref()).ok()?.fields();
+            self.check(&fields).ok()?;
+            (fields.kind == GrantKind::Ticket)
+                .then(|| Some(TicketId { number: fields.slot, generation: Generation::new(fields.generation)? }))?
+        });
+        self.ask_for_tickets(tickets, deadline)
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ClaimError> {
         if fields.backend != self.gpu.kind() {
             return Err(Error::Mismatch {
                 what: "the descriptor's backend",
@@ -161,7 +209,7 @@ impl Link {
                 remedy: "claim with a participant that is connected to that session",
             });
         }
-        if fields.participant != self.id {
+        if fields.kind == GrantKind::Addressed && fields.participant != self.id {
             return Err(ClaimError::Refused {
                 why: format!("the descriptor is for {}, this is {}", fields.participant, self.id),
                 remedy: "claim where it is addressed to, or have it shared with this participant",
@@ -170,9 +218,9 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for the descriptor's counter file, if it was announced but has not arrived, and checks the slot.
-    fn await_file(&self, fields: &Fields, deadline: Option<Instant>) -> Result<(), ClaimError> {
-        let slots = || self.file(fields.file).map(|file| file.counters.slot_count());
+    /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the slot.
+    fn await_file(&self, lease: Entry, deadline: Option<Instant>) -> Result<(), ClaimError> {
+        let slots = || self.file(lease.file).map(|file| file.counters.slot_count());
         let slots = match slots() {
             Some(slots) => slots,
             None => match self.wait_until(deadline, || slots().or_else(|| self.is_gone().then_some(0))) {
@@ -181,9 +229,9 @@ impl Link {
                 None => return Err(Error::Deadline { what: "a counter file" }.into()),
             },
         };
-        if fields.slot >= slots {
+        if lease.slot >= slots {
             let must = format!("below {slots}");
-            return Err(Error::BadDescriptor { what: "slot", got: fields.slot.to_string(), must }.into());
+            return Err(Error::BadDescriptor { what: "slot", got: lease.slot.to_string(), must }.into());
         }
         Ok(())
     }
@@ -197,20 +245,28 @@ impl Link {
         Ok(())
     }
 
-    fn wait_on_host(&self, fence: &Fence, deadline: Option<Instant>) -> Result<(), ClaimError> {
+    pub(crate) fn wait_on_host(&self, fence: &Fence, deadline: Option<Instant>) -> Result<(), ClaimError> {
         let mut pause = Duration::from_micros(1);
         for turn in 0u32.. {
             if self.look(fence) != timeline::Fence::Pending {
                 return Ok(());
             }
+            if self.is_gone() && self.manual {
+                // No thread poisons the word: this one notices.
+                self.poison();
+                continue;
+            }
             if deadline.is_some_and(|d| Instant::now() >= d) {
+                self.watch_fence(*fence);
                 return Err(Error::Deadline { what: "the producer's work on the block" }.into());
             }
             if turn < 100 {
                 std::hint::spin_loop();
-            } else {
+            } else if !drive(&self.driver, pause) {
                 // A GPU's store wakes nobody, so there is nothing to wait for but time.
                 std::thread::sleep(pause);
+            }
+            if turn >= 100 {
                 pause = (pause * 2).min(Duration::from_millis(1));
             }
         }

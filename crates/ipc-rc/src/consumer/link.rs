@@ -6,12 +6,17 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu_api::{Access, Error, Gpu, ParticipantId, Result, WordPtr};
+use rustix::event::PollFlags;
 
+use crate::consumer::desk::Desk;
+use crate::consumer::event::{Event, Events};
 use crate::consumer::lane::Lanes;
-use crate::consumer::mapping::Mappings;
+use crate::consumer::mapping::{Cache, Mappings};
+use crate::consumer::service::Service;
 use crate::counter_file::{CounterFile, MOST_SLOTS, TIMELINES};
 use crate::descriptor::{self, SessionId};
 use crate::fork::ForkGuard;
+use crate::manual::{Driver, drive};
 use crate::message::{MOST_BYTES, ToProducer};
 use crate::socket::{self, SendOutcome};
 use crate::timeline;
@@ -44,8 +49,19 @@ pub(crate) struct Link {
     pub socket: OwnedFd,
     files: Box<[OnceLock<File>]>,
     pub mappings: Mappings,
+    pub cache: Cache,
     pub lanes: Lanes,
+    pub desk: Desk,
     pub waker: Waker,
+    pub events: Events,
+    /// Nobody is sure to look after what is queued.
+    pub manual: bool,
+    /// In manual mode: what a thread of the participant's own would run.
+    pub driver: Driver<Service>,
+    /// Somebody was told `WouldBlock`.
+    pub tries: AtomicBool,
+    /// Fences that they wait for.
+    watched: Mutex<Vec<descriptor::Fence>>,
     /// The producer is dead, or has closed the session.
     pub gone: AtomicBool,
     /// The last handle was dropped.
@@ -68,6 +84,8 @@ pub(crate) struct Welcome {
     pub socket: OwnedFd,
     pub file: CounterFile,
     pub max_slots: u64,
+    pub cache: Cache,
+    pub manual: bool,
 }
 
 impl Link {
@@ -86,6 +104,13 @@ impl Link {
             socket: welcome.socket,
             files: (0..places).map(|_| OnceLock::new()).collect(),
             mappings: Mappings::default(),
+            cache: welcome.cache,
+            desk: Desk::default(),
+            events: Events::new()?,
+            manual: welcome.manual,
+            driver: Driver::new(),
+            tries: AtomicBool::new(false),
+            watched: Mutex::default(),
             waker: Waker::new()?,
             gone: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -157,6 +182,29 @@ impl Link {
         }
     }
 
+    /// Tells the application when a fence that is pending is reached.
+    pub fn watch_fence(&self, fence: descriptor::Fence) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if !watched.contains(&fence) {
+            watched.push(fence);
+        }
+        drop(watched);
+        self.waker.nudge();
+    }
+
+    /// Looks at the fences that are watched, and says whether any is still pending.
+    pub fn look_at_watched(&self) -> bool {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = watched.len();
+        watched.retain(|fence| self.look(fence) == timeline::Fence::Pending);
+        let (left, reached) = (watched.len(), watched.len() < before);
+        drop(watched);
+        if reached {
+            self.announce_change();
+        }
+        left > 0
+    }
+
     /// Sends a message, waiting while the producer does not read.
     ///
     /// # Errors
@@ -169,7 +217,9 @@ impl Link {
             match socket::send(self.socket.as_fd(), &bytes[..len], &[]) {
                 Ok(SendOutcome::Sent) => return Ok(()),
                 Ok(SendOutcome::HungUp) => return Err(Error::ProducerGone { pid: self.producer_pid }),
-                Ok(SendOutcome::Full) => wait_writable(self.socket.as_fd(), deadline)?,
+                Ok(SendOutcome::Full) => {
+                    socket::wait_ready(self.socket.as_fd(), PollFlags::OUT, "the producer to read", deadline)?;
+                }
                 Err(source) => return Err(Error::system("sendmsg", "free memory and ask again", source)),
             }
         }
@@ -179,6 +229,9 @@ impl Link {
     pub fn announce_change(&self) {
         *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.changes.1.notify_all();
+        if self.tries.load(Ordering::Relaxed) && self.tries.swap(false, Ordering::SeqCst) {
+            self.events.push(Event::TryAgain);
+        }
     }
 
     /// Waits until `done` gives something, looking again at every change; `None` after the deadline.
@@ -188,31 +241,26 @@ impl Link {
             if let Some(value) = done() {
                 return Some(value);
             }
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return None;
+            }
+            if drive(&self.driver, left.unwrap_or(Duration::MAX).min(DRIVEN)) {
+                continue;
+            }
             let changes = self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
             if *changes != seen {
                 continue;
             }
-            match deadline.map(|d| d.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return None,
-                Some(left) => {
-                    drop(self.changes.1.wait_timeout(changes, left).unwrap_or_else(PoisonError::into_inner));
-                }
+            // Who turns the service in manual mode may stop before this thread's change comes.
+            let wait = if self.manual { Some(left.unwrap_or(DRIVEN).min(DRIVEN)) } else { left };
+            match wait {
+                Some(wait) => drop(self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner)),
                 None => drop(self.changes.1.wait(changes).unwrap_or_else(PoisonError::into_inner)),
             }
         }
     }
 }
 
-fn wait_writable(socket: std::os::fd::BorrowedFd<'_>, deadline: Option<Instant>) -> Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-    if left == Some(Duration::ZERO) {
-        return Err(Error::Deadline { what: "the producer to read" });
-    }
-    let timeout = left.map(|t| Timespec { tv_sec: t.as_secs().min(3600) as i64, tv_nsec: i64::from(t.subsec_nanos()) });
-    let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
-    match poll(&mut fds, timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(e) => Err(Error::system("poll", "free memory and ask again", e)),
-    }
-}
+/// For how long one who waits turns a service before it looks again.
+const DRIVEN: Duration = Duration::from_millis(100);

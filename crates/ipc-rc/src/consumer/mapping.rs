@@ -19,7 +19,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -43,6 +43,8 @@ pub(crate) struct Mapping {
     /// The producer is this process: there is nothing to unmap.
     local: bool,
     users: AtomicU32,
+    /// It was entered since the cache last looked for something to drop.
+    touched: AtomicBool,
 }
 
 // Not derived: the link's table leads back here.
@@ -55,6 +57,9 @@ impl fmt::Debug for Mapping {
 impl Mapping {
     fn enter(&self) -> bool {
         if self.users.fetch_add(1, Ordering::Acquire) & CLOSING == 0 {
+            if !self.touched.load(Ordering::Relaxed) {
+                self.touched.store(true, Ordering::Relaxed);
+            }
             return true;
         }
         self.users.fetch_sub(1, Ordering::Release);
@@ -69,6 +74,16 @@ impl Mapping {
     /// Says whether nobody uses it at this moment.
     pub fn is_idle(&self) -> bool {
         self.users.load(Ordering::Acquire) == 0
+    }
+
+    /// Says whether it was entered since the last call.
+    pub fn take_touched(&self) -> bool {
+        self.touched.swap(false, Ordering::Relaxed)
+    }
+
+    /// Returns the bytes that it takes from the cache's bound.
+    pub fn cached_bytes(&self) -> u64 {
+        if self.local { 0 } else { self.len }
     }
 
     fn close(&self) -> bool {
@@ -93,6 +108,20 @@ enum Request {
     Opening,
     /// It is being unmapped.
     Closing,
+}
+
+/// How much of a producer's memory a participant keeps mapped that it does not use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Cache {
+    pub bytes: u64,
+    pub regions: usize,
+}
+
+impl Cache {
+    /// Says whether these mappings are more than the bound.
+    pub fn is_exceeded_by(&self, mappings: &[Arc<Mapping>]) -> bool {
+        mappings.len() > self.regions || mappings.iter().map(|mapping| mapping.cached_bytes()).sum::<u64>() > self.bytes
+    }
 }
 
 /// A participant's mappings.
@@ -196,9 +225,7 @@ impl Mappings {
                 }
                 Some(Turn::Send(request)) => {
                     step!("map");
-                    let Entry { file, slot, generation } = lease;
-                    let message =
-                        ToProducer::MapRegion { request, region, access: link.access, file, slot, generation };
+                    let message = ToProducer::MapRegion { request, region, access: link.access, lease };
                     if let Err(error) = link.send(&message, deadline) {
                         self.desk().remove(&region);
                         link.announce_change();
@@ -225,6 +252,10 @@ impl Mappings {
                         let _ = link.send(&ToProducer::Unmapped { region }, None);
                     }
                     link.announce_change();
+                    if link.cache.is_exceeded_by(&self.all()) {
+                        link.wants_idle.store(true, Ordering::Relaxed);
+                        link.waker.nudge();
+                    }
                     return result;
                 }
             }
@@ -308,7 +339,15 @@ fn open(link: &Arc<Link>, region: RegionId, answer: Answer) -> Result<Mapping, N
             }));
         }
     };
-    Ok(Mapping { link: link.clone(), region, base, len, local, users: AtomicU32::new(1) })
+    Ok(Mapping {
+        link: link.clone(),
+        region,
+        base,
+        len,
+        local,
+        users: AtomicU32::new(1),
+        touched: AtomicBool::new(true),
+    })
 }
 
 /// Unmaps what [`Mappings::begin_unmap`] took out, and tells the producer. May block.

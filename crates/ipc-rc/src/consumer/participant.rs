@@ -8,14 +8,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gpu_api::{Access, Error, Gpu, ParticipantId, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 
 use crate::consumer::claim::{ClaimError, Wait};
+use crate::consumer::event::Event;
 use crate::consumer::link::{Link, Welcome};
+use crate::consumer::mapping::Cache;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::service::Service;
 use crate::counter_file::CounterFile;
 use crate::descriptor::SessionId;
+use crate::manual::{self, Manual, not_manual};
 use crate::message::{MOST_BYTES, ToParticipant, ToProducer};
 use crate::process;
 use crate::socket::{self, ReceiveOutcome, SendOutcome};
@@ -27,6 +30,8 @@ pub struct ParticipantBuilder {
     gpu: Gpu,
     access: Access,
     timeout: Option<Duration>,
+    cache: Cache,
+    manual: bool,
 }
 
 impl ParticipantBuilder {
@@ -49,6 +54,27 @@ impl ParticipantBuilder {
         self
     }
 
+    /// Bounds what stays mapped without being used: so many bytes and so many regions. Whatever is in use stays mapped
+    /// beyond that. Unless said, as many bytes as the device has, and 1,024 regions.
+    #[must_use]
+    pub fn mapping_cache(mut self, bytes: u64, regions: usize) -> Self {
+        self.cache = Cache { bytes, regions };
+        self
+    }
+
+    /// Starts no thread for the participant: the application polls its [`AsFd`] and calls [`Participant::turn`] when it
+    /// is readable.
+    ///
+    /// Nobody could be sure to end a wait on the GPU when the producer dies, so none is queued: [`Wait::On`] waits on
+    /// the host. Calls that wait turn the participant themselves. Driver calls that may block (unmap, unregister) still
+    /// run on a thread of their own, started with the first of them, and what is left when the last handle is dropped
+    /// on another.
+    #[must_use]
+    pub fn manual(mut self) -> Self {
+        self.manual = true;
+        self
+    }
+
     /// Connects to a producer's session and starts the participant's thread.
     ///
     /// # Errors
@@ -57,7 +83,34 @@ impl ParticipantBuilder {
     /// producer's reason, [`Error::Deadline`] when it does not answer, [`Error::Mismatch`] for another protocol
     /// version.
     pub fn connect(self, path: impl AsRef<Path>) -> Result<Participant> {
-        let deadline = self.timeout.and_then(|t| Instant::now().checked_add(t));
+        let deadline = self.deadline();
+        self.check()?;
+        let socket = socket::connect_within(path.as_ref(), deadline)?;
+        self.join(socket, deadline)
+    }
+
+    /// Joins by a connection that somebody else made: passed on by another process that connected, or one end of a
+    /// socket pair whose other end the session [accepts](crate::Session::accept).
+    ///
+    /// Every other copy of it must be closed: as long as one is open, this process' death is not proven.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what is no Unix socket of whole packets; otherwise as
+    /// [`connect`](ParticipantBuilder::connect).
+    pub fn connect_by(self, connection: impl Into<OwnedFd>) -> Result<Participant> {
+        let deadline = self.deadline();
+        self.check()?;
+        let socket = connection.into();
+        socket::take_over(&socket)?;
+        self.join(socket, deadline)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.timeout.and_then(|t| Instant::now().checked_add(t))
+    }
+
+    fn check(&self) -> Result<()> {
         if self.access == Access::ReadOnly && !self.gpu.caps().read_only {
             return Err(Error::Unsupported {
                 what: "mapping read-only",
@@ -65,7 +118,10 @@ impl ParticipantBuilder {
                 remedy: "connect without `read_only`",
             });
         }
-        let socket = connect(path.as_ref(), deadline)?;
+        Ok(())
+    }
+
+    fn join(self, socket: OwnedFd, deadline: Option<Instant>) -> Result<Participant> {
         let descendants = process::descendants_holding(self.gpu.backend().device_files())?;
         let own = process::own_pidfd()?;
         let mut fds: Vec<BorrowedFd<'_>> = vec![own.as_fd()];
@@ -74,7 +130,7 @@ impl ParticipantBuilder {
             backend: self.gpu.kind(),
             device: self.gpu.uuid(),
             descendants: u16::try_from(descendants.len()).unwrap_or(u16::MAX),
-            manual: false,
+            manual: self.manual,
         };
         let mut bytes = [0; MOST_BYTES];
         let len = hello.encode(&mut bytes);
@@ -87,11 +143,13 @@ impl ParticipantBuilder {
         let welcome = self.welcome(socket, deadline)?;
         let link = Arc::new(Link::new(welcome)?);
         let service = Service::new(link.clone())?;
-        std::thread::Builder::new()
-            .name("gpu-ipc-participant".into())
-            .spawn(move || service.run())
-            .map_err(|e| Error::system("starting the participant's thread", "raise RLIMIT_NPROC", e))?;
-        Ok(Participant(Arc::new(Handle { link: ManuallyDrop::new(link) })))
+        let manual = if link.manual {
+            Some(Manual::new(service, &link.driver)?)
+        } else {
+            manual::start(service)?;
+            None
+        };
+        Ok(Participant(Arc::new(Handle { link: ManuallyDrop::new(link), manual: ManuallyDrop::new(manual) })))
     }
 
     fn welcome(&self, socket: OwnedFd, deadline: Option<Instant>) -> Result<Welcome> {
@@ -103,7 +161,9 @@ impl ParticipantBuilder {
                 Ok(ReceiveOutcome::HungUp) => {
                     return Err(refused("the producer closed the connection", "look at its log"));
                 }
-                Ok(ReceiveOutcome::Empty) => wait_readable(socket.as_fd(), deadline)?,
+                Ok(ReceiveOutcome::Empty) => {
+                    socket::wait_ready(socket.as_fd(), PollFlags::IN, "the producer's welcome", deadline)?;
+                }
                 Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
             }
         };
@@ -134,6 +194,8 @@ impl ParticipantBuilder {
                     socket,
                     file: CounterFile::open(file, slots)?,
                     max_slots,
+                    cache: self.cache,
+                    manual: self.manual,
                 })
             }
             _ => Err(refused("its first message is no welcome", "build both sides from one version")),
@@ -143,33 +205,6 @@ impl ParticipantBuilder {
 
 fn refused(why: &str, remedy: &'static str) -> Error {
     Error::Refused { why: why.to_owned(), remedy }
-}
-
-/// Connects, trying again while the producer's backlog is full.
-fn connect(path: &Path, deadline: Option<Instant>) -> Result<OwnedFd> {
-    loop {
-        match socket::connect(path) {
-            Err(error)
-                if socket::is_backlog_full(&error) && deadline.is_none_or(|deadline| Instant::now() < deadline) =>
-            {
-                // A full backlog wakes nobody when it empties.
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            done => return done,
-        }
-    }
-}
-
-fn wait_readable(socket: BorrowedFd<'_>, deadline: Option<Instant>) -> Result<()> {
-    let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-    if left == Some(Duration::ZERO) {
-        return Err(Error::Deadline { what: "the producer's welcome" });
-    }
-    let timeout = left.map(|t| Timespec { tv_sec: t.as_secs().min(3600) as i64, tv_nsec: i64::from(t.subsec_nanos()) });
-    match poll(&mut [PollFd::new(&socket, PollFlags::IN)], timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(e) => Err(Error::system("poll", "free memory and ask again", e)),
-    }
 }
 
 /// A consumer's connection to one producer's session.
@@ -182,12 +217,15 @@ pub struct Participant(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     link: ManuallyDrop<Arc<Link>>,
+    manual: ManuallyDrop<Option<Manual<Service>>>,
 }
 
 impl Participant {
     /// Begins to connect from a device.
     pub fn builder(gpu: Gpu) -> ParticipantBuilder {
-        ParticipantBuilder { gpu, access: Access::ReadWrite, timeout: Some(Duration::from_secs(30)) }
+        let cache = Cache { bytes: gpu.info().total_bytes, regions: 1024 };
+        let timeout = Some(Duration::from_secs(30));
+        ParticipantBuilder { gpu, access: Access::ReadWrite, timeout, cache, manual: false }
     }
 
     fn link(&self) -> &Arc<Link> {
@@ -221,14 +259,79 @@ impl Participant {
 
     /// Claims what a descriptor grants.
     ///
-    /// Costs no system call when the block's region is mapped; otherwise the producer is asked once for the region,
-    /// and `timeout` bounds the wait (`None` waits for ever). When it passes nothing was claimed and nothing is lost.
+    /// Costs no system call when the block's region is mapped and the grant is addressed; a ticket, and a region that is
+    /// not mapped, ask the producer once each, and `timeout` bounds the wait (`None` waits for ever). When it passes
+    /// nothing is lost: the same claim can be made again.
     ///
     /// # Errors
     ///
     /// Each variant of [`ClaimError`] says what the caller can do.
     pub fn claim(&self, bytes: &[u8], wait: Wait<'_>, timeout: Option<Duration>) -> Result<ReceivedBlock, ClaimError> {
-        self.link().claim(bytes, wait, timeout)
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        self.link().claim(bytes, wait, deadline)
+    }
+
+    /// Claims what a descriptor grants if that needs no waiting. Otherwise whatever can be asked for is asked for, and
+    /// when it may have come the participant's [`AsFd`] is readable and [`next_event`](Participant::next_event) gives
+    /// [`Event::TryAgain`].
+    ///
+    /// # Errors
+    ///
+    /// [`ClaimError::WouldBlock`], and those of [`claim`](Participant::claim).
+    pub fn try_claim(&self, bytes: &[u8], wait: Wait<'_>) -> Result<ReceivedBlock, ClaimError> {
+        let link = self.link();
+        // Before the attempt, so that what comes while it fails is told.
+        link.tries.store(true, Ordering::SeqCst);
+        match link.claim(bytes, wait, Some(Instant::now())) {
+            Err(ClaimError::Backend(Error::Deadline { .. })) => Err(ClaimError::WouldBlock),
+            done => done,
+        }
+    }
+
+    /// Claims several descriptors, with one question for up to 64 tickets among them. The results come in the same
+    /// order; one that fails does not touch the others.
+    pub fn claim_many(
+        &self,
+        descriptors: &[impl AsRef<[u8]>],
+        wait: Wait<'_>,
+        timeout: Option<Duration>,
+    ) -> Vec<Result<ReceivedBlock, ClaimError>> {
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        // What cannot be asked ahead is asked by its own claim, which tells why it cannot.
+        let _ = self.link().prefetch(descriptors, deadline);
+        descriptors.iter().map(|bytes| self.link().claim(bytes.as_ref(), wait, deadline)).collect()
+    }
+
+    /// Asks ahead for what the claims of these descriptors will need, and does not wait for the answers: a later
+    /// [`claim`](Participant::claim) finds them there. Whatever is no ticket is passed over.
+    ///
+    /// # Errors
+    ///
+    /// [`ClaimError::ProducerGone`], [`ClaimError::Forked`]; [`ClaimError::WouldBlock`] when the producer does not read.
+    pub fn prefetch(&self, descriptors: &[impl AsRef<[u8]>]) -> Result<(), ClaimError> {
+        match self.link().prefetch(descriptors, Some(Instant::now())) {
+            Err(ClaimError::Backend(Error::Deadline { .. })) => Err(ClaimError::WouldBlock),
+            done => done,
+        }
+    }
+
+    /// Takes the oldest event that was not read yet. While there is one, the participant's [`AsFd`] is readable.
+    pub fn next_event(&self) -> Option<Event> {
+        if self.link().guard.is_child() { None } else { self.link().events.take() }
+    }
+
+    /// Does what there is to do at this moment: hears the producer, ends leases, unmaps (manual mode). Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a participant that has its own thread, [`Error::Forked`].
+    pub fn turn(&self) -> Result<()> {
+        if self.link().guard.is_child() {
+            return Err(Error::Forked { what: "this participant" });
+        }
+        let manual = self.0.manual.as_ref();
+        manual.ok_or_else(|| not_manual("the participant", "connected with `ParticipantBuilder::manual`"))?.turn();
+        Ok(())
     }
 
     /// Counts the leases that are kept until this process ends, because nobody could say when the work on their blocks
@@ -243,6 +346,14 @@ impl Participant {
     }
 }
 
+impl AsFd for Participant {
+    /// Returns what is readable while there is an [event](Participant::next_event) to read; in manual mode also while
+    /// [`turn`](Participant::turn) has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.manual.as_ref().map_or_else(|| self.link().events.as_fd(), Manual::as_fd)
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.link.guard.is_child() {
@@ -252,6 +363,10 @@ impl Drop for Handle {
         self.link.closing.store(true, Ordering::Relaxed);
         self.link.wants_idle.store(true, Ordering::Relaxed);
         self.link.waker.wake();
+        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
+        if let Some(manual) = unsafe { ManuallyDrop::take(&mut self.manual) } {
+            manual.finish();
+        }
         // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
         unsafe { ManuallyDrop::drop(&mut self.link) };
     }

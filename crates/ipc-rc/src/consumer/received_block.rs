@@ -2,16 +2,22 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::num::NonZeroU32;
 use std::ops::{Bound, RangeBounds};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use gpu_api::{DevicePtr, Error, Result};
+use gpu_api::{DevicePtr, Error, RegionId, Result};
 
+use crate::consumer::claim::ClaimError;
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping::Mapping;
-use crate::descriptor;
+use crate::descriptor::{self, Descriptor};
+use crate::message::Heir;
 use crate::producer::ledger::Entry;
+use crate::producer::share::To;
+use crate::producer::ticket::Claims;
 use crate::step::step;
 use crate::stream::Stream;
 use crate::timeline;
@@ -175,6 +181,46 @@ impl ReceivedBlock {
                 must: "inside the block, and not empty",
             }),
         }
+    }
+
+    /// Returns the region that it lies in.
+    pub fn region(&self) -> RegionId {
+        self.lease.held.mapping.region
+    }
+
+    /// Asks the producer for a descriptor of this block, or slice, for somebody else: another participant of the same
+    /// session, or whoever claims a ticket. The new lease is its own: it does not depend on this one.
+    ///
+    /// Waits for the producer's work on the block first, then for its answer. Work of this process on the block must be
+    /// done: the receiver waits for none of it.
+    ///
+    /// # Errors
+    ///
+    /// [`ClaimError::Refused`] with the producer's reason, [`ClaimError::ProducerGone`], [`ClaimError::Forked`], and
+    /// [`ClaimError::Backend`] with [`Error::Deadline`] after `timeout` (`None` waits for ever): what the producer may
+    /// have granted by then lapses unclaimed. [`ClaimError::Stale`] for contents that were
+    /// [poisoned](State::Poisoned).
+    pub fn forward(&self, to: To, timeout: Option<Duration>) -> Result<Descriptor, ClaimError> {
+        let link = self.lease.held.link();
+        if link.guard.is_child() {
+            return Err(ClaimError::Forked);
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        if let Some(fence) = &self.lease.fence {
+            link.wait_on_host(fence, deadline)?;
+        }
+        if self.state() == State::Poisoned {
+            return Err(ClaimError::Stale);
+        }
+        let heir = match to {
+            To::Participant(id) => Heir::Participant(id),
+            To::Ticket(Claims::Once) => Heir::Ticket(NonZeroU32::new(1)),
+            To::Ticket(Claims::Times(claims)) => Heir::Ticket(Some(claims)),
+            To::Ticket(Claims::Unlimited) => Heir::Ticket(None),
+        };
+        let descriptor = link.forward(self.lease.held.entry, heir, [0; 64], deadline)?;
+        let offset = self.ptr.0 - self.lease.held.mapping.base.0;
+        Ok(descriptor.narrowed(offset, self.len))
     }
 
     /// Says what the contents are worth at this moment. Whoever waited on a stream asks after synchronising it.

@@ -6,17 +6,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use gpu_api::{Error, RegionId, Result};
-use rustix::event::{Timespec, epoll};
+use gpu_api::{RegionId, Result};
 
 use crate::blocking::Blocking;
 use crate::clock::Tick;
+use crate::consumer::desk::Forwarded;
+use crate::consumer::event::Event;
 use crate::consumer::link::Link;
-use crate::consumer::mapping::{self, Answer};
+use crate::consumer::mapping::{self, Answer, Mapping};
 use crate::counter_file::CounterFile;
+use crate::descriptor::LeaseId;
+use crate::manual;
 use crate::message::{MOST_BYTES, ToParticipant, ToProducer};
+use crate::poller::Poller;
 use crate::socket::{self, ReceiveOutcome};
 use crate::step::step;
+use crate::waker::Waker;
 
 /// The shortest and the longest time between two looks at what the kernel does not announce.
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
@@ -27,12 +32,13 @@ const POISONING: (Duration, Duration) = (Duration::from_millis(1), Duration::fro
 const SOCKET: u64 = 0;
 const PRODUCER: u64 = 1;
 const WAKER: u64 = 2;
+const EVENTS: u64 = 3;
 
 /// The thread's state.
 #[derive(Debug)]
 pub(crate) struct Service {
     link: Arc<Link>,
-    epoll: OwnedFd,
+    poller: Poller,
     blocking: Blocking,
     asked: HashSet<RegionId>,
     producer_exited: bool,
@@ -44,16 +50,17 @@ pub(crate) struct Service {
 impl Service {
     /// Makes the state; the caller runs it on a thread.
     pub fn new(link: Arc<Link>) -> Result<Service> {
-        let error = |e| Error::system("epoll", "raise RLIMIT_NOFILE or close descriptors", e);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(error)?;
-        let watched =
-            [(link.socket.as_fd(), SOCKET), (link.producer_pidfd.as_fd(), PRODUCER), (link.waker.fd(), WAKER)];
-        for (fd, key) in watched {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN).map_err(error)?;
+        let poller = Poller::new(link.manual)?;
+        poller.add(link.socket.as_fd(), SOCKET)?;
+        poller.add(link.producer_pidfd.as_fd(), PRODUCER)?;
+        poller.add(link.waker.fd(), WAKER)?;
+        if link.manual {
+            // One descriptor tells the application of turns and of events.
+            poller.add(link.events.as_fd(), EVENTS)?;
         }
         Ok(Service {
             link,
-            epoll,
+            poller,
             blocking: Blocking::default(),
             asked: HashSet::new(),
             producer_exited: false,
@@ -62,29 +69,21 @@ impl Service {
             poll: POLL.0,
         })
     }
+}
 
-    /// Runs until the last handle and block are gone and everything is unmapped.
-    pub fn run(mut self) {
-        while !self.is_finished() {
-            self.turn();
-        }
-        self.farewell();
-    }
+impl manual::Service for Service {
+    const THREAD: &'static str = "gpu-ipc-participant";
 
-    fn is_finished(&self) -> bool {
-        let link = &self.link;
-        link.closing.load(Ordering::Relaxed) && link.lanes.are_dry() && link.mappings.is_empty()
-    }
-
-    fn turn(&mut self) {
+    fn turn(&mut self, patience: Option<Duration>) {
         self.link.waker.doze();
-        let timeout = self.time_to_sleep();
-        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 4];
-        let count = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()).unwrap_or(0);
+        let timeout = match (self.time_to_sleep(), patience) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let ready = self.poller.wait(timeout);
         self.link.waker.rise();
-        for event in &events[..count] {
-            match event.data.u64() {
+        for &key in &ready {
+            match key {
                 SOCKET => self.hear(),
                 PRODUCER => self.producer_died(),
                 _ => {}
@@ -92,22 +91,60 @@ impl Service {
         }
         self.poison();
         self.link.lanes.poll();
+        self.link.look_at_watched();
         self.unmap_idle();
-        self.poll = if count > 0 { POLL.0 } else { (self.poll * 2).min(POLL.1) };
+        self.poll = if ready.is_empty() { (self.poll * 2).min(POLL.1) } else { POLL.0 };
     }
 
-    fn time_to_sleep(&self) -> Option<Duration> {
+    fn time_to_sleep(&mut self) -> Option<Duration> {
         let link = &self.link;
         if self.poisoning {
             return Some(POISONING.0);
         }
         let unmapping = link.wants_idle.load(Ordering::Relaxed) && !link.lanes.are_dry();
-        if link.lanes.poll() || unmapping { Some(self.poll) } else { None }
+        let watched = link.look_at_watched();
+        if link.lanes.poll() || unmapping || watched { Some(self.poll) } else { None }
     }
 
+    fn is_finished(&self) -> bool {
+        let link = &self.link;
+        link.closing.load(Ordering::Relaxed) && link.lanes.are_dry() && link.mappings.is_empty()
+    }
+
+    /// Ends the connection: nothing is held or mapped any more.
+    fn end(&mut self) {
+        let link = self.link.clone();
+        link.lanes.close();
+        self.blocking.run(move || {
+            for file in link.files().filter(|file| file.registered.is_some()) {
+                // SAFETY: `unregister_words` asks for
+                // - a registration that was not ended: every file is registered once and this runs once;
+                // - no unfinished operation on its words: every lease has ended, and the lanes were dry; a wait for a
+                //   fence was on a stream that its block's lease waited for.
+                if let Err(error) = unsafe { link.gpu.backend().unregister_words(file.counters.start()) } {
+                    tracing::warn!(%error, "a counter file stays registered, and so mapped");
+                    std::mem::forget(link.clone());
+                    return;
+                }
+            }
+            // A producer that cannot be told is gone.
+            let _ = link.send(&ToProducer::Bye, None);
+            step!("bye");
+        });
+    }
+
+    fn poller(&self) -> &Poller {
+        &self.poller
+    }
+
+    fn waker(&self) -> &Waker {
+        &self.link.waker
+    }
+}
+
+impl Service {
     fn unwatch(&self, fd: BorrowedFd<'_>) {
-        // The only failure is a descriptor that epoll does not know: that is what is wanted.
-        let _ = epoll::delete(&self.epoll, fd);
+        self.poller.remove(fd);
     }
 
     fn hear(&mut self) {
@@ -154,8 +191,26 @@ impl Service {
             ToParticipant::PleaseUnmap { region } => {
                 self.asked.insert(region);
                 self.link.wants_idle.store(true, Ordering::Relaxed);
+                self.link.events.push(Event::PleaseUnmap { region });
             }
-            ToParticipant::Closing | ToParticipant::Welcome { .. } | ToParticipant::Refused { .. } => {}
+            ToParticipant::Tickets { answers, .. } => {
+                self.link.desk.tickets_answered(&answers);
+                self.link.announce_change();
+            }
+            ToParticipant::Forwarded { request, descriptor } => {
+                self.link.desk.forward_answered(request, Forwarded::Yes(Box::new(descriptor)));
+                self.link.announce_change();
+            }
+            ToParticipant::Declined { request, code, why } => {
+                self.link.desk.forward_answered(request, Forwarded::No(code, why));
+                self.link.announce_change();
+            }
+            ToParticipant::Revoked { lease } => {
+                let lease = LeaseId::new(lease.file, lease.slot, lease.generation.get());
+                self.link.events.push(Event::Revoked { lease });
+            }
+            ToParticipant::Closing => self.link.events.push(Event::Closing),
+            ToParticipant::Report { .. } | ToParticipant::Welcome { .. } | ToParticipant::Refused { .. } => {}
         }
         Ok(())
     }
@@ -173,7 +228,9 @@ impl Service {
 
     fn lose_producer(&mut self) {
         // Before the poison: who sees a poisoned word knows why.
-        self.link.gone.store(true, Ordering::Release);
+        if !self.link.gone.swap(true, Ordering::Release) {
+            self.link.events.push(Event::ProducerGone);
+        }
         self.link.wants_idle.store(true, Ordering::Relaxed);
         self.link.announce_change();
     }
@@ -195,15 +252,19 @@ impl Service {
             return;
         }
         let all = link.closing.load(Ordering::Relaxed) || link.is_gone();
-        for mapping in link.mappings.all() {
-            if !all && !self.asked.contains(&mapping.region) {
-                continue;
-            }
-            if mapping.is_idle() && link.mappings.begin_unmap(&mapping) {
-                self.asked.remove(&mapping.region);
-                let link = link.clone();
-                self.blocking.run(move || mapping::unmap(&link, &mapping));
-            }
+        let mut mappings = link.mappings.all();
+        mappings.retain(|mapping| {
+            let unwanted = all || self.asked.contains(&mapping.region);
+            !(unwanted && unmap_if_idle(link, &mut self.blocking, mapping))
+        });
+        // Idle first, and of those the ones that nobody has entered for longest, to within one look.
+        for untouched in [true, false] {
+            mappings.retain(|mapping| {
+                let due = link.cache.is_exceeded_by(&link.mappings.all())
+                    && mapping.is_idle()
+                    && !(untouched && mapping.take_touched());
+                !(due && unmap_if_idle(link, &mut self.blocking, mapping))
+            });
         }
         if all {
             for region in link.mappings.untaken() {
@@ -213,30 +274,18 @@ impl Service {
         }
         let known: HashSet<RegionId> = link.mappings.all().iter().map(|mapping| mapping.region).collect();
         self.asked.retain(|region| known.contains(region));
-        if !all && self.asked.is_empty() {
+        if !all && self.asked.is_empty() && !link.cache.is_exceeded_by(&link.mappings.all()) {
             link.wants_idle.store(false, Ordering::Relaxed);
         }
     }
+}
 
-    /// Ends the connection: nothing is held or mapped any more.
-    fn farewell(mut self) {
-        let link = self.link.clone();
-        link.lanes.close();
-        self.blocking.run(move || {
-            for file in link.files().filter(|file| file.registered.is_some()) {
-                // SAFETY: `unregister_words` asks for
-                // - a registration that was not ended: every file is registered once and this runs once;
-                // - no unfinished operation on its words: every lease has ended, and the lanes were dry; a wait for a
-                //   fence was on a stream that its block's lease waited for.
-                if let Err(error) = unsafe { link.gpu.backend().unregister_words(file.counters.start()) } {
-                    tracing::warn!(%error, "a counter file stays registered, and so mapped");
-                    std::mem::forget(link.clone());
-                    return;
-                }
-            }
-            // A producer that cannot be told is gone.
-            let _ = link.send(&ToProducer::Bye, None);
-            step!("bye");
-        });
+/// Begins to unmap a region that nobody uses, and says whether it did.
+fn unmap_if_idle(link: &Arc<Link>, blocking: &mut Blocking, mapping: &Arc<Mapping>) -> bool {
+    if !mapping.is_idle() || !link.mappings.begin_unmap(mapping) {
+        return false;
     }
+    let (link, mapping) = (link.clone(), mapping.clone());
+    blocking.run(move || mapping::unmap(&link, &mapping));
+    true
 }

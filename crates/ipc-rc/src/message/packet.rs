@@ -4,9 +4,11 @@ use gpu_api::{Access, BackendKind, Error};
 
 use super::RefusalCode;
 use crate::descriptor::VERSION;
+use crate::producer::ledger::Entry;
+use crate::slot::Generation;
 
 /// The most bytes of a message, in every version.
-pub(crate) const MOST_BYTES: usize = 512;
+pub(crate) const MOST_BYTES: usize = 4096;
 
 /// The most bytes of a text in a message; a longer one is cut.
 const MOST_TEXT: usize = 256;
@@ -123,6 +125,12 @@ impl Writer<'_> {
         self.len += bytes.len();
     }
 
+    pub(super) fn lease(&mut self, lease: Entry) {
+        self.put(&lease.file.to_le_bytes());
+        self.put(&lease.slot.to_le_bytes());
+        self.put(&lease.generation.get().to_le_bytes());
+    }
+
     /// Writes a text as far as it fits. Control characters become `?`: texts end up in errors and logs.
     pub(super) fn text(&mut self, text: &str) {
         let length_at = self.len;
@@ -161,6 +169,15 @@ impl Reader<'_> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
+    pub(super) fn generation(&mut self) -> Result<Generation, DecodeError> {
+        let number = self.u64()?;
+        Generation::new(number).ok_or_else(|| malformed("the generation", number, "below 2^61"))
+    }
+
+    pub(super) fn lease(&mut self) -> Result<Entry, DecodeError> {
+        Ok(Entry { file: self.u32()?, slot: self.u32()?, generation: self.generation()? })
+    }
+
     pub(super) fn zeros<const N: usize>(&mut self) -> Result<(), DecodeError> {
         match self.array::<N>()?.into_iter().find(|&byte| byte != 0) {
             None => Ok(()),
@@ -188,7 +205,7 @@ impl Reader<'_> {
 
     pub(super) fn refusal(&mut self) -> Result<RefusalCode, DecodeError> {
         let number = u16::from_le_bytes(self.array()?);
-        RefusalCode::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 10"))
+        RefusalCode::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 12"))
     }
 
     pub(super) fn text(&mut self) -> Result<String, DecodeError> {

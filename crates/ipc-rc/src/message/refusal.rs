@@ -24,10 +24,14 @@ pub(crate) enum RefusalCode {
     Access = 9,
     /// A call of the producer's driver or system failed.
     Failed = 10,
+    /// The participant has no such lease.
+    Lease = 11,
+    /// The participant that is addressed is unknown, dead or gone.
+    Addressee = 12,
 }
 
 impl RefusalCode {
-    pub(super) const ALL: [RefusalCode; 10] = [
+    pub(super) const ALL: [RefusalCode; 12] = [
         RefusalCode::Version,
         RefusalCode::User,
         RefusalCode::Backend,
@@ -38,6 +42,8 @@ impl RefusalCode {
         RefusalCode::Region,
         RefusalCode::Access,
         RefusalCode::Failed,
+        RefusalCode::Lease,
+        RefusalCode::Addressee,
     ];
 
     pub(super) fn from_number(number: u16) -> Option<RefusalCode> {
@@ -57,6 +63,8 @@ impl RefusalCode {
             RefusalCode::Region => "claim a block of the region first",
             RefusalCode::Access => "ask for read and write access",
             RefusalCode::Failed => "look at the producer's log",
+            RefusalCode::Lease => "forward a block that is held",
+            RefusalCode::Addressee => "forward to a participant that is connected to the same session",
         }
     }
 }

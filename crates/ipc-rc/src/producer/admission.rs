@@ -4,7 +4,7 @@
 //! and a counter file, and the welcome goes out. Whoever is refused is told why and what to do.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use gpu_api::{Error, Result};
 
@@ -38,6 +38,17 @@ impl Service {
         }
     }
 
+    /// Watches the connections that the application passed in.
+    pub(super) fn welcome_arrivals(&mut self) {
+        let arrivals = std::mem::take(&mut *self.core.arrivals.lock().unwrap_or_else(PoisonError::into_inner));
+        for socket in arrivals {
+            match self.watch(socket.as_fd(), Watch::Greeting) {
+                Ok(key) => drop(self.greetings.insert(key, socket)),
+                Err(error) => tracing::warn!(%error, "a connection is turned away"),
+            }
+        }
+    }
+
     pub(super) fn greet(&mut self, key: u64) {
         let Some(socket) = self.greetings.remove(&key) else { return };
         let mut bytes = [0; MOST_BYTES];
@@ -54,6 +65,15 @@ impl Service {
                 return;
             }
         };
+        if let Ok(ToProducer::Inspect { request, from }) = ToProducer::decode(&bytes[..len], fds.len())
+            && self.may_connect(&socket).is_ok()
+        {
+            let len = self.core.report(request, from).encode(&mut bytes);
+            // Whoever asks reads one answer before it asks again; the room for one is always there.
+            let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
+            self.greetings.insert(key, socket);
+            return;
+        }
         self.unwatch(key, socket.as_fd());
         if let Err((code, why)) = self.admit(&socket, &bytes[..len], fds) {
             let pid =
@@ -65,14 +85,16 @@ impl Service {
         }
     }
 
-    fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), (RefusalCode, String)> {
+    fn may_connect(&self, socket: &OwnedFd) -> Result<(), (RefusalCode, String)> {
         let uid = socket::peer_uid(socket.as_fd()).map_err(|e| (RefusalCode::Failed, e.to_string()))?;
-        if uid != rustix::process::geteuid().as_raw() && !self.allowed.contains(&uid) {
-            return Err((
-                RefusalCode::User,
-                format!("uid {uid} is not allowed; add it with SessionBuilder::allow_uids"),
-            ));
+        if uid == rustix::process::geteuid().as_raw() || self.allowed.contains(&uid) {
+            return Ok(());
         }
+        Err((RefusalCode::User, format!("uid {uid} is not allowed; add it with SessionBuilder::allow_uids")))
+    }
+
+    fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(), (RefusalCode, String)> {
+        self.may_connect(socket)?;
         let mut fds = fds;
         let (backend, device) = match ToProducer::decode(bytes, fds.len()) {
             Ok(ToProducer::Hello { backend, device, .. }) => (backend, device),

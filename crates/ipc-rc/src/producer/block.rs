@@ -8,11 +8,13 @@
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, Error, Piece, Region, RegionSource, Result};
 
 use crate::descriptor::Descriptor;
 use crate::producer::core::Core;
+use crate::producer::ledger::Effort;
 use crate::producer::share::{After, ShareOptions, To};
 use crate::step::step;
 use crate::stream::Stream;
@@ -38,7 +40,10 @@ pub(crate) struct Block {
     origin: Origin,
     /// Streams of the producer whose work may touch the block.
     used_on: Mutex<Vec<Stream>>,
+    /// The `SentBlock` was dropped.
     limbo: AtomicBool,
+    /// There may be unlimited tickets, which end with the `SentBlock`.
+    has_tickets: AtomicBool,
 }
 
 impl Block {
@@ -50,7 +55,12 @@ impl Block {
             origin,
             used_on: Mutex::new(Vec::new()),
             limbo: AtomicBool::new(false),
+            has_tickets: AtomicBool::new(false),
         })
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -63,6 +73,17 @@ impl Block {
 
     pub(crate) fn region(&self) -> &Arc<Region> {
         &self.piece.region
+    }
+
+    /// Says whether its `SentBlock` was dropped.
+    pub(crate) fn is_in_limbo(&self) -> bool {
+        // Both flags SeqCst: `Tickets::issue` sets the other one and reads this, `SentBlock::drop` the reverse.
+        self.limbo.load(Ordering::SeqCst)
+    }
+
+    /// Notes that there may be unlimited tickets.
+    pub(crate) fn note_tickets(&self) {
+        self.has_tickets.store(true, Ordering::SeqCst);
     }
 
     /// Notes that work on `stream` may touch the block.
@@ -107,6 +128,11 @@ impl SentBlock {
         SentBlock { block: ManuallyDrop::new(block) }
     }
 
+    /// Returns what ledgers hold of it.
+    pub(crate) fn shared(&self) -> &Arc<Block> {
+        &self.block
+    }
+
     /// Returns the address of the first byte, in this process.
     ///
     /// Work that is queued on a stream and touches the block must have its stream named with
@@ -126,8 +152,8 @@ impl SentBlock {
     /// # Errors
     ///
     /// [`Error::ParticipantGone`], [`Error::Closing`], [`Error::Forked`], [`Error::Capturing`] for a stream that is
-    /// being captured, [`Error::Exhausted`] when the participant's quota of leases is used up, and what the driver
-    /// gives. After an error nothing was granted.
+    /// being captured, [`Error::Exhausted`] when the participant's quota of leases is used up or too many tickets are
+    /// live, and what the driver gives. After an error nothing was granted.
     ///
     /// # Examples
     ///
@@ -145,7 +171,8 @@ impl SentBlock {
         self.block.core.share(&self.block, to, after, options)
     }
 
-    /// Takes a grant back that nobody has claimed, and says whether it did. A claim of it then gives `Revoked`.
+    /// Takes a grant back that nobody has claimed, and says whether it did. A claim of it then gives `Revoked`. A ticket
+    /// is ended before its last claim; leases that it gave stay.
     ///
     /// # Errors
     ///
@@ -159,9 +186,26 @@ impl SentBlock {
         self.block.note_use(stream);
     }
 
-    /// Counts the leases that are granted or held.
+    /// Counts the leases that are granted or held; a ticket that can still be claimed counts as one, an unlimited
+    /// ticket as none.
     pub fn outstanding(&self) -> usize {
         Arc::strong_count(&self.block) - 1
+    }
+
+    /// Waits until no lease on the block is outstanding: backpressure for a producer that writes into it again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Deadline`] when some still are after `timeout` (`None` waits for ever), [`Error::Forked`].
+    pub fn wait_released(&self, timeout: Option<Duration>) -> Result<()> {
+        let core = &self.block.core;
+        core.check_fork()?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let released = || {
+            core.collect(Effort::Marked);
+            (self.outstanding() == 0).then_some(())
+        };
+        core.wait_until(deadline, released).ok_or(Error::Deadline { what: "the consumers of a block" })
     }
 
     /// Returns the session's statistics' view of the block: its region and offset.
@@ -181,8 +225,11 @@ impl Drop for SentBlock {
         }
         step!("drop");
         let core = block.core.clone();
-        block.limbo.store(true, Ordering::Relaxed);
+        block.limbo.store(true, Ordering::SeqCst);
         core.limbo.add(block.len());
+        if block.has_tickets.load(Ordering::SeqCst) {
+            core.tickets.end_of(&block);
+        }
         let streams = std::mem::take(&mut *block.used_on.lock().unwrap_or_else(PoisonError::into_inner));
         if streams.is_empty() {
             drop(block);

@@ -1,23 +1,28 @@
 //! What a session's handles, blocks and threads share.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use gpu_api::{Error, Gpu, Holder, Piece, Reclaim, Reclaimed, RegionSource, Result};
+use gpu_api::{Error, Gpu, Holder, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result};
 
 use crate::clock::Tick;
 use crate::descriptor::SessionId;
 use crate::fork::ForkGuard;
+use crate::manual::{Driver, drive};
 use crate::message::ToParticipant;
 use crate::producer::block::{Block, Token};
 use crate::producer::count::Count;
 use crate::producer::fence::Fences;
-use crate::producer::ledger::{Effort, Found, own_shard};
+use crate::producer::ledger::{Effort, Entry, Found, own_shard};
 use crate::producer::outbox::Outbox;
 use crate::producer::own_work::OwnWork;
 use crate::producer::peer::Peer;
+use crate::producer::point::Lanes;
+use crate::producer::service::Service;
+use crate::producer::ticket::Tickets;
 use crate::step::step;
 use crate::waker::Waker;
 
@@ -41,6 +46,8 @@ pub(crate) struct Core {
     pub start: Tick,
     pub peers: ArcSwap<Peers>,
     pub fences: Fences,
+    pub tickets: Tickets,
+    pub lanes: Lanes,
     pub own_work: OwnWork<Arc<Block>>,
     pub outbox: Outbox,
     pub waker: Waker,
@@ -57,11 +64,21 @@ pub(crate) struct Core {
     pub waiters: AtomicUsize,
     /// No more sharing; the thread ends when nothing is held.
     pub closing: AtomicBool,
+    /// Something was granted that lapses.
+    pub may_lapse: AtomicBool,
+    /// The thread looks after times to live.
+    pub watches_lapses: AtomicBool,
+    /// A region that nobody maps any more goes back to the driver.
+    pub trims: AtomicBool,
     returned: Mutex<Vec<(Token, Piece)>>,
     /// How many of those there are. Changed under the lock, read without it.
     returned_count: AtomicUsize,
     pub(crate) cursor: AtomicUsize,
     changes: (Mutex<Changes>, Condvar),
+    /// In manual mode: what a thread of the session's own would run.
+    pub driver: Driver<Service>,
+    /// Connections that the application passed in.
+    pub arrivals: Mutex<Vec<OwnedFd>>,
 }
 
 /// How often something changed, and how many wait for the next time.
@@ -98,6 +115,8 @@ impl Core {
             start: Tick::now(),
             peers: ArcSwap::default(),
             fences: Fences::default(),
+            tickets: Tickets::default(),
+            lanes: Lanes::default(),
             outbox: Outbox::default(),
             waker: Waker::new()?,
             live: Count::default(),
@@ -108,10 +127,15 @@ impl Core {
             deaths: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
+            may_lapse: AtomicBool::new(false),
+            watches_lapses: AtomicBool::new(false),
+            trims: AtomicBool::new(false),
             returned: Mutex::default(),
             returned_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
             changes: (Mutex::default(), Condvar::new()),
+            driver: Driver::new(),
+            arrivals: Mutex::default(),
         })
     }
 
@@ -206,12 +230,32 @@ impl Core {
             returned.iter().map(|(_, piece)| piece.region.id()).collect()
         };
         for peer in self.peers.load().iter().flatten() {
-            for region in peer.mapped() {
-                if waiting.contains(&region) {
-                    // One who hung up cannot be asked; its death will end the mapping.
-                    let _ = self.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None);
-                }
+            for region in peer.mapped().into_iter().filter(|region| waiting.contains(region)) {
+                self.ask_to_unmap_one(peer, region);
             }
+        }
+    }
+
+    /// Asks a participant to unmap a region once it does not use it, and says whether it could be asked. One who hung
+    /// up cannot; its death will end the mapping.
+    pub fn ask_to_unmap_one(&self, peer: &Peer, region: RegionId) -> bool {
+        self.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None).is_ok()
+    }
+
+    /// Tells a participant that a grant to it was taken back, if it can be told; otherwise its claim tells.
+    pub fn tell_revoked(&self, peer: &Peer, lease: Entry) {
+        let _ = self.outbox.push(peer, &ToParticipant::Revoked { lease }, None);
+    }
+
+    /// Wakes the thread if it does not look after times to live at this moment.
+    #[inline]
+    pub fn watch_lapses(&self) {
+        if !self.may_lapse.load(Ordering::Relaxed) {
+            self.may_lapse.store(true, Ordering::Relaxed);
+        }
+        if !self.watches_lapses.load(Ordering::Relaxed) {
+            self.watches_lapses.store(true, Ordering::Relaxed);
+            self.waker.nudge();
         }
     }
 
@@ -243,25 +287,45 @@ impl Core {
                 return Some(value);
             }
             self.waker.nudge();
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            // The thread announces what it finds; the bound here is for a change that only the caller could find.
+            let wait = left.unwrap_or(Duration::MAX).min(Duration::from_millis(100));
+            if wait > Duration::ZERO && drive(&self.driver, wait) {
+                continue;
+            }
             let mut changes = self.changes();
             if changes.count != seen {
                 continue;
             }
-            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
+            if wait == Duration::ZERO {
                 return None;
             }
-            // The thread announces what it finds; the bound here is for a change that only the caller could find.
-            let wait = left.unwrap_or(Duration::MAX).min(Duration::from_millis(100));
             changes.waiting += 1;
             let (mut changes, _) = self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner);
             changes.waiting -= 1;
         }
     }
 
+    /// Says what a participant holds.
+    pub fn holder(&self, peer: &Peer, now: Tick) -> Holder {
+        let tally = peer.ledger.tally(now, |block| block.len());
+        Holder {
+            participant: peer.id,
+            pid: peer.pid,
+            command: peer.command.clone(),
+            leases: tally.in_flight + tally.held + tally.corrupt,
+            bytes: tally.bytes,
+            mappings: peer.mappings() as u64,
+            oldest: tally.oldest,
+            dying: peer.gone.load(Ordering::Relaxed),
+        }
+    }
+
     /// Says whether something is out that only polling can find: leases, or the producer's own work.
     pub fn has_leases(&self) -> bool {
-        self.own_work.waiting() > 0 || self.peers.load().iter().flatten().any(|peer| !peer.ledger.is_empty())
+        self.own_work.waiting() > 0
+            || self.tickets.live() > 0
+            || self.peers.load().iter().flatten().any(|peer| !peer.ledger.is_empty())
     }
 }
 
@@ -277,34 +341,18 @@ impl Reclaim for Core {
         if self.guard.is_child() {
             return 0;
         }
-        let mut asked = 0;
-        for peer in self.peers.load().iter().flatten() {
-            for region in peer.mapped() {
-                if self.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None).is_ok() {
-                    asked += 1;
-                }
-            }
-        }
-        asked
+        self.trims.store(true, Ordering::Relaxed);
+        let peers = self.peers.load();
+        let asked = peers
+            .iter()
+            .flatten()
+            .map(|peer| peer.mapped().into_iter().filter(|&region| self.ask_to_unmap_one(peer, region)).count());
+        asked.sum()
     }
 
     fn holders(&self) -> Vec<Holder> {
         let now = Tick::now();
-        let peers = self.peers.load();
-        let holders = peers.iter().flatten().map(|peer| {
-            let tally = peer.ledger.tally(now, |block| block.len());
-            Holder {
-                participant: peer.id,
-                pid: peer.pid,
-                command: peer.command.clone(),
-                leases: tally.in_flight + tally.held + tally.corrupt,
-                bytes: tally.bytes,
-                mappings: peer.mappings() as u64,
-                oldest: tally.oldest,
-                dying: peer.gone.load(Ordering::Relaxed),
-            }
-        });
-        holders.collect()
+        self.peers.load().iter().flatten().map(|peer| self.holder(peer, now)).collect()
     }
 
     fn limbo_bytes(&self) -> u64 {

@@ -9,10 +9,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use gpu_api::{Error, Gpu, ParticipantId, Result, StreamIdentity, StreamOp, WordPtr};
+use arrayvec::ArrayVec;
+use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamIdentity, StreamOp, WordPtr};
 
 use crate::counter_file::{CounterFile, TIMELINES, timeline_word};
 use crate::descriptor::Fence;
+use crate::producer::peer::Peer;
 use crate::stream::Stream;
 use crate::timeline::{self, LIMIT, Timeline};
 
@@ -136,51 +138,108 @@ impl Fences {
         stream.refuse_capture("share before the capture begins or after it ended")?;
         let line = self.line(stream.identity());
         let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let cell = match state.cells.get(&participant) {
-            Some(cell) => cell.clone(),
-            None => words.cell_for(stream.identity())?,
+        loop {
+            let cell = state.cell(stream.identity(), participant, words)?;
+            let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
+            if cell.owner != stream.identity() {
+                // Another stream took the word over at this moment: this one had nothing under way.
+                continue;
+            }
+            let value = value_after(state.next, cell.last)?;
+            enqueue(gpu, stream, &[(words, cell.index, value)])?;
+            cell.last = value;
+            state.next = value + 1;
+            return Ok(Fence { file: 0, word: cell.index, value });
+        }
+    }
+
+    /// Queues one value for several participants, in as few calls of the driver as it takes, and notes each's fence.
+    ///
+    /// # Errors
+    ///
+    /// As [`queue`](Fences::queue). Values that were queued before the error are reached by nobody's descriptor.
+    pub fn queue_many(&self, gpu: &Gpu, stream: &Stream, addressees: &mut [(&Arc<Peer>, Option<Fence>)]) -> Result<()> {
+        stream.refuse_capture("share before the capture begins or after it ended")?;
+        let line = self.line(stream.identity());
+        let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cells = Vec::with_capacity(addressees.len());
+        let mut cells: Vec<_> = loop {
+            cells.clear();
+            for (peer, _) in addressees.iter() {
+                cells.push(state.cell(stream.identity(), peer.id, &peer.words)?);
+            }
+            // Each is held until its value is queued. They are all this line's; who looks for a word to take over does
+            // not wait for them.
+            let locked: Vec<_> = cells.iter().map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+            if locked.iter().all(|cell| cell.owner == stream.identity()) {
+                break locked;
+            }
         };
-        let mut locked = cell.lock().unwrap_or_else(PoisonError::into_inner);
-        if locked.owner != stream.identity() {
-            // Another stream took the word over while this one had nothing under way.
-            drop(locked);
-            state.cells.remove(&participant);
-            drop(state);
-            return self.queue(gpu, stream, participant, words);
-        }
-        let value = state.next.max(locked.last + 1);
-        if value >= LIMIT {
-            return Err(Error::Exhausted {
-                what: "values of a timeline word",
-                limit: LIMIT,
-                remedy: "use a new stream",
-            });
-        }
-        let index = locked.index;
-        enqueue(gpu, stream, words, index, value)?;
-        locked.last = value;
-        drop(locked);
+        let last = cells.iter().map(|cell| cell.last).max().unwrap_or(0);
+        let value = value_after(state.next, last)?;
         state.next = value + 1;
-        state.cells.entry(participant).or_insert(cell);
-        Ok(Fence { file: 0, word: index, value })
+        for (cells, addressees) in cells.chunks_mut(MAX_BATCH).zip(addressees.chunks_mut(MAX_BATCH)) {
+            let writes: Vec<_> =
+                cells.iter().zip(addressees.iter()).map(|(cell, (peer, _))| (&peer.words, cell.index, value)).collect();
+            enqueue(gpu, stream, &writes)?;
+            for (cell, (_, fence)) in cells.iter_mut().zip(addressees) {
+                cell.last = value;
+                *fence = Some(Fence { file: 0, word: cell.index, value });
+            }
+        }
+        Ok(())
     }
 }
 
-fn enqueue(gpu: &Gpu, stream: &Stream, words: &Words, index: u32, value: u64) -> Result<()> {
-    match words.registered {
-        Some(base) => {
-            let word = base.word(timeline_word(index));
+impl LineState {
+    /// Finds the line's word at a participant, taking one if it has none or lost it to another stream.
+    fn cell(&mut self, line: StreamIdentity, participant: ParticipantId, words: &Words) -> Result<Arc<Mutex<Cell>>> {
+        if let Some(cell) = self.cells.get(&participant) {
+            if cell.lock().unwrap_or_else(PoisonError::into_inner).owner == line {
+                return Ok(cell.clone());
+            }
+            self.cells.remove(&participant);
+        }
+        let cell = words.cell_for(line)?;
+        self.cells.insert(participant, cell.clone());
+        Ok(cell)
+    }
+}
+
+/// Returns the value that follows all that were queued on a line or for a word.
+fn value_after(next: u64, last: u64) -> Result<u64> {
+    let value = next.max(last + 1);
+    if value < LIMIT {
+        return Ok(value);
+    }
+    Err(Error::Exhausted { what: "values of a timeline word", limit: LIMIT, remedy: "use a new stream" })
+}
+
+fn enqueue(gpu: &Gpu, stream: &Stream, writes: &[(&Words, u32, u64)]) -> Result<()> {
+    debug_assert!(writes.len() <= MAX_BATCH);
+    let on_device: Option<ArrayVec<StreamOp, MAX_BATCH>> = writes
+        .iter()
+        .map(|(words, index, value)| {
+            let word = words.registered?.word(timeline_word(*index));
+            Some(StreamOp::Write { word, value: *value })
+        })
+        .collect();
+    match on_device {
+        Some(ops) => {
             // SAFETY: `stream_batch` asks for
             // - a live stream: `stream` keeps it;
             // - words in a registration that outlives the operation: a participant's file is unregistered only after
             //   its burial, when no wait of its own is left, and the session keeps it until then.
-            unsafe { gpu.backend().stream_batch(stream.raw(), &[StreamOp::Write { word, value }]) }
+            unsafe { gpu.backend().stream_batch(stream.raw(), &ops) }
         }
         None => {
-            let file = words.file.clone();
+            let words: Vec<_> =
+                writes.iter().map(|(words, index, value)| (words.file.clone(), *index, *value)).collect();
             let reach = Box::new(move || {
-                let word: &Timeline<AtomicU64> = file.timeline(index);
-                word.reach(value);
+                for (file, index, value) in &words {
+                    let word: &Timeline<AtomicU64> = file.timeline(*index);
+                    word.reach(*value);
+                }
             });
             // SAFETY: `host_function` asks for a live stream: `stream` keeps it.
             unsafe { gpu.backend().host_function(stream.raw(), reach) }

@@ -373,16 +373,19 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         part.groups[index as usize].rows[bit as usize].block.as_ref().map(look)
     }
 
-    /// Takes back every grant whose time to live has passed unclaimed, and says when to come again.
-    pub fn expire(&self, now: Tick, out: &mut Found<B>) -> Tick {
+    /// Takes back every grant whose time to live has passed unclaimed, names it in `lapsed`, and says when to come
+    /// again.
+    pub fn expire(&self, now: Tick, out: &mut Found<B>, lapsed: &mut Vec<Entry>) -> Tick {
         let packed = now.pack(self.start);
         let mut next = NO_LAPSE;
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
             let mut shard = locked.lock();
             if shard.first_lapse <= packed {
                 let mut first = NO_LAPSE;
-                for part in &mut shard.parts {
-                    first = first.min(part.expire(packed, out));
+                for (file, part) in (0..).zip(&mut shard.parts) {
+                    first = first.min(part.expire(packed, out, |slot, generation| {
+                        lapsed.push(Entry { file, slot, generation });
+                    }));
                 }
                 shard.first_lapse = first;
                 locked.note(&shard);
@@ -486,11 +489,11 @@ impl<B, F: SlotFile> Part<B, F> {
     }
 
     fn revoke_all(&mut self, out: &mut Found<B>) {
-        self.revoke_where(|_| true, out);
+        self.revoke_where(|_| true, out, |_, _| {});
     }
 
     /// Revokes what has lapsed and returns when the next lapses.
-    fn expire(&mut self, now: u32, out: &mut Found<B>) -> u32 {
+    fn expire(&mut self, now: u32, out: &mut Found<B>, lapsed: impl FnMut(u32, Generation)) -> u32 {
         let mut next = NO_LAPSE;
         self.revoke_where(
             |row| {
@@ -500,11 +503,17 @@ impl<B, F: SlotFile> Part<B, F> {
                 row.lapses <= now
             },
             out,
+            lapsed,
         );
         next
     }
 
-    fn revoke_where(&mut self, mut due: impl FnMut(&mut Row<B>) -> bool, out: &mut Found<B>) {
+    fn revoke_where(
+        &mut self,
+        mut due: impl FnMut(&mut Row<B>) -> bool,
+        out: &mut Found<B>,
+        mut revoked: impl FnMut(u32, Generation),
+    ) {
         for index in 0..self.groups.len() as u32 {
             let first_slot = (self.first_group + index) * GROUP;
             let group = &mut self.groups[index as usize];
@@ -517,7 +526,10 @@ impl<B, F: SlotFile> Part<B, F> {
                     continue;
                 }
                 match self.file.slots()[(first_slot + bit) as usize].revoke(row.generation) {
-                    Revoke::Revoked => out.extend(group.retire(bit)),
+                    Revoke::Revoked => {
+                        revoked(first_slot + bit, row.generation);
+                        out.extend(group.retire(bit));
+                    }
                     // Claimed: a lapse has no more meaning for it.
                     Revoke::TooLate => row.lapses = NO_LAPSE,
                 }

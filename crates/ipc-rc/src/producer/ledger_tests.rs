@@ -183,7 +183,9 @@ impl World {
             Step::Expire => {
                 self.now = self.now.after(Duration::from_secs(11));
                 let mut out = Found::new();
-                self.ledger.expire(self.now, &mut out);
+                let mut lapsed = Vec::new();
+                self.ledger.expire(self.now, &mut out, &mut lapsed);
+                assert_eq!(lapsed.len(), out.len(), "a lapse without its name");
                 self.returned(out, |lease| lease.stands == Stands::InFlight && lease.lapses);
                 assert!(!self.leases.values().any(|l| l.stands == Stands::InFlight && l.lapses), "one did not lapse");
             }

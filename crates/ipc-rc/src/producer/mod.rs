@@ -4,6 +4,7 @@
 //! |---|---|
 //! | open a session, allocate or adopt | [`session`] |
 //! | share: fence, grant, descriptor | [`share`], [`fence`], [`ledger`] |
+//! | share with whoever asks | [`ticket`], [`point`] |
 //! | drop: limbo | [`block`], [`own_work`] |
 //! | collect, retire, give back | [`core`], [`ledger`] |
 //! | who connects | [`admission`] |
@@ -19,7 +20,9 @@ pub(crate) mod ledger;
 pub(crate) mod outbox;
 pub(crate) mod own_work;
 pub(crate) mod peer;
+pub(crate) mod point;
 pub(crate) mod report;
 pub(crate) mod service;
 pub(crate) mod session;
 pub(crate) mod share;
+pub(crate) mod ticket;

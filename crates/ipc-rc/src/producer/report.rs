@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use gpu_api::{Holder, Reclaim, SourceUsage};
 
 use crate::clock::Tick;
+use crate::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
 use crate::producer::core::Core;
 use crate::producer::ledger::Tally;
 
@@ -43,6 +44,10 @@ pub struct Stats {
     pub deaths: u64,
     /// Words found corrupt so far.
     pub corrupt_words: u64,
+    /// Tickets that can still be claimed.
+    pub tickets: u64,
+    /// Participants that are connected, or dead and not buried yet.
+    pub participants: u64,
     /// Participants, and what each holds.
     pub holders: Vec<Holder>,
     /// What the session's source of regions holds.
@@ -63,8 +68,97 @@ pub struct ShutdownReport {
     pub holders: Vec<Holder>,
 }
 
+impl Stats {
+    /// Returns the numbers in the order of the fields, for a message.
+    fn numbers(&self) -> [u64; NUMBERS] {
+        let Stats { live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held, .. } = *self;
+        let Stats { quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, .. } = *self;
+        let Stats { revoked, expired, deaths, corrupt_words, tickets, participants, source, .. } = *self;
+        [
+            live_blocks,
+            live_bytes,
+            limbo_blocks,
+            limbo_bytes,
+            in_flight,
+            held,
+            quarantined,
+            quarantined_bytes,
+            poisoned,
+            leaked_blocks,
+            leaked_bytes,
+            revoked,
+            expired,
+            deaths,
+            corrupt_words,
+            tickets,
+            participants,
+            source.regions,
+            source.reserved,
+            source.in_use,
+            source.pinned,
+        ]
+    }
+
+    /// Reads what [`numbers`](Stats::numbers) made.
+    pub(crate) fn from_numbers(numbers: &[u64; NUMBERS]) -> Stats {
+        let mut stats = Stats::default();
+        let Stats { live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held, .. } = &mut stats;
+        let first = [live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held];
+        first.into_iter().zip(&numbers[..6]).for_each(|(field, number)| *field = *number);
+        let Stats { quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked, .. } = &mut stats;
+        let second = [quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked];
+        second.into_iter().zip(&numbers[6..12]).for_each(|(field, number)| *field = *number);
+        let Stats { expired, deaths, corrupt_words, tickets, participants, source, .. } = &mut stats;
+        let SourceUsage { regions, reserved, in_use, pinned } = source;
+        let third = [expired, deaths, corrupt_words, tickets, participants, regions, reserved, in_use, pinned];
+        third.into_iter().zip(&numbers[12..]).for_each(|(field, number)| *field = *number);
+        stats
+    }
+}
+
 impl Core {
     pub(crate) fn stats(&self) -> Stats {
+        Stats { holders: self.holders(), ..self.sums() }
+    }
+
+    /// Answers who asks what the session holds, with the holders from a place on.
+    pub(crate) fn report(&self, request: u64, from: u32) -> ToParticipant {
+        let now = Tick::now();
+        let peers = self.peers.load();
+        let mut holders = Vec::new();
+        let mut next = None;
+        for (place, peer) in (0..).zip(peers.iter()).skip(from as usize) {
+            let Some(peer) = peer else { continue };
+            if holders.len() == MOST_HOLDERS {
+                next = Some(place);
+                break;
+            }
+            let holder = self.holder(peer, now);
+            holders.push(HolderRow {
+                participant: holder.participant,
+                leases: holder.leases,
+                bytes: holder.bytes,
+                mappings: holder.mappings,
+                oldest_ms: u64::try_from(holder.oldest.as_millis()).unwrap_or(u64::MAX),
+                pid: holder.pid,
+                dying: holder.dying,
+                command: holder.command,
+            });
+        }
+        let page = ReportPage {
+            session: self.id,
+            device: self.gpu.uuid(),
+            backend: self.gpu.kind(),
+            pid: std::process::id(),
+            age_ms: u64::try_from(now.since(self.start).as_millis()).unwrap_or(u64::MAX),
+            numbers: self.sums().numbers(),
+            next,
+            holders,
+        };
+        ToParticipant::Report { request, page: Box::new(page) }
+    }
+
+    fn sums(&self) -> Stats {
         let (live, limbo, leaked) = (self.live.sum(), self.limbo.sum(), self.leaked.sum());
         let now = Tick::now();
         let mut stats = Stats {
@@ -77,11 +171,12 @@ impl Core {
             revoked: self.revoked.load(Ordering::Relaxed),
             expired: self.expired.load(Ordering::Relaxed),
             deaths: self.deaths.load(Ordering::Relaxed),
-            holders: self.holders(),
+            tickets: self.tickets.live() as u64,
             source: self.source.usage(),
             ..Stats::default()
         };
         for peer in self.peers.load().iter().flatten() {
+            stats.participants += 1;
             let Tally { in_flight, held, corrupt, bytes, .. } = peer.ledger.tally(now, |block| block.len());
             stats.in_flight += in_flight;
             stats.held += held;
@@ -105,5 +200,19 @@ impl Core {
             bytes: live.bytes,
             holders,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_arrives_in_its_field() {
+        let numbers: [u64; NUMBERS] = std::array::from_fn(|n| n as u64 + 100);
+        let stats = Stats::from_numbers(&numbers);
+        assert_eq!(stats.numbers(), numbers);
+        assert_eq!((stats.live_blocks, stats.held, stats.revoked), (100, 105, 111));
+        assert_eq!((stats.expired, stats.participants, stats.source.pinned), (112, 116, 120));
     }
 }

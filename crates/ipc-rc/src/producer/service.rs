@@ -10,22 +10,31 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use arrayvec::ArrayVec;
 use gpu_api::{Access, Error, EventKind, Export, ParticipantId, RawEvent, Reclaim, RegionId, Result};
-use rustix::event::{Timespec, epoll};
 
 use crate::blocking::Blocking;
 use crate::clock::Tick;
-use crate::message::{MOST_BYTES, Place, RefusalCode, ToParticipant, ToProducer};
+use crate::manual;
+use crate::message::{
+    Heir, MOST_BYTES, MOST_TICKETS, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant, ToProducer,
+};
+use crate::poller::Poller;
 use crate::process;
 use crate::producer::core::Core;
 use crate::producer::ledger::{Effort, Entry, Found};
 use crate::producer::peer::Peer;
-use crate::producer::share::{find, place_of};
+use crate::producer::share::{To, find, place_of};
+use crate::producer::ticket::Claims;
 use crate::socket::{self, Listener, ReceiveOutcome};
 use crate::step::step;
+use crate::waker::Waker;
 
 /// The shortest and the longest time between two looks at leases.
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
+/// How often times to live are looked at while leases are out, and for how long after the last has ended.
+const LOOK: Duration = Duration::from_secs(1);
+const WATCHING: Duration = Duration::from_secs(2);
 /// Packets read from one participant before the others get their turn.
 const PACKETS_A_TURN: usize = 64;
 
@@ -47,29 +56,33 @@ pub(crate) struct Service {
     pub(super) listener: Option<Listener>,
     pub(super) allowed: Vec<u32>,
     pub(super) own_pidfd: OwnedFd,
-    epoll: OwnedFd,
+    poller: Poller,
     watches: HashMap<u64, Watch>,
     pub(super) greetings: HashMap<u64, OwnedFd>,
     next_key: u64,
     pub(super) next_serial: u64,
     next_expiry: Tick,
+    watch_until: Tick,
+    watching: bool,
     poll: Duration,
     probe: Option<RawEvent>,
     broken: bool,
+    /// A mapping has gone since the last look.
+    unmapped: bool,
     blocking: Blocking,
     /// Participants that are gone but into whose words a stream of ours may still write.
     leaving: Vec<Arc<Peer>>,
     asked: Vec<ParticipantId>,
+    /// Claims of tickets that found no room for a fence: asked again at every turn.
+    crowded: Vec<(ParticipantId, u64, ArrayVec<TicketId, MOST_TICKETS>)>,
 }
 
 impl Service {
-    /// Makes the state; the caller runs it on a thread.
-    pub fn new(core: Arc<Core>, listener: Listener, allowed: Vec<u32>) -> Result<Service> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(|e| Error::system("epoll_create", "raise RLIMIT_NOFILE or close descriptors", e))?;
+    /// Makes the state; the caller runs it on a thread, or turns it by hand.
+    pub fn new(core: Arc<Core>, listener: Listener, allowed: Vec<u32>, manual: bool) -> Result<Service> {
         let mut service = Service {
             own_pidfd: process::own_pidfd()?,
-            epoll,
+            poller: Poller::new(manual)?,
             listener: None,
             allowed,
             watches: HashMap::new(),
@@ -77,12 +90,16 @@ impl Service {
             next_key: 0,
             next_serial: 1,
             next_expiry: Tick::NEVER,
+            watch_until: Tick::default(),
+            watching: false,
             poll: POLL.0,
             probe: None,
             broken: false,
+            unmapped: false,
             blocking: Blocking::default(),
             leaving: Vec::new(),
             asked: Vec::new(),
+            crowded: Vec::new(),
             core,
         };
         service.watch(listener.as_fd(), Watch::Listener)?;
@@ -91,51 +108,30 @@ impl Service {
         service.listener = Some(listener);
         Ok(service)
     }
+}
 
-    /// Runs until the session is closing and nothing of it is held any more.
-    pub fn run(mut self) {
-        while !self.is_finished() {
-            self.turn();
-        }
-        if let Some(probe) = self.probe.take() {
-            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this thread made it and ends.
-            let _ = unsafe { self.core.gpu.backend().destroy_event(probe) };
-        }
-        // Taking the table ends the cycle of core, participants, rows, blocks and core.
-        let peers = self.core.peers.swap(Arc::default());
-        for peer in peers.iter().flatten() {
-            self.unregister(peer.clone());
-        }
-        tracing::debug!(session = %self.core.id, "session closed");
-    }
+impl manual::Service for Service {
+    const THREAD: &'static str = "gpu-ipc-session";
 
-    fn is_finished(&self) -> bool {
-        self.core.closing.load(Ordering::Relaxed)
-            && self.core.live.sum().blocks == 0
-            && self.leaving.is_empty()
-            && self.core.peers.load().iter().flatten().all(|peer| {
-                // A stream of ours that has yet to write a word must find it.
-                peer.mappings() == 0 && (self.broken || !peer.words.any_pending())
-            })
-    }
-
-    /// Waits for something to do, and does it.
-    fn turn(&mut self) {
+    fn turn(&mut self, patience: Option<Duration>) {
         let closing = self.core.closing.load(Ordering::Relaxed);
-        if closing
-            && let Some(listener) = self.listener.take()
-            && let Err(error) = listener.unlink()
-        {
-            tracing::warn!(%error, "the session's socket file stays; the next session to open removes it");
+        if closing && let Some(listener) = self.listener.take() {
+            if let Err(error) = listener.unlink() {
+                tracing::warn!(%error, "the session's socket file stays; the next session to open removes it");
+            }
+            for peer in self.core.peers.load().iter().flatten() {
+                // One who cannot be told sees the hang-up.
+                let _ = self.core.outbox.push(peer, &ToParticipant::Closing, None);
+            }
         }
         self.core.waker.doze();
-        let timeout = self.time_to_sleep();
-        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 64];
-        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
-        let count = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()).unwrap_or(0);
+        let timeout = match (self.time_to_sleep(), patience) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let ready = self.poller.wait(timeout);
         self.core.waker.rise();
-        for event in &events[..count] {
-            let key = event.data.u64();
+        for &key in &ready {
             match self.watches.get(&key).copied() {
                 None | Some(Watch::Waker) => {}
                 Some(Watch::Listener) => self.accept(),
@@ -145,26 +141,25 @@ impl Service {
                 Some(Watch::Descendant(id, _)) => self.note(key, id, |peer| peer.proof().descendants -= 1),
             }
         }
+        self.welcome_arrivals();
         self.flush();
+        self.redeem_crowded();
         self.expire();
         self.bury();
         self.watch_context();
+        self.trim_unmapped();
         let found = self.core.collect(Effort::Marked);
-        self.poll = if found.blocks > 0 || count > 0 { POLL.0 } else { (self.poll * 2).min(POLL.1) };
-        self.ask_when_closing(closing);
+        self.poll = if found.blocks > 0 || !ready.is_empty() { POLL.0 } else { (self.poll * 2).min(POLL.1) };
+        if closing {
+            self.ask_when_closing();
+        }
         self.leave();
     }
 
-    /// How long nothing can happen that epoll would not tell; `None` for ever.
-    fn time_to_sleep(&self) -> Option<Duration> {
-        let core = &self.core;
+    fn time_to_sleep(&mut self) -> Option<Duration> {
         let now = Tick::now();
-        let mut due = self.next_expiry;
-        if core.time_to_live.is_some() && due == Tick::NEVER && core.has_leases() {
-            // A lease may have been granted since the last look.
-            due = now.after(Duration::from_secs(1).min(core.time_to_live.unwrap_or(Duration::MAX) / 4));
-        }
-        let mut until_due = (due != Tick::NEVER).then(|| due.since(now).max(Duration::from_millis(1)));
+        let mut until_due = self.look_after_lapses(now);
+        let core = &self.core;
         for peer in core.peers.load().iter().flatten() {
             if let Some(complete) = peer.proof().complete {
                 let left = core.quarantine.saturating_sub(complete.elapsed());
@@ -178,6 +173,8 @@ impl Service {
         let words = || core.peers.load().iter().flatten().any(|peer| peer.words.any_pending());
         let poll = if waits && (core.has_leases() || !self.leaving.is_empty() || core.closing.load(Ordering::Relaxed)) {
             Some(self.poll)
+        } else if !self.crowded.is_empty() {
+            Some(self.poll)
         } else if core.outbox.is_waiting() || (!self.broken && words()) {
             Some(POLL.1)
         } else {
@@ -189,10 +186,62 @@ impl Service {
         }
     }
 
+    fn is_finished(&self) -> bool {
+        self.core.closing.load(Ordering::Relaxed)
+            && self.core.live.sum().blocks == 0
+            && self.leaving.is_empty()
+            && self.core.peers.load().iter().flatten().all(|peer| {
+                // A stream of ours that has yet to write a word must find it.
+                peer.mappings() == 0 && (self.broken || !peer.words.any_pending())
+            })
+    }
+
+    fn end(&mut self) {
+        if let Some(probe) = self.probe.take() {
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this thread made it and ends.
+            let _ = unsafe { self.core.gpu.backend().destroy_event(probe) };
+        }
+        // Taking the table ends the cycle of core, participants, rows, blocks and core.
+        let peers = self.core.peers.swap(Arc::default());
+        for peer in peers.iter().flatten() {
+            self.unregister(peer.clone());
+        }
+        tracing::debug!(session = %self.core.id, "session closed");
+    }
+
+    fn poller(&self) -> &Poller {
+        &self.poller
+    }
+
+    fn waker(&self) -> &Waker {
+        &self.core.waker
+    }
+}
+
+impl Service {
+    /// Says when to look at times to live again. It goes on for a while after the last lease has ended, so that a
+    /// producer that shares now and then seldom has to wake the thread.
+    fn look_after_lapses(&mut self, now: Tick) -> Option<Duration> {
+        let core = &self.core;
+        let woken = !self.watching && core.watches_lapses.load(Ordering::Relaxed);
+        if woken || (core.may_lapse.load(Ordering::Relaxed) && core.has_leases()) {
+            self.watch_until = now.after(WATCHING);
+        }
+        self.watching = now < self.watch_until;
+        // What is granted between the look and this store lapses when the thread is next awake.
+        core.watches_lapses.store(self.watching, Ordering::Relaxed);
+        if !self.watching {
+            return None;
+        }
+        // What was granted since the last look may lapse before what was known then.
+        let look = LOOK.min(core.time_to_live.unwrap_or(LOOK) / 4);
+        let due = self.next_expiry.min(now.after(look));
+        Some(due.since(now).max(Duration::from_millis(1)))
+    }
+
     pub(super) fn watch(&mut self, fd: BorrowedFd<'_>, watch: Watch) -> Result<u64> {
         let key = self.next_key;
-        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
-            .map_err(|e| Error::system("epoll_ctl", "raise fs.epoll.max_user_watches", e))?;
+        self.poller.add(fd, key)?;
         self.next_key += 1;
         self.watches.insert(key, watch);
         Ok(key)
@@ -200,8 +249,7 @@ impl Service {
 
     pub(super) fn unwatch(&mut self, key: u64, fd: BorrowedFd<'_>) {
         self.watches.remove(&key);
-        // The only failure is a descriptor that epoll does not know: that is what is wanted.
-        let _ = epoll::delete(&self.epoll, fd);
+        self.poller.remove(fd);
     }
 
     fn peer(&self, id: ParticipantId) -> Option<Arc<Peer>> {
@@ -235,11 +283,18 @@ impl Service {
                     self.note(key, id, |peer| peer.proof().hung_up = true);
                     return;
                 }
-                Some(ToProducer::MapRegion { request, region, access, file, slot, generation }) => {
-                    self.map(&peer, request, region, access, Entry { file, slot, generation });
+                Some(ToProducer::MapRegion { request, region, access, lease }) => {
+                    self.map(&peer, request, region, access, lease);
+                }
+                Some(ToProducer::ClaimTickets { request, tickets }) => self.redeem(&peer, request, tickets),
+                Some(ToProducer::Forward { request, lease, heir, user }) => {
+                    self.forward(&peer, request, lease, heir, user);
+                }
+                Some(ToProducer::Inspect { request, from }) => {
+                    self.tell(&peer, &self.core.report(request, from));
                 }
                 Some(ToProducer::Unmapped { region }) => {
-                    peer.note_unmapping(region);
+                    self.unmapped |= peer.note_unmapping(region);
                     self.core.announce_change();
                 }
                 Some(ToProducer::Bye) => {
@@ -295,6 +350,64 @@ impl Service {
         }
     }
 
+    /// Answers claims of tickets; all of them again at a later turn when one finds no room for its fence. What was
+    /// granted meanwhile is answered the same then.
+    fn redeem(&mut self, peer: &Arc<Peer>, request: u64, tickets: ArrayVec<TicketId, MOST_TICKETS>) {
+        let mut answers = ArrayVec::new();
+        for &ticket in &tickets {
+            match self.core.redeem(peer, ticket) {
+                Some(outcome) => answers.push(TicketAnswer { ticket, outcome }),
+                None => {
+                    self.crowded.push((peer.id, request, tickets));
+                    return;
+                }
+            }
+        }
+        self.tell(peer, &ToParticipant::Tickets { request, answers });
+        if self.core.may_lapse.load(Ordering::Relaxed) {
+            self.core.watch_lapses();
+        }
+    }
+
+    fn redeem_crowded(&mut self) {
+        for (id, request, tickets) in std::mem::take(&mut self.crowded) {
+            if let Some(peer) = self.peer(id) {
+                self.redeem(&peer, request, tickets);
+            }
+        }
+    }
+
+    fn forward(&mut self, peer: &Arc<Peer>, request: u64, lease: Entry, heir: Heir, user: [u8; 64]) {
+        let to = match heir {
+            Heir::Participant(id) => To::Participant(id),
+            Heir::Ticket(None) => To::Ticket(Claims::Unlimited),
+            Heir::Ticket(Some(claims)) => To::Ticket(Claims::Times(claims)),
+        };
+        let answer = match self.core.forward(peer, lease, to, user) {
+            Ok(descriptor) => ToParticipant::Forwarded { request, descriptor },
+            Err(error) => {
+                let code = match &error {
+                    Error::Invalid { what: "the lease to forward", .. } => RefusalCode::Lease,
+                    Error::Invalid { .. } => RefusalCode::Protocol,
+                    Error::ParticipantGone { .. } => RefusalCode::Addressee,
+                    Error::Exhausted { .. } => RefusalCode::Limit,
+                    Error::Closing => RefusalCode::Closing,
+                    _ => RefusalCode::Failed,
+                };
+                ToParticipant::Declined { request, code, why: error.to_string() }
+            }
+        };
+        step!("forward");
+        self.tell(peer, &answer);
+    }
+
+    /// Sends an answer.
+    fn tell(&self, peer: &Peer, answer: &ToParticipant) {
+        if let Err(error) = self.core.outbox.push(peer, answer, None) {
+            tracing::warn!(participant = %peer.id, %error, "an answer is lost");
+        }
+    }
+
     /// Takes a token of the proof of death, and acts on it.
     fn note(&mut self, key: u64, id: ParticipantId, token: impl FnOnce(&Peer)) {
         let Some(peer) = self.peer(id) else { return };
@@ -340,14 +453,19 @@ impl Service {
     fn expire(&mut self) {
         let now = Tick::now();
         let mut next = Tick::NEVER;
-        let mut out = Found::new();
+        let (mut out, mut lapsed) = (Found::new(), Vec::new());
+        let mut grants = 0;
         for peer in self.core.peers.load().iter().flatten() {
-            next = next.min(peer.ledger.expire(now, &mut out));
+            next = next.min(peer.ledger.expire(now, &mut out, &mut lapsed));
+            grants += lapsed.len() as u64;
+            lapsed.drain(..).for_each(|lease| self.core.tell_revoked(peer, lease));
         }
+        grants += self.core.tickets.expire(now, &mut out);
+        next = next.min(self.core.tickets.first_lapse());
         self.next_expiry = next;
-        if !out.is_empty() {
-            self.core.expired.fetch_add(out.len() as u64, Ordering::Relaxed);
-            tracing::warn!(grants = out.len(), "grants were not claimed within their time to live and are taken back");
+        if grants > 0 {
+            self.core.expired.fetch_add(grants, Ordering::Relaxed);
+            tracing::warn!(grants, "grants were not claimed within their time to live and are taken back");
             self.core.retire(out);
         }
     }
@@ -389,6 +507,7 @@ impl Service {
 
     /// Takes a participant out of the table.
     fn end(&mut self, peer: &Arc<Peer>) {
+        self.unmapped |= peer.mappings() > 0;
         peer.forget_mappings();
         let keys: Vec<u64> = self
             .watches
@@ -473,18 +592,27 @@ impl Service {
         }
     }
 
-    /// A closing session asks those who hold no lease to unmap.
-    fn ask_when_closing(&mut self, closing: bool) {
-        if !closing {
-            // Tokens of adopted memory wait for its regions to be unmapped.
-            return;
+    /// Gives regions back to the driver that were asked for and that nobody maps any more.
+    fn trim_unmapped(&mut self) {
+        if self.unmapped && self.core.trims.load(Ordering::Relaxed) {
+            self.unmapped = false;
+            let core = self.core.clone();
+            self.blocking.run(move || {
+                if let Err(error) = core.source.trim() {
+                    tracing::warn!(%error, "a region that nobody maps cannot be given back and is leaked");
+                }
+                core.announce_change();
+            });
         }
+    }
+
+    /// A closing session asks those who hold no lease to unmap.
+    fn ask_when_closing(&mut self) {
         for peer in self.core.peers.load().iter().flatten() {
             if peer.mappings() > 0 && peer.ledger.is_empty() && !self.asked.contains(&peer.id) {
                 self.asked.push(peer.id);
                 for region in peer.mapped() {
-                    // One who hung up cannot be asked; its death will end the mapping.
-                    let _ = self.core.outbox.push(peer, &ToParticipant::PleaseUnmap { region }, None);
+                    self.core.ask_to_unmap_one(peer, region);
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Sessions: what a producer opens.
 
 use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,12 +13,14 @@ use gpu_api::{
 };
 
 use crate::carver::Carver;
-use crate::descriptor::SessionId;
+use crate::descriptor::{Descriptor, SessionId};
+use crate::manual::{self, Manual, not_manual};
 use crate::producer::block::{self, Block, Origin, SentBlock, Token};
 use crate::producer::core::{Core, Settings};
 use crate::producer::ledger::Effort;
 use crate::producer::report::{ShutdownReport, Stats};
 use crate::producer::service::Service;
+use crate::producer::share::{After, ShareOptions, To};
 use crate::socket::{self, Listener, Place};
 
 /// Alignment of blocks, in bytes: what device allocators promise.
@@ -38,6 +41,8 @@ pub struct SessionBuilder {
     quarantine: Duration,
     time_to_live: Option<Duration>,
     max_slots: u64,
+    listener: Option<OwnedFd>,
+    manual: bool,
 }
 
 impl SessionBuilder {
@@ -46,6 +51,25 @@ impl SessionBuilder {
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.socket = Some(path.into());
+        self
+    }
+
+    /// Listens on this socket, which somebody else made, bound and set to listen (`SOCK_SEQPACKET`, as a service manager
+    /// passes it on) and who removes its name.
+    #[must_use]
+    pub fn listener(mut self, socket: impl Into<OwnedFd>) -> Self {
+        self.listener = Some(socket.into());
+        self
+    }
+
+    /// Starts no thread for the session: the application polls its [`AsFd`] and calls [`Session::turn`] when it is
+    /// readable.
+    ///
+    /// Calls that wait turn the session themselves. Driver calls that may block (free, unregister) still run on a thread
+    /// of their own, started with the first of them, and what is left when the last handle is dropped on another.
+    #[must_use]
+    pub fn manual(mut self) -> Self {
+        self.manual = true;
         self
     }
 
@@ -128,17 +152,17 @@ impl SessionBuilder {
                 Arc::new(Carver::new(self.gpu.clone(), sharing, self.region_bytes)?)
             }
         };
-        let place = match self.socket {
-            Some(path) => Place::Path { path, others: !self.uids.is_empty() },
-            None => {
+        let listener = match (self.listener, self.socket) {
+            (Some(socket), _) => Listener::inherited(socket)?,
+            (None, Some(path)) => Listener::bind(&Place::Path { path, others: !self.uids.is_empty() })?,
+            (None, None) => {
                 let dir = socket::runtime_dir(self.runtime_dir.as_deref())?;
                 if let Err(error) = socket::sweep_stale(&dir) {
                     tracing::debug!(%error, "stale sockets stay");
                 }
-                Place::Runtime { dir, session: id }
+                Listener::bind(&Place::Runtime { dir, session: id })?
             }
         };
-        let listener = Listener::bind(&place)?;
         let path = listener.path().to_owned();
         let core = Arc::new(Core::new(Settings {
             id,
@@ -149,14 +173,17 @@ impl SessionBuilder {
             time_to_live: self.time_to_live,
             max_slots: self.max_slots,
         })?);
-        let service = Service::new(core.clone(), listener, self.uids)?;
-        std::thread::Builder::new()
-            .name("gpu-ipc-session".into())
-            .spawn(move || service.run())
-            .map_err(|e| Error::system("starting the session's thread", "raise RLIMIT_NPROC", e))?;
+        let service = Service::new(core.clone(), listener, self.uids, self.manual)?;
+        let manual = if self.manual {
+            Some(Manual::new(service, &core.driver)?)
+        } else {
+            manual::start(service)?;
+            None
+        };
         tracing::debug!(session = %id, path = %path.display(), "session open");
         Ok(Session(Arc::new(Handle {
             core: ManuallyDrop::new(core),
+            manual: ManuallyDrop::new(manual),
             path,
             adopted: Mutex::default(),
             next_adopted: AtomicU64::new(ADOPTED),
@@ -174,6 +201,7 @@ pub struct Session(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     core: ManuallyDrop<Arc<Core>>,
+    manual: ManuallyDrop<Option<Manual<Service>>>,
     path: PathBuf,
     /// Regions of adopted memory, by base: several blocks may be adopted from one allocation.
     adopted: Mutex<Vec<(DevicePtr, Weak<Region>)>>,
@@ -215,6 +243,8 @@ impl Session {
             quarantine: Duration::from_millis(100),
             time_to_live: Some(Duration::from_secs(300)),
             max_slots: 1 << 21,
+            listener: None,
+            manual: false,
         }
     }
 
@@ -237,6 +267,38 @@ impl Session {
         &self.core().gpu
     }
 
+    /// Does what there is to do at this moment: hears participants, ends leases, notices deaths (manual mode). Never
+    /// waits.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a session that has its own thread, [`Error::Forked`].
+    pub fn turn(&self) -> Result<()> {
+        self.core().check_fork()?;
+        let manual = self.0.manual.as_ref();
+        manual.ok_or_else(|| not_manual("the session", "opened with `SessionBuilder::manual`"))?.turn();
+        Ok(())
+    }
+
+    /// Takes in a connection that reached the application in another way than through the session's socket: passed on
+    /// by another process, or one end of a socket pair (`SOCK_SEQPACKET`). It is admitted when it says hello.
+    ///
+    /// Whoever had the other end before the participant must have closed it: as long as any copy is open, the
+    /// participant's death is not proven.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what is no such socket, [`Error::Closing`], [`Error::Forked`].
+    pub fn accept(&self, connection: impl Into<OwnedFd>) -> Result<()> {
+        let core = self.core();
+        core.check_open()?;
+        let connection = connection.into();
+        socket::take_over(&connection)?;
+        core.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        core.waker.wake();
+        Ok(())
+    }
+
     /// Allocates a block of `len` bytes, aligned to 256.
     ///
     /// # Errors
@@ -253,6 +315,59 @@ impl Session {
             }
             done => done,
         }
+    }
+
+    /// Allocates a block as [`alloc`](Session::alloc) does, and waits for room: for leases to end, and for participants
+    /// to unmap what they do not use, so that whole regions can go back to the driver.
+    ///
+    /// # Errors
+    ///
+    /// As `alloc`; [`Error::OutOfMemory`] when there is no room after `timeout`.
+    pub fn alloc_within(&self, len: u64, timeout: Duration) -> Result<SentBlock> {
+        let core = self.core();
+        let deadline = Instant::now().checked_add(timeout);
+        let mut asked = false;
+        let mut last = None;
+        let room = || match self.alloc(len) {
+            Err(error @ Error::OutOfMemory { .. }) => {
+                if !asked {
+                    asked = true;
+                    core.ask_to_unmap();
+                }
+                last = Some(error);
+                None
+            }
+            done => Some(done),
+        };
+        match core.wait_until(deadline, room) {
+            Some(done) => done,
+            None => Err(last.unwrap_or(Error::Deadline { what: "room for a block" })),
+        }
+    }
+
+    /// Shares several blocks after the same work, each with whom it names: one fence for each participant, however many
+    /// blocks it gets, in one call of the driver. The descriptors come in the order of `grants`.
+    ///
+    /// # Errors
+    ///
+    /// As [`SentBlock::share`]. After an error nothing is granted.
+    pub fn share_many(
+        &self,
+        grants: &[(&SentBlock, To)],
+        after: After<'_>,
+        options: &ShareOptions,
+    ) -> Result<Vec<Descriptor>> {
+        let grants: Vec<_> = grants.iter().map(|(block, to)| (block.shared(), *to)).collect();
+        let foreign = |(block, _): &(&Arc<Block>, To)| !Arc::ptr_eq(block.core(), self.core());
+        if let Some((block, _)) = grants.iter().find(|grant| foreign(grant)) {
+            return Err(Error::Mismatch {
+                what: "the block's session",
+                theirs: block.core().id.to_string(),
+                ours: self.id().to_string(),
+                remedy: "share blocks with the session that allocated them",
+            });
+        }
+        self.core().share_many(&grants, after, options)
     }
 
     /// Takes in memory that somebody else allocated, so that it can be shared. Its owner keeps it until
@@ -397,6 +512,14 @@ fn why_not(kind: MemoryKind) -> &'static str {
     }
 }
 
+impl AsFd for Session {
+    /// Returns what is readable while [`turn`](Session::turn) has something to do. In a session with a thread of its own
+    /// it is the thread's, and tells the application nothing.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.manual.as_ref().map_or_else(|| self.core().waker.fd(), Manual::as_fd)
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.core.guard.is_child() {
@@ -405,6 +528,10 @@ impl Drop for Handle {
         }
         self.core.closing.store(true, Ordering::Relaxed);
         self.core.waker.wake();
+        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
+        if let Some(manual) = unsafe { ManuallyDrop::take(&mut self.manual) } {
+            manual.finish();
+        }
         // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
         unsafe { ManuallyDrop::drop(&mut self.core) };
     }

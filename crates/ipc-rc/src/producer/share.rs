@@ -7,12 +7,14 @@ use std::time::Duration;
 use gpu_api::{Error, ParticipantId, Result};
 
 use crate::clock::Tick;
-use crate::descriptor::{Descriptor, Fields, GrantKind};
-use crate::message::ToParticipant;
+use crate::descriptor::{Descriptor, Fence, Fields, GrantKind};
+use crate::message::{Granted, Outcome, TicketId, ToParticipant};
 use crate::producer::block::Block;
 use crate::producer::core::Core;
 use crate::producer::ledger::Entry;
 use crate::producer::peer::Peer;
+use crate::producer::point::{Await, Point};
+use crate::producer::ticket::Claims;
 use crate::slot::Generation;
 use crate::step::step;
 use crate::stream::Stream;
@@ -21,8 +23,11 @@ use crate::stream::Stream;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum To {
-    /// A participant that is connected: nobody else can claim it.
+    /// A participant that is connected: nobody else can claim it, and its claim is one atomic operation.
     Participant(ParticipantId),
+    /// Whoever of the session's participants claims first, so often: for queues and broadcasts whose readers are not
+    /// known. Each claim asks the producer.
+    Ticket(Claims),
 }
 
 /// After which work of the producer the contents may be read.
@@ -74,43 +79,185 @@ impl Core {
         options: &ShareOptions,
     ) -> Result<Descriptor> {
         self.check_open()?;
-        let To::Participant(id) = to;
-        let peers = self.peers.load();
-        let peer = find(&peers, id).ok_or(Error::ParticipantGone { participant: id })?;
-        if peer.gone.load(Ordering::Relaxed) {
-            return Err(Error::ParticipantGone { participant: id });
-        }
-        // The fence comes first: if it cannot be queued, no descriptor may exist.
-        let fence = match after {
-            After::Done => None,
-            After::Stream(stream) => {
-                block.note_use(stream);
-                Some(self.fences.queue(&self.gpu, stream, id, &peer.words)?)
+        let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
+        let descriptor = match to {
+            To::Participant(id) => {
+                let peers = self.peers.load();
+                let peer = addressee(&peers, id)?;
+                // The fence comes first: if it cannot be queued, no descriptor may exist.
+                let fence = match after {
+                    After::Done => None,
+                    After::Stream(stream) => {
+                        block.note_use(stream);
+                        let fence = self.fences.queue(&self.gpu, stream, id, &peer.words)?;
+                        self.waker.nudge();
+                        Some(fence)
+                    }
+                };
+                let lease = self.grant(peer, block, time_to_live)?;
+                self.describe(block, Named::Lease(id, lease, fence), &options.user)
+            }
+            To::Ticket(claims) => {
+                let point = match after {
+                    After::Done => None,
+                    After::Stream(stream) => {
+                        block.note_use(stream);
+                        Some(Arc::new(Point::mark(&self.gpu, stream)?))
+                    }
+                };
+                let ticket = self.tickets.issue(block, claims, point, time_to_live)?;
+                self.describe(block, Named::Ticket(ticket), &options.user)
             }
         };
-        if fence.is_some() {
+        if time_to_live.is_some() {
+            self.watch_lapses();
+        }
+        step!("share");
+        Ok(descriptor)
+    }
+
+    /// Shares several blocks after one stream with one fence for each addressee.
+    pub(crate) fn share_many(
+        &self,
+        grants: &[(&Arc<Block>, To)],
+        after: After<'_>,
+        options: &ShareOptions,
+    ) -> Result<Vec<Descriptor>> {
+        self.check_open()?;
+        let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
+        let peers = self.peers.load();
+        let mut addressees: Vec<(&Arc<Peer>, Option<Fence>)> = Vec::new();
+        for (_, to) in grants {
+            if let To::Participant(id) = *to
+                && !addressees.iter().any(|(peer, _)| peer.id == id)
+            {
+                addressees.push((addressee(&peers, id)?, None));
+            }
+        }
+        let mut point = None;
+        if let After::Stream(stream) = after {
+            grants.iter().for_each(|(block, _)| block.note_use(stream));
+            if grants.iter().any(|(_, to)| matches!(to, To::Ticket(_))) {
+                point = Some(Arc::new(Point::mark(&self.gpu, stream)?));
+            }
+            self.fences.queue_many(&self.gpu, stream, &mut addressees)?;
             self.waker.nudge();
         }
-        let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
-        let entry = peer.grant(block, Tick::now(), time_to_live, self.max_slots, |index, file| {
-            self.outbox.push(peer, &ToParticipant::CounterFile { index, slots: file.slot_count() }, Some(file.fd()))
-        })?;
+        let mut descriptors = Vec::with_capacity(grants.len());
+        for (block, to) in grants {
+            let named = match *to {
+                To::Participant(id) => addressees
+                    .iter()
+                    .find(|(peer, _)| peer.id == id)
+                    .ok_or(Error::ParticipantGone { participant: id })
+                    .and_then(|(peer, fence)| Ok(Named::Lease(id, self.grant(peer, block, time_to_live)?, *fence))),
+                To::Ticket(claims) => self.tickets.issue(block, claims, point.clone(), time_to_live).map(Named::Ticket),
+            };
+            match named {
+                Ok(named) => descriptors.push(self.describe(block, named, &options.user)),
+                Err(error) => {
+                    // All or nothing. What somebody could have claimed meanwhile nobody has a descriptor of.
+                    for ((block, _), descriptor) in grants.iter().zip(&descriptors) {
+                        let _ = self.cancel(block, descriptor);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        if time_to_live.is_some() {
+            self.watch_lapses();
+        }
         step!("share");
+        Ok(descriptors)
+    }
+
+    /// Gives a connected claimant the lease that its ticket stands for; `None` when there is no room for the fence at
+    /// this moment. Called by the session's thread alone.
+    pub(crate) fn redeem(&self, peer: &Arc<Peer>, ticket: TicketId) -> Option<Outcome> {
+        let plan = match self.tickets.look(peer.id, ticket) {
+            Ok(plan) => plan,
+            Err(outcome) => return Some(outcome),
+        };
+        let awaited = match &plan.point {
+            None => Ok(Await::Nothing),
+            Some(point) => self.lanes.fence(point, &self.fences, peer),
+        };
+        let fence = match awaited {
+            Ok(Await::Nothing) => None,
+            Ok(Await::Fence(fence)) => Some(fence),
+            Ok(Await::Room) => return None,
+            Err(error) => {
+                tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
+                return Some(Outcome::Failed);
+            }
+        };
+        let lease = match self.grant(peer, &plan.block, plan.time_to_live) {
+            Ok(lease) => lease,
+            Err(Error::Exhausted { .. }) => return Some(Outcome::Limit),
+            Err(error) => {
+                tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
+                return Some(Outcome::Failed);
+            }
+        };
+        let granted = Granted { lease, fence };
+        let peers = self.peers.load();
+        match self.tickets.note(peer.id, ticket, granted, |id| find(&peers, id).is_some()) {
+            Ok(()) => {
+                step!("redeem");
+                Some(Outcome::Granted(granted))
+            }
+            Err(outcome) => {
+                // Cancelled at this very moment. Nobody was told of the lease.
+                drop(peer.ledger.revoke(lease));
+                Some(outcome)
+            }
+        }
+    }
+
+    /// Grants what a participant forwards, to whom it names. Called by the session's thread alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] when the participant has no such lease, and as [`share`](Core::share).
+    pub(crate) fn forward(&self, from: &Peer, lease: Entry, to: To, user: [u8; 64]) -> Result<Descriptor> {
+        let block = from.ledger.with_block(lease, Arc::clone).ok_or(Error::Invalid {
+            what: "the lease to forward",
+            got: "none of yours".into(),
+            must: "a lease that is held",
+        })?;
+        // The forwarder has waited for the producer's work, and says that its own is done.
+        self.share(&block, to, After::Done, &ShareOptions { user, time_to_live: None })
+    }
+
+    /// Grants a lease in a participant's own file.
+    fn grant(&self, peer: &Arc<Peer>, block: &Arc<Block>, time_to_live: Option<Duration>) -> Result<Entry> {
+        peer.grant(block, Tick::now(), time_to_live, self.max_slots, |index, file| {
+            self.outbox.push(peer, &ToParticipant::CounterFile { index, slots: file.slot_count() }, Some(file.fd()))
+        })
+    }
+
+    fn describe(&self, block: &Block, named: Named, user: &[u8; 64]) -> Descriptor {
+        let (kind, participant, file, slot, generation, fence) = match named {
+            Named::Lease(id, lease, fence) => {
+                (GrantKind::Addressed, id, lease.file, lease.slot, lease.generation, fence)
+            }
+            Named::Ticket(ticket) => (GrantKind::Ticket, ParticipantId(0), 0, ticket.number, ticket.generation, None),
+        };
         let fields = Fields {
             backend: self.gpu.kind(),
-            kind: GrantKind::Addressed,
+            kind,
             device: self.gpu.uuid(),
             session: self.id,
-            participant: id,
-            file: entry.file,
-            slot: entry.slot,
-            generation: entry.generation.get(),
+            participant,
+            file,
+            slot,
+            generation: generation.get(),
             region: block.region().id(),
             offset: block.offset(),
             len: block.len(),
             fence,
         };
-        Ok(Descriptor::encode(&fields, &options.user))
+        Descriptor::encode(&fields, user)
     }
 
     pub(crate) fn cancel(&self, block: &Arc<Block>, descriptor: &Descriptor) -> Result<bool> {
@@ -125,11 +272,24 @@ impl Core {
         if fields.session != self.id {
             return Err(foreign("the descriptor's session", fields.session.to_string(), self.id.to_string()));
         }
+        let Some(generation) = Generation::new(fields.generation) else { return Ok(false) };
+        let place = |b: &Block| format!("region {} offset {}", b.region().id().0, b.offset());
+        if fields.kind == GrantKind::Ticket {
+            let ticket = TicketId { number: fields.slot, generation };
+            return match self.tickets.cancel(block, ticket) {
+                Ok(live) => {
+                    self.revoked.fetch_add(u64::from(live), Ordering::Relaxed);
+                    Ok(live)
+                }
+                Err(of) => {
+                    let of = of.map_or_else(|| "a block that is gone".into(), |of| place(&of));
+                    Err(foreign("the descriptor's block", of, place(block)))
+                }
+            };
+        }
         let peers = self.peers.load();
         let Some(peer) = find(&peers, fields.participant) else { return Ok(false) };
-        let Some(generation) = Generation::new(fields.generation) else { return Ok(false) };
         let entry = Entry { file: fields.file, slot: fields.slot, generation };
-        let place = |b: &Block| format!("region {} offset {}", b.region().id().0, b.offset());
         match peer.ledger.with_block(entry, |leased| (Arc::ptr_eq(leased, block), place(leased))) {
             None => return Ok(false),
             Some((false, leased)) => return Err(foreign("the descriptor's block", leased, place(block))),
@@ -138,10 +298,22 @@ impl Core {
         let taken = peer.ledger.revoke(entry);
         if taken.is_some() {
             self.revoked.fetch_add(1, Ordering::Relaxed);
+            self.tell_revoked(peer, entry);
             step!("cancel");
         }
         Ok(taken.is_some())
     }
+}
+
+/// What a descriptor names.
+enum Named {
+    Lease(ParticipantId, Entry, Option<Fence>),
+    Ticket(TicketId),
+}
+
+/// Finds a participant that can be granted something.
+fn addressee(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Result<&Arc<Peer>> {
+    find(peers, id).filter(|peer| !peer.gone.load(Ordering::Relaxed)).ok_or(Error::ParticipantGone { participant: id })
 }
 
 /// How many low bits of a participant's number are its place in the table.

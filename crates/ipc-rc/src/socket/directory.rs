@@ -101,6 +101,24 @@ pub(crate) fn sweep_stale(dir: &Path) -> Result<usize> {
     Ok(removed)
 }
 
+/// Lists the sessions' sockets in a runtime directory, in the order of their names.
+///
+/// # Errors
+///
+/// [`Error::System`] when the directory cannot be read.
+pub(crate) fn list(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e| Error::system("reading the runtime directory", MUST, e);
+    let mut sockets = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_name().to_str().is_some_and(is_session_socket) {
+            sockets.push(entry.path());
+        }
+    }
+    sockets.sort();
+    Ok(sockets)
+}
+
 fn is_session_socket(name: &str) -> bool {
     let hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     name.strip_suffix(".sock").is_some_and(|id| id.len() == 32 && id.bytes().all(hex))

@@ -28,10 +28,10 @@ use std::time::Duration;
 use gpu_api::{Error, Result};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
+use rustix::net::{SocketAddrUnix, SocketFlags};
 
 use super::directory::{Probe, probe};
-use super::{address_of, new_socket, system_error};
+use super::{address_of, new_socket, system_error, take_over};
 use crate::descriptor::SessionId;
 
 /// How many connections may wait to be accepted. The system's own limit cuts it to `net.core.somaxconn`.
@@ -64,8 +64,8 @@ pub(crate) enum Place {
 pub(crate) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of the name, so that a successor's is never removed.
-    bound: (u64, u64),
+    /// Device and inode of the name, so that a successor's is never removed; none for a name that is not ours.
+    bound: Option<(u64, u64)>,
     /// Kept for the moment when no descriptor is left: see `accept`.
     spare: Mutex<Option<OwnedFd>>,
 }
@@ -105,7 +105,29 @@ impl Listener {
             let _ = unlink(&directory, lock.unfinished());
         })?;
         let spare = Mutex::new(spare_of(&socket));
-        Ok(Listener { socket, path, bound, spare })
+        Ok(Listener { socket, path, bound: Some(bound), spare })
+    }
+
+    /// Takes in a socket that somebody else made to listen. Its name stays theirs.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what is no listening Unix socket of whole packets.
+    pub(crate) fn inherited(socket: OwnedFd) -> Result<Listener> {
+        take_over(&socket)?;
+        let listens = rustix::net::sockopt::socket_acceptconn(&socket).map_err(|e| system_error("getsockopt", e))?;
+        if !listens {
+            return Err(Error::Invalid {
+                what: "the listening socket",
+                got: "a socket that does not listen".into(),
+                must: "one that `listen` was called on",
+            });
+        }
+        let name = rustix::net::getsockname(&socket).map_err(|e| system_error("getsockname", e))?;
+        let path = SocketAddrUnix::try_from(name).ok().and_then(|name| name.path().map(|path| path.into_owned()));
+        let path = path.map_or_else(PathBuf::new, |path| PathBuf::from(OsStr::from_bytes(path.as_bytes())));
+        let spare = Mutex::new(spare_of(&socket));
+        Ok(Listener { socket, path, bound: None, spare })
     }
 
     /// Returns the path to connect to.
@@ -149,7 +171,7 @@ impl Listener {
     pub(crate) fn unlink(&self) -> Result<()> {
         let failed = |e: io::Error| system_error("unlink", Errno::from_io_error(&e).unwrap_or(Errno::IO));
         match fs::symlink_metadata(&self.path) {
-            Ok(is) if (is.dev(), is.ino()) == self.bound => fs::remove_file(&self.path).map_err(failed),
+            Ok(is) if Some((is.dev(), is.ino())) == self.bound => fs::remove_file(&self.path).map_err(failed),
             Ok(_) => Ok(()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(e) => Err(failed(e)),
@@ -327,7 +349,7 @@ mod tests {
         let there = listener.accept().expect("accept").expect("one that waits");
         assert!(listener.accept().expect("accept").is_none());
         assert_eq!(send(&here, b"hello", &[]).expect("send"), super::super::SendOutcome::Sent);
-        let outcome = receive(&there, &mut [0; 512], &mut Vec::new()).expect("receive");
+        let outcome = receive(&there, &mut [0; crate::message::MOST_BYTES], &mut Vec::new()).expect("receive");
         assert_eq!(outcome, ReceiveOutcome::Packet(5));
 
         listener.unlink().expect("unlink");

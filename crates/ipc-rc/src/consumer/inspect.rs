@@ -1,0 +1,119 @@
+//! Looking at a session from outside: what it holds, and who holds it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use gpu_api::{BackendKind, DeviceUuid, Error, Holder, Result};
+use rustix::event::PollFlags;
+
+use crate::descriptor::SessionId;
+use crate::message::{MOST_BYTES, ReportPage, ToParticipant, ToProducer};
+use crate::process;
+use crate::producer::report::Stats;
+use crate::socket::{self, ReceiveOutcome, SendOutcome};
+
+/// What a session told of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SessionReport {
+    /// The session.
+    pub session: SessionId,
+    /// The producer's process, as this process sees it where it can.
+    pub pid: u32,
+    /// The command that it runs, for reading only; `?` when nobody tells.
+    pub command: String,
+    /// The vendor.
+    pub backend: BackendKind,
+    /// The device.
+    pub device: DeviceUuid,
+    /// Since when it is open.
+    pub age: Duration,
+    /// What it holds and who holds it. The pids of holders are as the producer sees them.
+    pub stats: Stats,
+}
+
+/// Lists the sockets of the sessions of this user that are alive, in the runtime directory: the one that is named, or
+/// where sessions put theirs unless told otherwise.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for a directory that others can write, [`Error::System`] when it cannot be read.
+pub fn sessions(runtime_dir: Option<&Path>) -> Result<Vec<PathBuf>> {
+    let dir = socket::runtime_dir(runtime_dir)?;
+    socket::sweep_stale(&dir)?;
+    socket::list(&dir)
+}
+
+/// Asks a session what it holds and who holds it, without becoming a participant.
+///
+/// # Errors
+///
+/// [`Error::Connect`] when nobody listens there, [`Error::Deadline`] when the session does not answer within `timeout`
+/// (its process hangs or is stopped), [`Error::Refused`] for a user that may not connect.
+pub fn inspect(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<SessionReport> {
+    let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+    let socket = socket::connect_within(path.as_ref(), deadline)?;
+    let seen = socket::peer_pidfd(socket.as_fd()).and_then(|pidfd| process::pid_of(pidfd.as_fd()).ok());
+    let mut report = None;
+    let mut from = Some(0);
+    let mut request = 0;
+    while let Some(place) = from {
+        request += 1;
+        let page = ask(&socket, request, place, deadline)?;
+        // A session that always names a further page would keep us for ever.
+        from = page.next.filter(|&next| next > place);
+        let report = report.get_or_insert_with(|| report_of(&page, seen.filter(|&pid| pid != 0)));
+        report.stats.holders.extend(page.holders.into_iter().map(|row| Holder {
+            oldest: row.oldest(),
+            participant: row.participant,
+            pid: row.pid,
+            command: row.command,
+            leases: row.leases,
+            bytes: row.bytes,
+            mappings: row.mappings,
+            dying: row.dying,
+        }));
+    }
+    report.ok_or(Error::Deadline { what: "the session's report" })
+}
+
+fn report_of(page: &ReportPage, seen: Option<u32>) -> SessionReport {
+    SessionReport {
+        session: page.session,
+        pid: seen.unwrap_or(page.pid),
+        command: seen.map_or_else(|| "?".into(), process::command_of),
+        backend: page.backend,
+        device: page.device,
+        age: Duration::from_millis(page.age_ms),
+        stats: Stats::from_numbers(&page.numbers),
+    }
+}
+
+fn ask(socket: &OwnedFd, request: u64, from: u32, deadline: Option<Instant>) -> Result<ReportPage> {
+    let refused = |why: &str| Error::Refused { why: why.into(), remedy: "look at the producer's log" };
+    let mut bytes = [0; MOST_BYTES];
+    let len = ToProducer::Inspect { request, from }.encode(&mut bytes);
+    match socket::send(socket.as_fd(), &bytes[..len], &[]) {
+        Ok(SendOutcome::Sent) => {}
+        Ok(_) => return Err(refused("it closed the connection")),
+        Err(source) => return Err(Error::system("sendmsg", "free memory and ask again", source)),
+    }
+    let mut fds = Vec::new();
+    loop {
+        let len = match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
+            Ok(ReceiveOutcome::Packet(len)) => len,
+            Ok(ReceiveOutcome::HungUp) => return Err(refused("it closed the connection")),
+            Ok(ReceiveOutcome::Empty) => {
+                socket::wait_ready(socket.as_fd(), PollFlags::IN, "the session's report", deadline)?;
+                continue;
+            }
+            Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
+        };
+        match ToParticipant::decode(&bytes[..len], fds.len())? {
+            ToParticipant::Report { request: answered, page } if answered == request => return Ok(*page),
+            ToParticipant::Refused { code, why } => return Err(Error::Refused { why, remedy: code.remedy() }),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Points in a stream's order, for readers who are not known yet.
+//!
+//! A grant to a participant writes a value into that participant's word at once. A ticket has no participant, so it
+//! keeps a [`Point`]: an event on the stream. When somebody claims the ticket, either the event is done and no fence is
+//! needed, or a lane of the producer's own waits for the event and writes the claimant's word.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use gpu_api::{EventKind, Gpu, RawEvent, Result, StreamIdentity};
+
+use crate::descriptor::Fence;
+use crate::producer::fence::Fences;
+use crate::producer::peer::Peer;
+use crate::stream::Stream;
+
+/// Writes queued on one lane: far below the 1,020 entries at which a driver blocks; each write has a wait before it.
+const MOST_QUEUED: u32 = 64;
+/// Lanes after which idle ones are given up before another is made.
+const MANY_LANES: usize = 64;
+
+/// A point in the order of a stream's work.
+#[derive(Debug)]
+pub(crate) struct Point {
+    gpu: Gpu,
+    event: RawEvent,
+    stream: StreamIdentity,
+}
+
+impl Point {
+    /// Marks what is queued on `stream` at this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`](gpu_api::Error::Capturing), and what the driver gives.
+    pub fn mark(gpu: &Gpu, stream: &Stream) -> Result<Point> {
+        stream.refuse_capture("share before the capture begins or after it ended")?;
+        let event = gpu.backend().create_event(gpu.device(), EventKind::Local)?;
+        let point = Point { gpu: gpu.clone(), event, stream: stream.identity() };
+        // SAFETY: `record_event` asks for a live event and stream of one device: the event was just made on the
+        // session's, and `Stream` keeps its stream and checked its device.
+        unsafe { gpu.backend().record_event(event, stream.raw()) }?;
+        Ok(point)
+    }
+
+    /// Says whether the work before it is done.
+    fn is_passed(&self) -> Result<bool> {
+        // SAFETY: `query_event` asks for a live event: only the drop destroys it.
+        unsafe { self.gpu.backend().query_event(self.event) }
+    }
+}
+
+impl Drop for Point {
+    fn drop(&mut self) {
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: a wait that was queued for it stays
+        // good. An error leaks it.
+        let _ = unsafe { self.gpu.backend().destroy_event(self.event) };
+    }
+}
+
+/// What a claimant has to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Await {
+    /// Nothing: the point is passed.
+    Nothing,
+    /// This fence.
+    Fence(Fence),
+    /// The lane is full: ask again.
+    Room,
+}
+
+/// The producer's lanes: one for each stream that a claimed ticket was made after, so that one stuck stream holds up
+/// only those who wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct Lanes {
+    table: Mutex<HashMap<StreamIdentity, Lane>>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    stream: Stream,
+    /// Writes queued since the lane was last seen dry.
+    queued: u32,
+}
+
+impl Lane {
+    fn is_dry(&self) -> bool {
+        // SAFETY: `query_stream` asks for a live stream: the lane keeps it. After an error nobody knows: not dry.
+        unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(false)
+    }
+}
+
+impl Lanes {
+    /// Makes a participant's word tell when a point is passed.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives: nothing was queued then.
+    pub fn fence(&self, point: &Point, fences: &Fences, peer: &Peer) -> Result<Await> {
+        if point.is_passed()? {
+            return Ok(Await::Nothing);
+        }
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        if table.len() >= MANY_LANES && !table.contains_key(&point.stream) {
+            table.retain(|_, lane| !lane.is_dry());
+        }
+        let lane = match table.entry(point.stream) {
+            std::collections::hash_map::Entry::Occupied(lane) => lane.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(Lane { stream: Stream::create(&point.gpu)?, queued: 0 })
+            }
+        };
+        if lane.queued >= MOST_QUEUED {
+            if !lane.is_dry() {
+                return Ok(Await::Room);
+            }
+            lane.queued = 0;
+        }
+        lane.queued += 1;
+        // SAFETY: `stream_wait_event` asks for a live stream and event: the lane keeps the one, the point the other.
+        unsafe { point.gpu.backend().stream_wait_event(lane.stream.raw(), point.event) }?;
+        fences.queue(&point.gpu, &lane.stream, peer.id, &peer.words).map(Await::Fence)
+    }
+}
