@@ -5,15 +5,20 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
+use std::num::NonZeroU32;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{
-    After, ClaimError, DeviceId, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, Stream, To, Wait,
+    After, ClaimError, Claims, DeviceId, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, Stream,
+    To, Wait,
 };
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::step;
 
@@ -37,9 +42,15 @@ impl Agent {
 
     /// Starts one with environment variables.
     pub fn start_with(variables: &[(&str, &str)]) -> Agent {
-        let mut child = Command::new(std::env::current_exe().expect("a test binary has a path"))
+        let mut command = Command::new(std::env::current_exe().expect("a test binary has a path"));
+        command.envs(variables.iter().copied());
+        Self::run(command)
+    }
+
+    /// Starts one by a command that runs this binary in the end.
+    pub fn run(mut command: Command) -> Agent {
+        let mut child = command
             .env(ROLE, "1")
-            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -239,12 +250,7 @@ impl State {
         let text = |e: gpu_ipc::Error| e.to_string();
         let index = |n: usize| number::<u64>(words[n]);
         match words[0] {
-            "connect" => {
-                let participant = Participant::builder(self.gpu.clone()).connect(words[1]).map_err(text)?;
-                let id = participant.id().0;
-                self.participant = Some(participant);
-                Ok(id.to_string())
-            }
+            "connect" => self.joined(Participant::builder(self.gpu.clone()).connect(words[1]).map_err(text)?),
             // Connects until it is refused: how often, the first's number, and why not more.
             "crowd" => loop {
                 match Participant::builder(self.gpu.clone()).connect(words[1]) {
@@ -260,6 +266,64 @@ impl State {
                 let claimed = first.claim(&unhex(words[1]), Wait::Host, Some(WATCHDOG));
                 claimed.map(|block| block.len().to_string()).map_err(|error| variant(&error))
             }
+            "connect-cached" => {
+                let builder = Participant::builder(self.gpu.clone()).mapping_cache(index(2), index(3) as usize);
+                self.joined(builder.connect(words[1]).map_err(text)?)
+            }
+            "connect-manual" => {
+                self.joined(Participant::builder(self.gpu.clone()).manual().connect(words[1]).map_err(text)?)
+            }
+            // By a descriptor that this process was started with.
+            "connect-by" => {
+                // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: whoever started this process
+                // left it open for this command alone.
+                let connection = unsafe { OwnedFd::from_raw_fd(number(words[1])) };
+                self.joined(Participant::builder(self.gpu.clone()).connect_by(connection).map_err(text)?)
+            }
+            "try" => {
+                let participant = self.participant.as_ref().ok_or("not connected")?;
+                match participant.try_claim(&unhex(words[1]), Wait::Host) {
+                    Ok(block) => Ok(self.keep(block)),
+                    Err(error) => Err(variant(&error)),
+                }
+            }
+            // Claims several at once, and says how many and the first reason why not.
+            "claim-many" => {
+                let participant = self.participant.as_ref().ok_or("not connected")?;
+                let descriptors: Vec<Vec<u8>> = words[1].split(',').map(unhex).collect();
+                let mut why = String::from("-");
+                let mut count = 0;
+                for claimed in participant.claim_many(&descriptors, Wait::None, Some(WATCHDOG)) {
+                    match claimed {
+                        Ok(block) => {
+                            count += 1;
+                            self.keep(block);
+                        }
+                        Err(error) => why = variant(&error),
+                    }
+                }
+                Ok(format!("{count} {why}"))
+            }
+            "prefetch" => {
+                let participant = self.participant.as_ref().ok_or("not connected")?;
+                let descriptors: Vec<Vec<u8>> = words[1].split(',').map(unhex).collect();
+                participant.prefetch(&descriptors).map(|()| String::new()).map_err(|error| variant(&error))
+            }
+            "await-event" => self.await_event(words[1]),
+            "forward" | "forward-ticket" => {
+                let to = match words[0] {
+                    "forward" => To::Participant(ParticipantId(index(2))),
+                    _ => To::Ticket(NonZeroU32::new(index(2) as u32).map_or(Claims::Unlimited, Claims::Times)),
+                };
+                let forwarded = self.received[&index(1)].forward(to, Some(WATCHDOG));
+                step::reached("forwarded");
+                forwarded.map(|descriptor| hex(descriptor.as_bytes())).map_err(|error| variant(&error))
+            }
+            "slice" => {
+                let slice = self.received[&index(1)].slice(index(2)..index(3)).map_err(text)?;
+                Ok(self.keep(slice))
+            }
+            "len" => Ok(self.received[&index(1)].len().to_string()),
             "claim" | "claim-stream" | "claim-none" => {
                 let wait = match words[0] {
                     "claim" => Wait::Host,
@@ -268,11 +332,7 @@ impl State {
                 };
                 let participant = self.participant.as_ref().ok_or("not connected")?;
                 match participant.claim(&unhex(words[1]), wait, Some(WATCHDOG)) {
-                    Ok(block) => {
-                        self.serial += 1;
-                        self.received.insert(self.serial, block);
-                        Ok(self.serial.to_string())
-                    }
+                    Ok(block) => Ok(self.keep(block)),
                     Err(error) => Err(variant(&error)),
                 }
             }
@@ -353,9 +413,12 @@ impl State {
                 self.sent.insert(self.serial, block);
                 Ok(self.serial.to_string())
             }
-            "share" | "share-stream" => {
-                let after = if words[0] == "share" { After::Done } else { After::Stream(&self.stream) };
-                let to = To::Participant(ParticipantId(index(2)));
+            "share" | "share-stream" | "share-ticket" | "share-ticket-stream" => {
+                let after = if words[0].ends_with("-stream") { After::Stream(&self.stream) } else { After::Done };
+                let to = match words[0] {
+                    "share-ticket" | "share-ticket-stream" => To::Ticket(Claims::Once),
+                    _ => To::Participant(ParticipantId(index(2))),
+                };
                 let descriptor = self.sent[&index(1)].share(to, after).map_err(text)?;
                 step::reached("send");
                 Ok(hex(descriptor.as_bytes()))
@@ -371,6 +434,38 @@ impl State {
                 Ok(String::new())
             }
             other => Err(format!("no such command: {other}")),
+        }
+    }
+
+    fn joined(&mut self, participant: Participant) -> Result<String, String> {
+        let id = participant.id().0;
+        self.participant = Some(participant);
+        Ok(id.to_string())
+    }
+
+    fn keep(&mut self, block: ReceivedBlock) -> String {
+        self.serial += 1;
+        self.received.insert(self.serial, block);
+        self.serial.to_string()
+    }
+
+    /// Polls the participant's descriptor until an event of this name has come.
+    fn await_event(&self, name: &str) -> Result<String, String> {
+        let participant = self.participant.as_ref().ok_or("not connected")?;
+        let deadline = Instant::now() + WATCHDOG;
+        loop {
+            while let Some(event) = participant.next_event() {
+                let event = format!("{event:?}");
+                if event.starts_with(name) {
+                    return Ok(event.replace(' ', ""));
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "no event {name}");
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: 0 };
+            let _ = poll(&mut [PollFd::new(participant, PollFlags::IN)], Some(&timeout));
+            // In manual mode there may be something to do; otherwise the call says that it is not needed.
+            let _ = participant.turn();
         }
     }
 

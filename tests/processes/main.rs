@@ -12,6 +12,7 @@ mod fork;
 mod lifecycle;
 mod order;
 mod step;
+mod ticket;
 
 use std::time::Instant;
 
@@ -38,7 +39,7 @@ fn main() {
         agent::run();
         return;
     }
-    let cases = [lifecycle::CASES, death::CASES, fork::CASES, order::CASES, bad_input::CASES].concat();
+    let cases = [lifecycle::CASES, death::CASES, fork::CASES, order::CASES, bad_input::CASES, ticket::CASES].concat();
     let trials = cases
         .into_iter()
         .map(|(name, run): Case| {

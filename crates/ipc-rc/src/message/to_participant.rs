@@ -25,6 +25,10 @@ const REVOKED: u16 = 140;
 
 /// What a producer says to a participant.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "it lives for one call on the stack; a box would be an allocation a message"
+)]
 pub(crate) enum ToParticipant {
     /// The answer to `Hello`. The producer's pidfd and the participant's first counter file come with it.
     Welcome {

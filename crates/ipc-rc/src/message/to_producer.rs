@@ -18,6 +18,10 @@ const INSPECT: u16 = 7;
 
 /// What a participant says to its producer.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "it lives for one call on the stack; a box would be an allocation a message"
+)]
 pub(crate) enum ToProducer {
     /// The first message. A pidfd that the participant opened of itself comes with it, then one for each descendant
     /// that keeps the device's files open.

@@ -171,9 +171,8 @@ impl manual::Service for Service {
             || core.closing.load(Ordering::Relaxed)
             || !self.leaving.is_empty();
         let words = || core.peers.load().iter().flatten().any(|peer| peer.words.any_pending());
-        let poll = if waits && (core.has_leases() || !self.leaving.is_empty() || core.closing.load(Ordering::Relaxed)) {
-            Some(self.poll)
-        } else if !self.crowded.is_empty() {
+        let unseen = core.has_leases() || !self.leaving.is_empty() || core.closing.load(Ordering::Relaxed);
+        let poll = if (waits && unseen) || !self.crowded.is_empty() {
             Some(self.poll)
         } else if core.outbox.is_waiting() || (!self.broken && words()) {
             Some(POLL.1)
