@@ -261,6 +261,26 @@ impl State {
                     }
                 }
             },
+            "crowd-of" => {
+                for _ in 0..index(2) {
+                    self.crowd.push(Participant::builder(self.gpu.clone()).connect(words[1]).map_err(text)?);
+                }
+                Ok(String::new())
+            }
+            "crowd-claim-all" => {
+                for participant in &self.crowd {
+                    let claimed = participant.claim(&unhex(words[1]), Wait::Host, Some(WATCHDOG));
+                    let claimed = claimed.map_err(|error| variant(&error))?;
+                    self.serial += 1;
+                    self.received.insert(self.serial, claimed);
+                }
+                Ok(self.crowd.len().to_string())
+            }
+            "cancel" => {
+                let descriptor = gpu_ipc::Descriptor::decode(&unhex(words[2])).map_err(text)?;
+                let cancelled = self.sent[&index(1)].cancel(&descriptor).map_err(text)?;
+                Ok(cancelled.to_string())
+            }
             "crowd-claim" => {
                 let first = self.crowd.first().ok_or("nobody is connected")?;
                 let claimed = first.claim(&unhex(words[1]), Wait::Host, Some(WATCHDOG));

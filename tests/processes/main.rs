@@ -7,9 +7,12 @@
 
 mod agent;
 mod bad_input;
+mod crowd;
 mod death;
 mod fork;
+mod forward;
 mod lifecycle;
+mod notice;
 mod order;
 mod step;
 mod ticket;
@@ -28,6 +31,8 @@ const HOST_ONLY: &[&str] = &[
     "order::a_device_without_stream_words_waits_on_the_host",
     "order::what_the_driver_blocks_on_blocks_nobody",
     "bad_input::another_device",
+    "notice::room_is_made_by_a_peer_that_unmaps",
+    "crowd::a_session_for_each_device",
     "bad_input::few_file_descriptors",
 ];
 
@@ -39,7 +44,18 @@ fn main() {
         agent::run();
         return;
     }
-    let cases = [lifecycle::CASES, death::CASES, fork::CASES, order::CASES, bad_input::CASES, ticket::CASES].concat();
+    let cases = [
+        lifecycle::CASES,
+        death::CASES,
+        fork::CASES,
+        order::CASES,
+        bad_input::CASES,
+        ticket::CASES,
+        forward::CASES,
+        notice::CASES,
+        crowd::CASES,
+    ]
+    .concat();
     let trials = cases
         .into_iter()
         .map(|(name, run): Case| {
