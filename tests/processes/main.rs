@@ -7,6 +7,7 @@
 
 mod agent;
 mod bad_input;
+mod container;
 mod crowd;
 mod death;
 mod fork;
@@ -44,7 +45,7 @@ fn main() {
         agent::run();
         return;
     }
-    let cases = [
+    let here = [
         lifecycle::CASES,
         death::CASES,
         fork::CASES,
@@ -54,20 +55,28 @@ fn main() {
         forward::CASES,
         notice::CASES,
         crowd::CASES,
+        container::CASES,
     ]
     .concat();
-    let trials = cases
-        .into_iter()
-        .map(|(name, run): Case| {
+    let mut trials = trials(&here, true);
+    trials.extend(self::trials(container::NAMESPACES, container::has_namespaces()));
+    trials.extend(self::trials(container::USERS, container::has_users()));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+/// Makes trials of cases. What the backend or this machine cannot do shows as ignored.
+fn trials(cases: &[Case], possible: bool) -> Vec<Trial> {
+    cases
+        .iter()
+        .map(|&(name, run)| {
             let elsewhere = !agent::is_host() && HOST_ONLY.contains(&name);
             Trial::test(name, move || {
                 run();
                 Ok::<(), Failed>(())
             })
-            .with_ignored_flag(elsewhere)
+            .with_ignored_flag(elsewhere || !possible)
         })
-        .collect();
-    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+        .collect()
 }
 
 /// Waits until a condition holds.
