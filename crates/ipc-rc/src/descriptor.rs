@@ -363,6 +363,12 @@ impl Descriptor {
     }
 }
 
+impl AsRef<[u8]> for Descriptor {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl fmt::Debug for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A descriptor is a right to claim, so logs show what it is about and not what it is.

@@ -52,6 +52,21 @@ impl Poller {
             .map_err(|e| Error::system("epoll_ctl", "raise fs.epoll.max_user_watches", e))
     }
 
+    /// Does not tell of a descriptor until it is resumed, its end excepted.
+    pub fn pause(&self, fd: BorrowedFd<'_>, key: u64) {
+        self.modify(fd, key, epoll::EventFlags::empty());
+    }
+
+    /// Tells of a paused descriptor again, also of what came meanwhile.
+    pub fn resume(&self, fd: BorrowedFd<'_>, key: u64) {
+        self.modify(fd, key, epoll::EventFlags::IN);
+    }
+
+    fn modify(&self, fd: BorrowedFd<'_>, key: u64, flags: epoll::EventFlags) {
+        // The only failure is a descriptor whose watch has ended: then there is nothing to change.
+        let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(key), flags);
+    }
+
     /// Ends a watch.
     pub fn remove(&self, fd: BorrowedFd<'_>) {
         // The only failure is a descriptor that epoll does not know: that is what is wanted.
@@ -104,6 +119,10 @@ mod tests {
         let poller = Poller::new(false).expect("a poller");
         let event = eventfd(1, EventfdFlags::CLOEXEC).expect("an eventfd");
         poller.add(event.as_fd(), 7).expect("watched");
+        assert_eq!(poller.wait(None).as_slice(), [7]);
+        poller.pause(event.as_fd(), 7);
+        assert!(poller.wait(Some(Duration::ZERO)).is_empty());
+        poller.resume(event.as_fd(), 7);
         assert_eq!(poller.wait(None).as_slice(), [7]);
         poller.remove(event.as_fd());
         assert!(poller.wait(Some(Duration::ZERO)).is_empty());

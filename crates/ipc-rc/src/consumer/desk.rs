@@ -106,7 +106,7 @@ impl Link {
     /// Returns the lease that a ticket gives this participant.
     pub fn redeem(&self, ticket: TicketId, deadline: Option<Instant>) -> Result<Granted, ClaimError> {
         self.ask_for_tickets([ticket], deadline)?;
-        let outcome = self.wait_until(deadline, || match self.desk.tickets().get(&ticket) {
+        let outcome = self.wait_for_answer(deadline, || match self.desk.tickets().get(&ticket) {
             Some(Some(outcome)) => Some(Ok(*outcome)),
             _ if self.is_gone() => Some(Err(ClaimError::ProducerGone)),
             Some(None) => None,
@@ -148,7 +148,7 @@ impl Link {
             .send(&ToProducer::Forward { request, lease, heir, user }, deadline)
             .map_err(ClaimError::from)
             .and_then(|()| {
-                let answer = self.wait_until(deadline, || {
+                let answer = self.wait_for_answer(deadline, || {
                     let mut forwards = self.desk.forwards();
                     match forwards.get_mut(&request).and_then(Option::take) {
                         Some(answer) => Some(Ok(answer)),

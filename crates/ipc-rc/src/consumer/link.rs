@@ -1,11 +1,12 @@
 //! What a participant's handles, blocks and thread share: its link to one producer.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Access, Error, Gpu, ParticipantId, Result, WordPtr};
+use gpu_api::{Access, Error, Gpu, ParticipantId, RegionId, Result, WordPtr};
 use rustix::event::PollFlags;
 
 use crate::consumer::desk::Desk;
@@ -18,6 +19,7 @@ use crate::descriptor::{self, SessionId};
 use crate::fork::ForkGuard;
 use crate::manual::{Driver, drive};
 use crate::message::{MOST_BYTES, ToProducer};
+use crate::poller::Poller;
 use crate::socket::{self, SendOutcome};
 use crate::timeline;
 use crate::waker::Waker;
@@ -32,6 +34,9 @@ pub(crate) struct File {
 
 /// The most counter files of a participant: 2^28 leases.
 const MOST_FILES: u64 = 4096;
+
+/// The key of the producer's socket in the poller.
+pub(crate) const SOCKET: u64 = 0;
 
 /// What a word said when its poisoner looked: nothing yet.
 const NOT_POISONED: u64 = u64::MAX;
@@ -53,6 +58,9 @@ pub(crate) struct Link {
     pub lanes: Lanes,
     pub desk: Desk,
     pub waker: Waker,
+    pub poller: Poller,
+    /// Whose turn it is to read the socket.
+    pub hearing: Mutex<()>,
     pub events: Events,
     /// Nobody is sure to look after what is queued.
     pub manual: bool,
@@ -68,6 +76,8 @@ pub(crate) struct Link {
     pub closing: AtomicBool,
     /// Somebody waits for mappings to become idle.
     pub wants_idle: AtomicBool,
+    /// Regions that the producer would like unmapped.
+    asked: Mutex<HashSet<RegionId>>,
     reached: Box<[AtomicU64]>,
     changes: (Mutex<u64>, Condvar),
 }
@@ -112,6 +122,9 @@ impl Link {
             tries: AtomicBool::new(false),
             watched: Mutex::default(),
             waker: Waker::new()?,
+            poller: Poller::new(welcome.manual)?,
+            hearing: Mutex::default(),
+            asked: Mutex::default(),
             gone: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             wants_idle: AtomicBool::new(false),
@@ -180,6 +193,28 @@ impl Link {
             },
             seen => seen,
         }
+    }
+
+    fn asked(&self) -> MutexGuard<'_, HashSet<RegionId>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the producer would like a region unmapped.
+    pub fn note_asked(&self, region: RegionId) {
+        self.asked().insert(region);
+    }
+
+    /// Says whether it would.
+    pub fn is_asked(&self, region: RegionId) -> bool {
+        self.asked().contains(&region)
+    }
+
+    /// Forgets the regions that are not mapped, and says whether any is left.
+    pub fn is_asked_for_any(&self) -> bool {
+        let mapped: HashSet<RegionId> = self.mappings.all().iter().map(|mapping| mapping.region).collect();
+        let mut asked = self.asked();
+        asked.retain(|region| mapped.contains(region));
+        !asked.is_empty()
     }
 
     /// Tells the application when a fence that is pending is reached.

@@ -7,12 +7,14 @@
 //! | use: address, slices, state | [`received_block`] |
 //! | drop: release by CPU, or by a lane once the GPU is done | [`received_block`], [`lane`] |
 //! | unmap, and what happens when the producer dies | [`service`], [`link`] |
+//! | what the producer says | [`hear`] |
 //! | what the application is told | [`event`] |
 //! | look at a session from outside | [`inspect`] |
 
 pub(crate) mod claim;
 pub(crate) mod desk;
 pub(crate) mod event;
+pub(crate) mod hear;
 pub(crate) mod inspect;
 pub(crate) mod lane;
 pub(crate) mod link;

@@ -1,25 +1,21 @@
 //! The participant's own thread: the producer's messages and death, ends that a lane could not queue, and unmapping.
 
-use std::collections::HashSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use gpu_api::{RegionId, Result};
+use gpu_api::Result;
 
 use crate::blocking::Blocking;
 use crate::clock::Tick;
-use crate::consumer::desk::Forwarded;
 use crate::consumer::event::Event;
-use crate::consumer::link::Link;
-use crate::consumer::mapping::{self, Answer, Mapping};
-use crate::counter_file::CounterFile;
-use crate::descriptor::LeaseId;
+use crate::consumer::hear::Heard;
+use crate::consumer::link::{Link, SOCKET};
+use crate::consumer::mapping::{self, Mapping};
 use crate::manual;
-use crate::message::{MOST_BYTES, ToParticipant, ToProducer};
+use crate::message::ToProducer;
 use crate::poller::Poller;
-use crate::socket::{self, ReceiveOutcome};
 use crate::step::step;
 use crate::waker::Waker;
 
@@ -29,7 +25,6 @@ const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_mi
 /// of its GPU may come late.
 const POISONING: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
-const SOCKET: u64 = 0;
 const PRODUCER: u64 = 1;
 const WAKER: u64 = 2;
 const EVENTS: u64 = 3;
@@ -38,9 +33,7 @@ const EVENTS: u64 = 3;
 #[derive(Debug)]
 pub(crate) struct Service {
     link: Arc<Link>,
-    poller: Poller,
     blocking: Blocking,
-    asked: HashSet<RegionId>,
     producer_exited: bool,
     hung_up: Option<Tick>,
     poisoning: bool,
@@ -50,19 +43,16 @@ pub(crate) struct Service {
 impl Service {
     /// Makes the state; the caller runs it on a thread.
     pub fn new(link: Arc<Link>) -> Result<Service> {
-        let poller = Poller::new(link.manual)?;
-        poller.add(link.socket.as_fd(), SOCKET)?;
-        poller.add(link.producer_pidfd.as_fd(), PRODUCER)?;
-        poller.add(link.waker.fd(), WAKER)?;
+        link.poller.add(link.socket.as_fd(), SOCKET)?;
+        link.poller.add(link.producer_pidfd.as_fd(), PRODUCER)?;
+        link.poller.add(link.waker.fd(), WAKER)?;
         if link.manual {
             // One descriptor tells the application of turns and of events.
-            poller.add(link.events.as_fd(), EVENTS)?;
+            link.poller.add(link.events.as_fd(), EVENTS)?;
         }
         Ok(Service {
             link,
-            poller,
             blocking: Blocking::default(),
-            asked: HashSet::new(),
             producer_exited: false,
             hung_up: None,
             poisoning: false,
@@ -80,7 +70,7 @@ impl manual::Service for Service {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
-        let ready = self.poller.wait(timeout);
+        let ready = self.link.poller.wait(timeout);
         self.link.waker.rise();
         for &key in &ready {
             match key {
@@ -134,7 +124,7 @@ impl manual::Service for Service {
     }
 
     fn poller(&self) -> &Poller {
-        &self.poller
+        &self.link.poller
     }
 
     fn waker(&self) -> &Waker {
@@ -144,75 +134,25 @@ impl manual::Service for Service {
 
 impl Service {
     fn unwatch(&self, fd: BorrowedFd<'_>) {
-        self.poller.remove(fd);
+        self.link.poller.remove(fd);
     }
 
     fn hear(&mut self) {
+        let link = self.link.clone();
+        // Somebody who waits for an answer reads; after that the socket is watched again.
+        let Ok(_turn) = link.hearing.try_lock() else { return };
         loop {
-            let mut bytes = [0; MOST_BYTES];
-            let mut fds = Vec::new();
-            match socket::receive(self.link.socket.as_fd(), &mut bytes, &mut fds) {
-                Ok(ReceiveOutcome::Empty) => return,
-                Ok(ReceiveOutcome::Packet(len)) => {
-                    if let Err(error) = self.obey(&bytes[..len], fds) {
-                        tracing::warn!(%error, "a message of the producer's is passed over");
-                    }
-                }
-                Ok(ReceiveOutcome::HungUp) => {
+            match link.hear() {
+                Heard::Message => {}
+                Heard::Nothing => return,
+                Heard::End => {
                     self.hung_up = Some(Tick::now());
-                    self.unwatch(self.link.socket.as_fd());
+                    self.unwatch(link.socket.as_fd());
                     self.lose_producer();
                     return;
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "the producer cannot be read");
-                    return;
-                }
             }
         }
-    }
-
-    fn obey(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<()> {
-        let message = ToParticipant::decode(bytes, fds.len())?;
-        let mut fds = fds.into_iter();
-        match message {
-            ToParticipant::CounterFile { index, slots } => {
-                if let Some(fd) = fds.next() {
-                    self.link.add_file(index, CounterFile::open(fd, slots)?)?;
-                }
-            }
-            ToParticipant::Region { request, region, len, device, place, .. } => {
-                let answer = Answer::Yes { len, device, place, fd: fds.next() };
-                self.link.mappings.answered(&self.link, request, region, answer);
-            }
-            ToParticipant::NoRegion { request, region, code, why } => {
-                self.link.mappings.answered(&self.link, request, region, Answer::No { code, why });
-            }
-            ToParticipant::PleaseUnmap { region } => {
-                self.asked.insert(region);
-                self.link.wants_idle.store(true, Ordering::Relaxed);
-                self.link.events.push(Event::PleaseUnmap { region });
-            }
-            ToParticipant::Tickets { answers, .. } => {
-                self.link.desk.tickets_answered(&answers);
-                self.link.announce_change();
-            }
-            ToParticipant::Forwarded { request, descriptor } => {
-                self.link.desk.forward_answered(request, Forwarded::Yes(Box::new(descriptor)));
-                self.link.announce_change();
-            }
-            ToParticipant::Declined { request, code, why } => {
-                self.link.desk.forward_answered(request, Forwarded::No(code, why));
-                self.link.announce_change();
-            }
-            ToParticipant::Revoked { lease } => {
-                let lease = LeaseId::new(lease.file, lease.slot, lease.generation.get());
-                self.link.events.push(Event::Revoked { lease });
-            }
-            ToParticipant::Closing => self.link.events.push(Event::Closing),
-            ToParticipant::Report { .. } | ToParticipant::Welcome { .. } | ToParticipant::Refused { .. } => {}
-        }
-        Ok(())
     }
 
     /// The producer's process is dead: nothing new comes, and whoever waits for its GPU goes on.
@@ -254,7 +194,7 @@ impl Service {
         let all = link.closing.load(Ordering::Relaxed) || link.is_gone();
         let mut mappings = link.mappings.all();
         mappings.retain(|mapping| {
-            let unwanted = all || self.asked.contains(&mapping.region);
+            let unwanted = all || link.is_asked(mapping.region);
             !(unwanted && unmap_if_idle(link, &mut self.blocking, mapping))
         });
         // Idle first, and of those the ones that nobody has entered for longest, to within one look.
@@ -272,9 +212,7 @@ impl Service {
                 let _ = link.send(&ToProducer::Unmapped { region }, None);
             }
         }
-        let known: HashSet<RegionId> = link.mappings.all().iter().map(|mapping| mapping.region).collect();
-        self.asked.retain(|region| known.contains(region));
-        if !all && self.asked.is_empty() && !link.cache.is_exceeded_by(&link.mappings.all()) {
+        if !all && !link.is_asked_for_any() && !link.cache.is_exceeded_by(&link.mappings.all()) {
             link.wants_idle.store(false, Ordering::Relaxed);
         }
     }
