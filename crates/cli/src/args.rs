@@ -27,6 +27,23 @@ Examples:
 
 Exit status: 0 if nothing leaked, was used again too early, or had wrong contents; else 1.")]
     Demo(DemoOptions),
+    /// List the sessions on this host: what each holds, and who holds it
+    #[command(after_help = "\
+Examples:
+  gpu-ipc ls                           this user's sessions in the runtime directory
+  gpu-ipc ls --socket /run/app/s       the one that listens there; exit status 1 if it does not answer
+  gpu-ipc ls --json | jq '.sessions[].holders'
+
+A session that does not answer within --timeout shows as hung: its process hangs or is stopped.")]
+    Ls(LsOptions),
+    /// Show the sessions on this host, live
+    #[command(after_help = "\
+Examples:
+  gpu-ipc top                          this user's sessions, every second
+  gpu-ipc top --interval 0.2 --socket /run/app/s
+
+Keys: up and down choose a session, p pauses, q quits.")]
+    Top(TopOptions),
     /// A consumer of the demo (started by it)
     #[command(hide = true)]
     DemoConsumer(ConsumerOptions),
@@ -80,6 +97,39 @@ pub struct DemoOptions {
     pub json: bool,
 }
 
+/// Which sessions to ask, and for how long.
+#[derive(Group, Debug)]
+pub struct Where {
+    /// Ask the session that listens here, not those in the runtime directory; may be given several times
+    #[arg(long, value_name = "PATH")]
+    pub socket: Vec<PathBuf>,
+    /// Seconds that each session has to answer
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
+    pub timeout: f64,
+}
+
+/// What `ls` can be told.
+#[derive(Group, Debug)]
+pub struct LsOptions {
+    /// Where the sessions are.
+    #[command(flatten)]
+    pub place: Where,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `top` can be told.
+#[derive(Group, Debug)]
+pub struct TopOptions {
+    /// Where the sessions are.
+    #[command(flatten)]
+    pub place: Where,
+    /// Seconds between two looks
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
+    pub interval: f64,
+}
+
 /// What a consumer of the demo is told.
 #[derive(Group, Debug)]
 pub struct ConsumerOptions {
@@ -92,6 +142,14 @@ pub struct ConsumerOptions {
     /// The producer's socket
     #[arg(long)]
     pub socket: PathBuf,
+}
+
+/// Reads a time that a person would wait.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("{text:?} is no number of seconds from 0.01 to 3600")),
+    }
 }
 
 /// Reads a number of bytes, a multiple of 8 for the demo's words.

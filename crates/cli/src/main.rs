@@ -1,9 +1,11 @@
 //! The `gpu-ipc` program.
 //!
-//! `args` says what it can be told, `demo` shows the main job with real processes.
+//! `args` says what it can be told, `demo` shows the main job with real processes, `sessions` looks at those on this
+//! host.
 
 mod args;
 mod demo;
+mod sessions;
 
 use std::process::ExitCode;
 
@@ -26,6 +28,8 @@ fn main() -> ExitCode {
     // clap itself ends with 2 for what it does not understand.
     let outcome = match Args::parse().command {
         Command::Demo(options) => demo::run(&options),
+        Command::Ls(options) => sessions::ls::run(&options),
+        Command::Top(options) => sessions::top::run(&options),
         Command::DemoConsumer(options) => demo::consumer::run(&options),
     };
     ExitCode::from(outcome as u8)
