@@ -19,12 +19,13 @@ fn the_demo_ends_well_and_says_so_in_json() {
     assert_eq!(value["backend"], "host");
     for (key, count) in [
         ("consumers", 5.0),
-        ("shared", 50.0),
-        ("claimed", 49.0),
-        ("released", 41.0),
+        ("shared", 51.0),
+        ("claimed", 56.0),
+        ("released", 48.0),
         ("revoked", 1.0),
         ("refused_duplicates", 1.0),
-        ("forwarded", 0.0),
+        ("forwarded", 1.0),
+        ("broadcast", 5.0),
         ("reclaimed_after_death", 8.0),
         ("in_limbo_at_end", 0.0),
         ("bytes_leaked", 0.0),

@@ -5,13 +5,16 @@
 //! | `hold DESCRIPTOR STAMP` | claims, waits on its stream, compares the contents | `ok WRONG` |
 //! | `again DESCRIPTOR` | claims what was claimed before | `ok REFUSED` |
 //! | `finish N` | compares the first N it holds once more, replies into them, lets them go | `ok CHANGED` |
+//! | `let-go` | compares the first that it holds once more, and lets it go | `ok CHANGED` |
+//! | `forward ID` | asks for a descriptor of the first that it holds, for another participant | `ok DESCRIPTOR` |
 //! | `fork` | forks a child that lives while its input is open | `ok` |
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Write};
-use std::time::Duration;
 
-use gpu_ipc::{BackendKind, ClaimError, DevicePtr, Gpu, Participant, ReceivedBlock, State, Stream, Wait};
+use gpu_ipc::{
+    BackendKind, ClaimError, DevicePtr, Gpu, Participant, ParticipantId, ReceivedBlock, State, Stream, To, Wait,
+};
 
 use super::{pattern, pipe};
 use crate::Outcome;
@@ -60,16 +63,22 @@ fn serve(options: &ConsumerOptions) -> Result<(), String> {
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|e| e.to_string())?;
         let words: Vec<&str> = line.split(' ').collect();
-        let numbers = consumer.obey(&words)?;
-        answer(&numbers)?;
+        match words[..] {
+            ["forward", id] => say(&consumer.forward(id)?)?,
+            _ => answer(&consumer.obey(&words)?)?,
+        }
     }
     Ok(())
 }
 
 fn answer(numbers: &[u64]) -> Result<(), String> {
-    let words: String = numbers.iter().map(|number| format!(" {number}")).collect();
+    let words: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    say(&words.join(" "))
+}
+
+fn say(words: &str) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "ok{words}").and_then(|()| out.flush()).map_err(|e| e.to_string())
+    writeln!(out, "ok {words}").and_then(|()| out.flush()).map_err(|e| e.to_string())
 }
 
 impl Consumer {
@@ -97,6 +106,11 @@ impl Consumer {
                 }
                 Ok(vec![changed])
             }
+            ["let-go"] => {
+                let Some(held) = self.held.pop_front() else { return Err("nothing is held".into()) };
+                self.contents(&held.block)?;
+                Ok(vec![u64::from(!pattern::matches(&self.buffer, held.stamp))])
+            }
             ["fork"] => {
                 fork_while_input_is_open()?;
                 Ok(Vec::new())
@@ -107,7 +121,15 @@ impl Consumer {
 
     fn claim(&self, descriptor: &str) -> Result<ReceivedBlock, ClaimError> {
         let bytes = pipe::unhex(descriptor).unwrap_or_default();
-        self.participant.claim(&bytes, Wait::On(&self.stream), Some(Duration::from_secs(60)))
+        self.participant.claim(&bytes, Wait::On(&self.stream), Some(pipe::WATCHDOG))
+    }
+
+    fn forward(&self, id: &str) -> Result<String, String> {
+        let id = id.parse().map_err(|e| format!("{id}: {e}"))?;
+        let held = self.held.front().ok_or("nothing is held")?;
+        let to = To::Participant(ParticipantId(id));
+        let descriptor = held.block.forward(to, Some(pipe::WATCHDOG)).map_err(|error| error.to_string())?;
+        Ok(pipe::hex(descriptor.as_bytes()))
     }
 
     /// Copies a block's contents to the buffer.

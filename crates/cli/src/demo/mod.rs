@@ -4,8 +4,9 @@
 //!    own stream, and compared. The producer drops most of them while they are held: limbo. The next batch is
 //!    allocated before the last one is let go, so that memory that was given out too early would show.
 //! 2. One descriptor is cancelled instead of sent, one is claimed twice.
-//! 3. Two consumers are killed while they hold blocks; one of them has forked a child that lives on.
-//! 4. It ends when nothing is held any more.
+//! 3. One block is forwarded by the consumer that has it to another one, and one is broadcast to all.
+//! 4. Two consumers are killed while they hold blocks; one of them has forked a child that lives on.
+//! 5. It ends when nothing is held any more.
 
 pub mod consumer;
 mod pattern;
@@ -16,7 +17,7 @@ use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use gpu_ipc::{After, Descriptor, Gpu, ParticipantId, SentBlock, Session, Stream, To};
+use gpu_ipc::{After, Claims, Descriptor, Gpu, ParticipantId, SentBlock, Session, Stream, To};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Outcome;
@@ -135,6 +136,9 @@ impl<'a> Demo<'a> {
         self.progress.set_message("cancelling one, claiming one twice");
         self.cancel_one()?;
         self.claim_one_twice()?;
+        self.progress.set_message("forwarding one, broadcasting one");
+        self.forward_one()?;
+        self.broadcast_one()?;
         self.progress.set_message("killing two consumers");
         self.kill_two(working)?;
         self.progress.set_message("waiting until nothing is held");
@@ -273,6 +277,48 @@ impl<'a> Demo<'a> {
         let refused = self.consumers[0].0.ask(&format!("again {}", pipe::hex(descriptor.as_bytes())))?;
         self.report.refused_duplicates += refused.first().copied().unwrap_or(0);
         self.finish(vec![Sent { consumer: 0, kept: None }])
+    }
+
+    /// The first consumer hands a block on and lets go of its own lease; the producer has dropped the block by then.
+    fn forward_one(&mut self) -> Result<(), String> {
+        let (block, stamp, _) = self.send(0)?;
+        self.held(0)?;
+        drop(block);
+        let heir = self.consumers[1].1.0;
+        self.consumers[0].0.tell(&format!("forward {heir}"))?;
+        let descriptor = self.consumers[0].0.text()?;
+        self.report.forwarded += 1;
+        self.finish(vec![Sent { consumer: 0, kept: None }])?;
+        // What the first wrote as its reply is what the second finds.
+        self.consumers[1].0.tell(&format!("hold {descriptor} {}", pattern::reply(stamp)))?;
+        self.held(1)?;
+        self.finish(vec![Sent { consumer: 1, kept: None }])
+    }
+
+    /// One ticket goes to all; the lease of each is its own.
+    fn broadcast_one(&mut self) -> Result<(), String> {
+        let (block, stamp) = self.write_block()?;
+        let ticket =
+            block.share(To::Ticket(Claims::Unlimited), After::Stream(&self.stream)).map_err(|e| e.to_string())?;
+        let claim = format!("hold {} {stamp}", pipe::hex(ticket.as_bytes()));
+        for (consumer, _) in &mut self.consumers {
+            consumer.tell(&claim)?;
+        }
+        for consumer in 0..self.consumers.len() {
+            self.held(consumer)?;
+            self.report.broadcast += 1;
+        }
+        drop(block);
+        // Nobody replies into what others still read.
+        for consumer in 0..self.consumers.len() {
+            self.consumers[consumer].0.tell("let-go")?;
+        }
+        for consumer in 0..self.consumers.len() {
+            let changed = self.consumers[consumer].0.answer()?;
+            self.report.released += 1;
+            self.report.early_reuse += changed.first().copied().unwrap_or(1);
+        }
+        Ok(())
     }
 
     /// Kills two consumers while they hold blocks, the second after it forked a child that lives on.

@@ -48,11 +48,22 @@ impl Consumer {
 
     /// Waits for an answer and returns its numbers.
     pub fn answer(&mut self) -> Result<Vec<u64>, String> {
-        let line = self.from.recv_timeout(WATCHDOG);
-        let line = line.map_err(|_| format!("consumer {} died, or did not answer in time", self.child.id()))?;
+        let line = self.line()?;
         let numbers: Option<Vec<u64>> =
             line.strip_prefix("ok").map(|rest| rest.split_whitespace().map_while(|word| word.parse().ok()).collect());
         numbers.ok_or_else(|| format!("consumer {}: {line}", self.child.id()))
+    }
+
+    /// Waits for an answer and returns its text.
+    pub fn text(&mut self) -> Result<String, String> {
+        let line = self.line()?;
+        let text = line.strip_prefix("ok ").map(str::to_owned);
+        text.ok_or_else(|| format!("consumer {}: {line}", self.child.id()))
+    }
+
+    fn line(&mut self) -> Result<String, String> {
+        let line = self.from.recv_timeout(WATCHDOG);
+        line.map_err(|_| format!("consumer {} died, or did not answer in time", self.child.id()))
     }
 
     /// Gives a command and waits for its answer.

@@ -23,6 +23,8 @@ pub struct Report {
     pub refused_duplicates: u64,
     /// Leases forwarded to a third process.
     pub forwarded: u64,
+    /// Leases of one ticket that all consumers claimed.
+    pub broadcast: u64,
     /// Blocks reclaimed from the dead.
     pub reclaimed_after_death: u64,
     /// Milliseconds from the kill to the reclaim, quarantine included.
@@ -49,7 +51,7 @@ impl Report {
         table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
         table.set_width(width.unwrap_or(80));
         table.set_header(["what", "count", "meaning"]);
-        let rows: [(&str, String, &str); 13] = [
+        let rows: [(&str, String, &str); 14] = [
             ("consumers", self.consumers.to_string(), "processes that were shared with; two of them were killed"),
             ("shared", self.shared.to_string(), "leases granted: one descriptor each, sent through a pipe"),
             ("claimed", self.claimed.to_string(), "leases that a consumer took"),
@@ -57,6 +59,7 @@ impl Report {
             ("revoked", self.revoked.to_string(), "a descriptor that was never sent; its grant was taken back"),
             ("refused duplicates", self.refused_duplicates.to_string(), "a descriptor claimed twice: once is once"),
             ("forwarded", self.forwarded.to_string(), "leases passed on by a consumer"),
+            ("broadcast", self.broadcast.to_string(), "leases of one ticket, claimed by every consumer"),
             (
                 "reclaimed after death",
                 self.reclaimed_after_death.to_string(),
@@ -113,6 +116,7 @@ mod tests {
             "revoked",
             "refused_duplicates",
             "forwarded",
+            "broadcast",
             "reclaimed_after_death",
             "death_to_reclaim_ms",
             "in_limbo_at_end",
