@@ -209,7 +209,7 @@ impl Subscriber {
     }
 
     fn tell(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
-        Ok(writeln!(self.to, "{line}")?)
+        writeln!(self.to, "{line}").map_err(|e| format!("subscriber {} is gone: {e}", self.child.id()).into())
     }
 
     fn answer(&mut self) -> Result<u64, Box<dyn Error>> {
@@ -243,6 +243,7 @@ impl Subscriber {
 fn subscriber(backend: &str, socket: &str, manner: &str) -> Result<(), Box<dyn Error>> {
     let gpu = open(backend)?;
     let stream = Stream::create(&gpu)?;
+    let mut out = std::io::stdout();
     let mut camera = Participant::builder(gpu.clone());
     if gpu.caps().read_only {
         // Who only looks cannot scribble.
@@ -250,7 +251,7 @@ fn subscriber(backend: &str, socket: &str, manner: &str) -> Result<(), Box<dyn E
     }
     let camera = camera.connect(socket)?;
     let mut eye = Eye { stream, camera, seen: 0 };
-    println!("{}", eye.camera.id().0);
+    writeln!(out, "{}", eye.camera.id().0)?;
     let (mut held, mut queue, mut ticks) = (VecDeque::new(), VecDeque::<Vec<u8>>::new(), 0);
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -262,7 +263,7 @@ fn subscriber(backend: &str, socket: &str, manner: &str) -> Result<(), Box<dyn E
                 while let Some(descriptor) = queue.pop_front() {
                     eye.look(&descriptor).and_then(|frame| eye.let_go(frame))?;
                 }
-                println!("{}", eye.seen);
+                writeln!(out, "{}", eye.seen)?;
             }
             ("slow", line) => {
                 ticks += u64::from(!held.is_empty());
@@ -291,7 +292,7 @@ fn subscriber(backend: &str, socket: &str, manner: &str) -> Result<(), Box<dyn E
                 {
                     eye.let_go(frame)?;
                 }
-                println!("{number}");
+                writeln!(out, "{number}")?;
             }
         }
     }

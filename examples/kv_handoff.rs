@@ -241,7 +241,7 @@ impl Engine {
     }
 
     fn tell(&mut self, number: u64) -> Result<(), Box<dyn Error>> {
-        Ok(writeln!(self.to, "{number}")?)
+        writeln!(self.to, "{number}").map_err(|e| format!("engine {} is gone: {e}", self.child.id()).into())
     }
 
     fn line(&mut self) -> Result<String, Box<dyn Error>> {
@@ -270,8 +270,9 @@ impl Engine {
 fn engine(backend: &str) -> Result<(), Box<dyn Error>> {
     let gpu = open(backend)?;
     let stream = Stream::create(&gpu)?;
+    let mut out = std::io::stdout();
     let session = Session::builder(gpu).region_bytes(4 * KV as u64).open()?;
-    println!("{}", session.socket_path().display());
+    writeln!(out, "{}", session.socket_path().display())?;
     let mut lines = std::io::stdin().lock().lines();
     let first: u64 = lines.next().ok_or("nobody said where to begin")??.parse()?;
     let decoder = To::Participant(session.wait_for_participants(1, Some(PATIENCE))?[0]);
@@ -286,7 +287,7 @@ fn engine(backend: &str) -> Result<(), Box<dyn Error>> {
     // The whole batch costs one fence, and nobody waits for the copies but the decoder's stream.
     let grants: Vec<_> = blocks.iter().map(|block| (block, decoder)).collect();
     for descriptor in session.share_many(&grants, After::Stream(&stream), &ShareOptions::default())? {
-        println!("{}", hex(descriptor.as_bytes()));
+        writeln!(out, "{}", hex(descriptor.as_bytes()))?;
     }
 
     // A kernel that takes longer than the engine lives.
@@ -297,7 +298,7 @@ fn engine(backend: &str) -> Result<(), Box<dyn Error>> {
     // SAFETY: `host_function` asks for a live stream.
     unsafe { stream.gpu().backend().host_function(stream.raw(), Box::new(kernel)) }?;
     let unfinished = session.alloc(KV as u64)?;
-    println!("{}", hex(unfinished.share(decoder, After::Stream(&stream))?.as_bytes()));
+    writeln!(out, "{}", hex(unfinished.share(decoder, After::Stream(&stream))?.as_bytes()))?;
 
     // The end never comes: it is killed. It would come if the decoder had failed.
     let _ = lines.next();

@@ -199,7 +199,7 @@ impl Reader {
     }
 
     fn tell(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
-        Ok(writeln!(self.to, "{line}")?)
+        writeln!(self.to, "{line}").map_err(|e| format!("reader {} is gone: {e}", self.child.id()).into())
     }
 
     /// Waits until it uses a generation and has let go of all others.
@@ -230,6 +230,7 @@ impl Reader {
 fn reader(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
     let gpu = open(backend)?;
     let stream = Stream::create(&gpu)?;
+    let mut out = std::io::stdout();
     let trainer = Participant::builder(gpu).connect(socket)?;
     let mut weights = vec![0; WEIGHTS];
     let mut current: Option<(u64, ReceivedBlock)> = None;
@@ -243,7 +244,7 @@ fn reader(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
         if let Some((old_generation, old)) = current.replace((generation, next)) {
             check(&stream, &old, &mut weights, old_generation)?;
         }
-        println!("{generation}");
+        writeln!(out, "{generation}")?;
     }
     Ok(())
 }
