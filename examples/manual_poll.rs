@@ -1,0 +1,233 @@
+//! Manual mode under `poll`: a producer and a consumer that serve the library from an event loop of their own.
+//!
+//! ```text
+//! cargo run --example manual_poll -- [--backend host|cuda|hip] [--rounds 1000]
+//! ```
+//!
+//! The producer is this process, the consumer another. Neither has a thread of the library's: each polls the session's or
+//! participant's descriptor beside its own, and takes a turn when it is readable. Descriptors go to the consumer through
+//! a pipe, as bytes; the numbers that it found in the blocks come back.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use gpu_ipc::descriptor::BYTES;
+use gpu_ipc::{
+    After, BackendKind, ClaimError, Claims, Descriptor, Event, Gpu, Participant, ReceivedBlock, Session, Stream, To,
+    Wait, detect,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Bytes of a block.
+const BLOCK: usize = 64 << 10;
+/// Blocks that may be on their way or in use at once.
+const WINDOW: u64 = 8;
+/// Whoever takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        // This program starts itself in this role.
+        ["consumer", backend, socket] => consumer(backend, socket),
+        _ => Options::parse(&args).and_then(|options| producer(&options)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("manual_poll: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Options {
+    backend: String,
+    rounds: u64,
+}
+
+impl Options {
+    fn parse(args: &[String]) -> Result<Options, Box<dyn Error>> {
+        let mut options = Options { backend: "host".into(), rounds: 1000 };
+        for pair in args.chunks(2) {
+            match pair {
+                [name, value] if name == "--backend" => options.backend.clone_from(value),
+                [name, value] if name == "--rounds" => options.rounds = value.parse()?,
+                _ => return Err("usage: manual_poll [--backend host|cuda|hip] [--rounds N]".into()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
+    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    Ok(detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?)
+}
+
+/// Sleeps until one of the descriptors can be read, and says which.
+fn sleep<const N: usize>(fds: [&dyn AsFd; N]) -> Result<[bool; N], Box<dyn Error>> {
+    let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+    if poll(&mut fds, Some(&patience))? == 0 {
+        Err("nothing happens".into())
+    } else {
+        Ok(fds.map(|fd| !fd.revents().is_empty()))
+    }
+}
+
+/// Appends what a pipe has at this moment; says whether it has ended.
+fn read(pipe: impl AsFd, bytes: &mut VecDeque<u8>) -> Result<bool, Box<dyn Error>> {
+    let mut chunk = [0; 4096];
+    let count = rustix::io::read(pipe, &mut chunk)?;
+    bytes.extend(&chunk[..count]);
+    Ok(count == 0)
+}
+
+/// Takes the next message of `N` bytes out of what was read, once it is whole.
+fn message<const N: usize>(bytes: &mut VecDeque<u8>) -> Option<[u8; N]> {
+    let whole: Vec<u8> = if bytes.len() < N { return None } else { bytes.drain(..N).collect() };
+    whole.try_into().ok()
+}
+
+// The producer.
+
+fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
+    let gpu = open(&options.backend)?;
+    let stream = Stream::create(&gpu)?;
+    let session = Session::builder(gpu).region_bytes(WINDOW * BLOCK as u64).manual().open()?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["consumer", &options.backend])
+        .arg(session.socket_path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut to = child.stdin.take();
+    let from = child.stdout.take().ok_or("the consumer has no output")?;
+    let (mut shared, mut heard, mut turns, mut answers) = (0, 0, 0, VecDeque::new());
+    loop {
+        // The blocks are dropped as soon as they are shared, so those that are still in use are in limbo; while some are,
+        // the session's descriptor tells when to look again. A consumer that does not keep up is not drowned.
+        while shared < options.rounds && session.stats().limbo_blocks < WINDOW {
+            let descriptor = produce(&session, &stream, shared)?;
+            to.as_mut().ok_or("the consumer's input is closed")?.write_all(descriptor.as_bytes())?;
+            shared += 1;
+        }
+        if shared == options.rounds {
+            // The consumer sees the end.
+            to = None;
+        }
+        let [turn, answered] = sleep([&session, &from])?;
+        if turn {
+            // The consumer connects, claims, lets go, or dies.
+            session.turn()?;
+            turns += 1;
+        }
+        if answered && read(&from, &mut answers)? {
+            break;
+        }
+        while let Some(number) = message(&mut answers) {
+            if u64::from_le_bytes(number) != heard {
+                return Err(format!("block {heard} contains {}", u64::from_le_bytes(number)).into());
+            }
+            heard += 1;
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() || heard != options.rounds {
+        return Err(format!("the consumer ended with {status} after {heard} blocks").into());
+    }
+    // A call that waits takes the turns itself.
+    let report = session.shutdown(PATIENCE);
+    if !report.clean {
+        return Err(format!("still held: {report:?}").into());
+    }
+    println!("manual_poll: {heard} blocks of {} KiB, {turns} turns of the session", BLOCK >> 10);
+    Ok(())
+}
+
+/// Makes a block full of its number, for whoever claims it first.
+fn produce(session: &Session, stream: &Stream, number: u64) -> Result<Descriptor, Box<dyn Error>> {
+    let block = session.alloc(BLOCK as u64)?;
+    let contents = number.to_le_bytes().repeat(BLOCK / 8);
+    let backend = stream.gpu().backend();
+    // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `contents` is
+    // as long as the block, and both go after the stream is synchronised.
+    unsafe { backend.copy_to_device(stream.raw(), block.ptr(), contents.as_ptr(), contents.len()) }?;
+    let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(stream));
+    stream.synchronize()?;
+    Ok(descriptor?)
+}
+
+// The consumer.
+
+fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
+    let gpu = open(backend)?;
+    let stream = Stream::create(&gpu)?;
+    // A connection waits for the producer's welcome, and so is made before the loop.
+    let participant = Participant::builder(gpu).manual().connect(socket)?;
+    let (input, mut out) = (std::io::stdin(), std::io::stdout());
+    let (mut unread, mut queue, mut ended) = (VecDeque::new(), VecDeque::<[u8; BYTES]>::new(), false);
+    // False while a claim waits for something that has not come.
+    let mut try_claims = true;
+    while !(ended && queue.is_empty()) {
+        while try_claims && let Some(descriptor) = queue.front() {
+            match participant.try_claim(descriptor, Wait::Host) {
+                Ok(block) => {
+                    queue.pop_front();
+                    // A short copy, so the loop waits for it; for long work poll on the stream's end instead.
+                    out.write_all(&contents(&stream, &block)?.to_le_bytes())?;
+                    out.flush()?;
+                }
+                // The answer that it needs was asked for. An event tells when it may have come.
+                Err(ClaimError::WouldBlock) => try_claims = false,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // Whoever polls an ended pipe is woken at once, for ever.
+        let [turn, told] = match (ended, queue.is_empty()) {
+            (true, true) => break,
+            (true, false) => [sleep([&participant])?[0], false],
+            (false, _) => sleep([&participant, &input])?,
+        };
+        if turn {
+            participant.turn()?;
+            // All of them: while one is unread the descriptor stays readable.
+            while let Some(event) = participant.next_event() {
+                match event {
+                    Event::TryAgain => try_claims = true,
+                    Event::ProducerGone => return Err("the producer is gone".into()),
+                    _ => {}
+                }
+            }
+        }
+        if told {
+            ended = read(&input, &mut unread)?;
+            queue.extend(std::iter::from_fn(|| message(&mut unread)));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the number of which a block is full.
+fn contents(stream: &Stream, block: &ReceivedBlock) -> Result<u64, Box<dyn Error>> {
+    let mut bytes = vec![0; BLOCK];
+    if block.len() != bytes.len() as u64 {
+        return Err(format!("a block has {} bytes", block.len()).into());
+    }
+    let backend = stream.gpu().backend();
+    // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: both are held
+    // until the stream is synchronised, and they are of one length.
+    unsafe { backend.copy_to_host(stream.raw(), bytes.as_mut_ptr(), block.device_ptr(), bytes.len()) }?;
+    stream.synchronize()?;
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[..8]);
+    if bytes != number.repeat(BLOCK / 8) {
+        return Err("a block contains several numbers".into());
+    }
+    Ok(u64::from_le_bytes(number))
+}
