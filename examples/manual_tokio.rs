@@ -1,0 +1,249 @@
+//! Manual mode under tokio: a producer and a consumer that serve the library from tasks of a single-threaded runtime.
+//!
+//! ```text
+//! cargo run --example manual_tokio -- [--backend host|cuda|hip] [--rounds 1000]
+//! ```
+//!
+//! The producer is this process, the consumer another. In each, one task waits for the session's or participant's
+//! descriptor and takes its turns; the others wait for what those turns bring. No task ever blocks the thread on the peer.
+//! Descriptors go to the consumer through a pipe, as bytes; the numbers that it found in the blocks come back.
+
+use std::error::Error;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu_ipc::descriptor::BYTES;
+use gpu_ipc::{
+    After, BackendKind, ClaimError, Claims, Descriptor, Event, Gpu, Participant, ReceivedBlock, Session, Stream, To,
+    Wait, detect,
+};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::unix::pipe;
+use tokio::sync::Notify;
+
+/// Bytes of a block.
+const BLOCK: usize = 64 << 10;
+/// Blocks that may be on their way or in use at once.
+const WINDOW: u64 = 8;
+/// Whoever takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let done = match (runtime, &args.iter().map(String::as_str).collect::<Vec<_>>()[..]) {
+        (Err(error), _) => Err(error.into()),
+        // This program starts itself in this role.
+        (Ok(runtime), ["consumer", backend, socket]) => runtime.block_on(consumer(backend, socket)),
+        (Ok(runtime), _) => Options::parse(&args).and_then(|options| runtime.block_on(producer(&options))),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("manual_tokio: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Options {
+    backend: String,
+    rounds: u64,
+}
+
+impl Options {
+    fn parse(args: &[String]) -> Result<Options, Box<dyn Error>> {
+        let mut options = Options { backend: "host".into(), rounds: 1000 };
+        for pair in args.chunks(2) {
+            match pair {
+                [name, value] if name == "--backend" => options.backend.clone_from(value),
+                [name, value] if name == "--rounds" => options.rounds = value.parse()?,
+                _ => return Err("usage: manual_tokio [--backend host|cuda|hip] [--rounds N]".into()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
+    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    Ok(detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?)
+}
+
+/// Takes a turn whenever the descriptor is readable, until a turn fails.
+async fn serve(fd: AsyncFd<OwnedFd>, mut turn: impl FnMut() -> Result<(), gpu_ipc::Error>) {
+    while let Ok(mut readable) = fd.readable().await {
+        if let Err(error) = turn() {
+            eprintln!("manual_tokio: {error}");
+            return;
+        }
+        // A turn does all that there was to do. What comes from here on makes the descriptor readable again.
+        readable.clear_ready();
+    }
+}
+
+/// Registers a copy of a session's or participant's descriptor with the runtime, which wants to own what it watches.
+fn watch(fd: impl AsFd) -> Result<AsyncFd<OwnedFd>, std::io::Error> {
+    let fd = fd.as_fd().try_clone_to_owned()?;
+    // SAFETY: `register_with_interest` asks for a descriptor that stays open and the same while it is registered: the
+    // result owns this copy.
+    Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+}
+
+// The producer.
+
+async fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
+    let gpu = open(&options.backend)?;
+    let stream = Stream::create(&gpu)?;
+    let session = Session::builder(gpu).region_bytes(WINDOW * BLOCK as u64).manual().open()?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["consumer", &options.backend])
+        .arg(session.socket_path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let to = pipe::Sender::from_owned_fd(child.stdin.take().ok_or("the consumer has no input")?.into())?;
+    let mut from = pipe::Receiver::from_owned_fd(child.stdout.take().ok_or("the consumer has no output")?.into())?;
+
+    let turned = Arc::new(Notify::new());
+    let (served, tell) = (session.clone(), turned.clone());
+    tokio::spawn(serve(watch(&session)?, move || {
+        served.turn()?;
+        // It may have ended leases.
+        tell.notify_one();
+        Ok(())
+    }));
+    let (source, rounds) = (session.clone(), options.rounds);
+    let producing = tokio::spawn(async move {
+        // The error of another task must be one that can be sent here.
+        produce_all(&source, &stream, rounds, to, &turned).await.map_err(|error| error.to_string())
+    });
+
+    let mut heard = 0;
+    let mut answer = [0; 8];
+    while read(&mut from, &mut answer).await? {
+        if u64::from_le_bytes(answer) != heard {
+            return Err(format!("block {heard} contains {}", u64::from_le_bytes(answer)).into());
+        }
+        heard += 1;
+    }
+    let status = child.wait()?;
+    if !status.success() || heard != options.rounds {
+        return Err(format!("the consumer ended with {status} after {heard} blocks").into());
+    }
+    producing.await??;
+    // Nothing else is left to do on this thread, so it may wait: such a call takes the turns itself.
+    let report = session.shutdown(PATIENCE);
+    if !report.clean {
+        return Err(format!("still held: {report:?}").into());
+    }
+    println!("manual_tokio: {heard} blocks of {} KiB", BLOCK >> 10);
+    Ok(())
+}
+
+async fn produce_all(
+    session: &Session,
+    stream: &Stream,
+    rounds: u64,
+    mut to: pipe::Sender,
+    turned: &Notify,
+) -> Result<(), Box<dyn Error>> {
+    for number in 0..rounds {
+        // The blocks are dropped as soon as they are shared, so those that are still in use are in limbo; while some are,
+        // there are turns that look at them. A consumer that does not keep up is not drowned.
+        while session.stats().limbo_blocks >= WINDOW {
+            turned.notified().await;
+        }
+        let descriptor = produce(session, stream, number)?;
+        to.write_all(descriptor.as_bytes()).await?;
+    }
+    Ok(())
+}
+
+/// Makes a block full of its number, for whoever claims it first.
+fn produce(session: &Session, stream: &Stream, number: u64) -> Result<Descriptor, Box<dyn Error>> {
+    let block = session.alloc(BLOCK as u64)?;
+    let contents = number.to_le_bytes().repeat(BLOCK / 8);
+    let backend = stream.gpu().backend();
+    // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `contents` is
+    // as long as the block, and both go after the stream is synchronised.
+    unsafe { backend.copy_to_device(stream.raw(), block.ptr(), contents.as_ptr(), contents.len()) }?;
+    let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(stream));
+    stream.synchronize()?;
+    Ok(descriptor?)
+}
+
+/// Reads as many bytes as fit; `false` at the end.
+async fn read(pipe: &mut pipe::Receiver, bytes: &mut [u8]) -> Result<bool, std::io::Error> {
+    match pipe.read_exact(bytes).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+// The consumer.
+
+async fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
+    let gpu = open(backend)?;
+    let stream = Stream::create(&gpu)?;
+    // A connection waits for the producer's welcome: that of the whole process, at its start.
+    let participant = Participant::builder(gpu).manual().connect(socket)?;
+    let mut input = pipe::Receiver::from_owned_fd(std::io::stdin().as_fd().try_clone_to_owned()?)?;
+    let mut out = pipe::Sender::from_owned_fd(std::io::stdout().as_fd().try_clone_to_owned()?)?;
+
+    let again = Arc::new(Notify::new());
+    let (served, tell) = (participant.clone(), again.clone());
+    tokio::spawn(serve(watch(&participant)?, move || {
+        served.turn()?;
+        // All of them: while one is unread the descriptor stays readable, and the runtime tells of changes only.
+        while let Some(event) = served.next_event() {
+            if matches!(event, Event::TryAgain | Event::ProducerGone) {
+                tell.notify_one();
+            }
+        }
+        Ok(())
+    }));
+
+    let mut descriptor = [0; BYTES];
+    while read(&mut input, &mut descriptor).await? {
+        let block = claim(&participant, &again, &descriptor).await?;
+        // A short copy, so the task waits for it; longer work belongs on a thread that may block.
+        out.write_all(&contents(&stream, &block)?.to_le_bytes()).await?;
+    }
+    Ok(())
+}
+
+/// Claims without blocking the thread. One task claims; for several, give each its own [`Notify`] and tell all.
+async fn claim(participant: &Participant, again: &Notify, bytes: &[u8]) -> Result<ReceivedBlock, ClaimError> {
+    loop {
+        match participant.try_claim(bytes, Wait::Host) {
+            // The answer that it needs was asked for. If it came already, the notice is there too.
+            Err(ClaimError::WouldBlock) => again.notified().await,
+            done => return done,
+        }
+    }
+}
+
+/// Reads the number of which a block is full.
+fn contents(stream: &Stream, block: &ReceivedBlock) -> Result<u64, Box<dyn Error>> {
+    let mut bytes = vec![0; BLOCK];
+    if block.len() != bytes.len() as u64 {
+        return Err(format!("a block has {} bytes", block.len()).into());
+    }
+    let backend = stream.gpu().backend();
+    // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: both are held
+    // until the stream is synchronised, and they are of one length.
+    unsafe { backend.copy_to_host(stream.raw(), bytes.as_mut_ptr(), block.device_ptr(), bytes.len()) }?;
+    stream.synchronize()?;
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[..8]);
+    if bytes != number.repeat(BLOCK / 8) {
+        return Err("a block contains several numbers".into());
+    }
+    Ok(u64::from_le_bytes(number))
+}
