@@ -1,8 +1,18 @@
-//! The examples do what they say: two programs, a socket, and a pipe between them.
+//! The examples do what they say, on the host backend.
+//!
+//! Each checks itself and fails with a message; here its last line is compared with what it should have done, so that one
+//! that does nothing does not pass.
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+/// Programs that start their other processes themselves.
+const WHOLE: [&str; 6] = ["camera", "kv_handoff", "manual_poll", "manual_tokio", "single_threaded", "weights"];
+/// Long enough for the slowest machine; whatever takes longer hangs.
+const WATCHDOG: Duration = Duration::from_secs(300);
 
 /// Finds an example that `cargo test` built beside this test.
 fn example(name: &str) -> PathBuf {
@@ -11,6 +21,124 @@ fn example(name: &str) -> PathBuf {
     let program = profile.join("examples").join(name);
     assert!(program.exists(), "{} was not built: run `cargo test` without a filter by target", program.display());
     program
+}
+
+/// Runs an example to its end, its sockets in a directory of its own.
+fn run(name: &str, args: &[&str], sockets: &Path) -> Output {
+    let child = Command::new(example(name))
+        .args(args)
+        .env("GPU_IPC_RUNTIME_DIR", sockets)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("an example starts");
+    let pid = rustix::process::Pid::from_child(&child);
+    let (sender, ended) = channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    match ended.recv_timeout(WATCHDOG) {
+        Ok(output) => output.expect("a child can be waited for"),
+        Err(_) => {
+            // Its children end when their inputs do.
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is a child of ours");
+            panic!("{name} hangs");
+        }
+    }
+}
+
+/// Runs an example that must succeed, and returns what it printed and how many sockets it left.
+fn report(name: &str, rounds: &str) -> (String, usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    // The library makes it, so that no other user may enter it.
+    let sockets = dir.path().join("sockets");
+    let output = run(name, &["--rounds", rounds], &sockets);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} ended with {}: {errors}", output.status);
+    assert_eq!(errors, "", "{name}");
+    let left = std::fs::read_dir(&sockets).expect("the directory").count();
+    (String::from_utf8(output.stdout).expect("text"), left)
+}
+
+/// Returns the number before some words.
+fn number_before(text: &str, words: &str) -> u64 {
+    let before = text.split(words).next().expect("there is always a first");
+    let number = before.rsplit(' ').next().and_then(|word| word.parse().ok());
+    number.unwrap_or_else(|| panic!("no number before {words:?} in {text:?}"))
+}
+
+#[test]
+fn weights_are_swapped_100_times_in_flat_memory() {
+    let expected = "weights: 100 generations of 256 KiB to 4 readers, 10 killed and replaced; \
+                    512 KiB reserved from first to last\n";
+    assert_eq!(report("weights", "100"), (expected.to_owned(), 0));
+}
+
+#[test]
+fn kv_is_handed_off_by_100_engines_that_are_killed() {
+    let (text, left) = report("kv_handoff", "100");
+    let expected =
+        "kv_handoff: 100 engines killed; 600 sequences of 64 KiB decoded, 100 poisoned and asked for again; ";
+    assert!(text.starts_with(expected), "{text}");
+    assert!(number_before(&text, " KiB with it") > number_before(&text, " KiB before and after each"), "{text}");
+    // The last engine's: each of the others was removed by its successor.
+    assert_eq!(left, 1, "sockets were left behind");
+}
+
+#[test]
+fn a_camera_tears_no_frame_and_waits_for_nobody() {
+    let (text, left) = report("camera", "100");
+    let (frames, dropped) = (number_before(&text, " frames of 64 KiB"), number_before(&text, " dropped rather"));
+    assert_eq!(frames + dropped, 100 * 24, "{text}");
+    assert!(text.contains(" from a pool of 6, none torn; "), "{text}");
+    assert!(text.ends_with("; 10 subscribers killed and replaced\n"), "{text}");
+    assert_eq!(left, 0, "sockets were left behind");
+}
+
+#[test]
+fn manual_mode_works_under_poll() {
+    let (text, left) = report("manual_poll", "200");
+    assert!(text.starts_with("manual_poll: 200 blocks of 64 KiB, "), "{text}");
+    assert!(number_before(&text, " turns of the session") > 0, "{text}");
+    assert_eq!(left, 0, "sockets were left behind");
+}
+
+#[test]
+fn manual_mode_works_under_tokio() {
+    assert_eq!(report("manual_tokio", "200"), ("manual_tokio: 200 blocks of 64 KiB\n".to_owned(), 0));
+}
+
+#[test]
+fn one_thread_is_enough() {
+    let expected = "single_threaded: 200 blocks of 64 KiB; no thread of the library on either side\n";
+    assert_eq!(report("single_threaded", "200"), (expected.to_owned(), 0));
+}
+
+#[test]
+fn what_is_not_understood_is_refused() {
+    let sockets = tempfile::tempdir().expect("a directory");
+    for name in WHOLE {
+        let cases: [(&[&str], String); 3] = [
+            (&["--rounds"], format!("{name}: usage: {name} [--backend host|cuda|hip] [--rounds N]")),
+            (&["--round", "1"], format!("{name}: usage: {name} [--backend host|cuda|hip] [--rounds N]")),
+            (&["--backend", "abacus"], format!("{name}: no backend is named abacus\n")),
+        ];
+        for (args, expected) in cases {
+            let output = run(name, args, sockets.path());
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && errors.starts_with(&expected), "{name} {args:?}: {errors}");
+            assert!(output.stdout.is_empty(), "{name} {args:?}");
+        }
+    }
+}
+
+#[test]
+fn every_example_is_run_here() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let files = std::fs::read_dir(folder).expect("the examples").map(|entry| entry.expect("an entry").path());
+    let there: BTreeSet<String> =
+        files.map(|file| file.file_stem().expect("a name").to_str().expect("text").to_owned()).collect();
+    let run_here: BTreeSet<String> = WHOLE.into_iter().chain(["consumer", "producer"]).map(str::to_owned).collect();
+    assert_eq!(there, run_here);
 }
 
 #[test]
