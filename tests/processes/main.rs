@@ -29,6 +29,7 @@ const HOST_ONLY: &[&str] = &[
     "death::a_consumer_with_a_late_write",
     "death::a_broken_context_hangs_nobody",
     "order::nothing_of_ours_is_captured_into_a_graph",
+    "order::a_graph_keeps_its_blocks_until_it_goes",
     "order::a_device_without_stream_words_waits_on_the_host",
     "order::what_the_driver_blocks_on_blocks_nobody",
     "bad_input::another_device",

@@ -13,6 +13,7 @@ pub const CASES: &[Case] = &[
     ("order::a_dropped_block_waits_for_the_producers_own_work", own_work),
     ("order::many_streams_share_the_timeline_words", many_streams),
     ("order::nothing_of_ours_is_captured_into_a_graph", under_capture),
+    ("order::a_graph_keeps_its_blocks_until_it_goes", kept_for_a_graph),
     ("order::a_device_without_stream_words_waits_on_the_host", without_stream_words),
     ("order::what_the_driver_blocks_on_blocks_nobody", blocking_calls),
 ];
@@ -169,6 +170,43 @@ fn many_streams() {
 }
 
 /// What is queued on a capturing stream goes into a graph that may run more than once: nothing of ours may.
+fn kept_for_a_graph() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (backend, gpu) = crate::agent::open_host();
+    let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+    let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+    let (capturing, launching) = (Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream"));
+    let block = session.alloc(4096).expect("there is room");
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    drop(block);
+    let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
+    let graph = gpu_ipc::GraphBlocks::new();
+    backend.set_capture(capturing.raw(), gpu_ipc::CaptureStatus::Active);
+    received.used_on(&capturing);
+    received.keep_for(&graph);
+    drop(received);
+    backend.set_capture(capturing.raw(), gpu_ipc::CaptureStatus::None);
+    session.collect();
+    assert_eq!((session.stats().held, participant.kept_leases()), (1, 0), "the graph may be launched");
+    // A launch that is still under way when the graph goes.
+    let (let_go, waiting) = std::sync::mpsc::channel::<()>();
+    let launch = Box::new(move || {
+        let _ = waiting.recv();
+    });
+    // SAFETY: `host_function` asks for a live stream: `launching` keeps it.
+    unsafe { gpu.backend().host_function(launching.raw(), launch) }.expect("queued");
+    graph.launched_on(&launching);
+    drop(graph);
+    session.collect();
+    assert_eq!(session.stats().held, 1, "its last launch is not done");
+    drop(let_go);
+    wait_until("the lease to end", || {
+        session.collect();
+        session.stats().live_blocks == 0
+    });
+    assert_eq!(participant.kept_leases(), 0);
+}
+
 fn under_capture() {
     let dir = tempfile::tempdir().expect("a directory");
     let (backend, gpu) = crate::agent::open_host();

@@ -59,6 +59,7 @@ mod waker;
 pub use carver::Carver;
 pub use consumer::claim::{ClaimError, Wait};
 pub use consumer::event::Event;
+pub use consumer::graph::GraphBlocks;
 pub use consumer::inspect::{SessionReport, inspect, sessions};
 pub use consumer::participant::{Participant, ParticipantBuilder};
 pub use consumer::received_block::{ReceivedBlock, State};

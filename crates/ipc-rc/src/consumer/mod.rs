@@ -4,7 +4,7 @@
 //! |---|---|
 //! | connect | [`participant`] |
 //! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`desk`], [`mapping`] |
-//! | use: address, slices, state | [`received_block`] |
+//! | use: address, slices, state; in a graph | [`received_block`], [`graph`] |
 //! | drop: release by CPU, or by a lane once the GPU is done | [`received_block`], [`lane`] |
 //! | unmap, and what happens when the producer dies | [`service`], [`link`] |
 //! | what the producer says | [`hear`] |
@@ -14,6 +14,7 @@
 pub(crate) mod claim;
 pub(crate) mod desk;
 pub(crate) mod event;
+pub(crate) mod graph;
 pub(crate) mod hear;
 pub(crate) mod inspect;
 pub(crate) mod lane;

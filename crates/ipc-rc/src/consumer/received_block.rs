@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use gpu_api::{DevicePtr, Error, RegionId, Result};
 
 use crate::consumer::claim::ClaimError;
+use crate::consumer::graph::GraphBlocks;
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping::Mapping;
 use crate::descriptor::{self, Descriptor};
@@ -181,6 +182,12 @@ impl ReceivedBlock {
                 must: "inside the block, and not empty",
             }),
         }
+    }
+
+    /// Keeps the block for a graph that is captured with it, until the graph's list is dropped. Without this a drop while a
+    /// used stream is being captured keeps the lease until the process ends.
+    pub fn keep_for(&self, graph: &GraphBlocks) {
+        graph.keep(self.clone());
     }
 
     /// Returns the region that it lies in.

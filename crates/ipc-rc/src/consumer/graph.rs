@@ -1,0 +1,63 @@
+//! Blocks that a captured graph uses.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::consumer::received_block::ReceivedBlock;
+use crate::stream::Stream;
+
+/// What a captured graph uses, kept for as long as the graph may be launched.
+///
+/// A graph runs again whenever it is launched, long after the last drop of what it was captured with; so its blocks are
+/// [kept for it](ReceivedBlock::keep_for), and given back when the last clone of this is dropped: after the graph itself
+/// is destroyed. Every stream that it is launched on is named with [`launched_on`](GraphBlocks::launched_on).
+///
+/// # Examples
+///
+/// ```
+/// # use backend_host::{HostBackend, HostConfig};
+/// # use gpu_api::{DeviceId, Gpu};
+/// # use ipc_rc::{After, GraphBlocks, Participant, Session, Stream, To, Wait};
+/// # let dir = tempfile::tempdir()?;
+/// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+/// # let participant = Participant::builder(gpu.clone()).connect(session.socket_path())?;
+/// # let block = session.alloc(4096)?;
+/// # let descriptor = block.share(To::Participant(participant.id()), After::Done)?;
+/// let weights = participant.claim(descriptor.as_bytes(), Wait::Host, None)?;
+/// let graph = GraphBlocks::new();
+/// weights.keep_for(&graph);
+/// // ... capture kernels that read `weights`, end the capture ...
+/// drop(weights); // the graph keeps it
+/// let stream = Stream::create(&gpu)?;
+/// graph.launched_on(&stream); // at every launch
+/// // ... destroy the graph ...
+/// drop(graph); // the lease ends when the stream is done
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct GraphBlocks(Arc<Mutex<Vec<ReceivedBlock>>>);
+
+impl GraphBlocks {
+    /// Makes an empty list.
+    pub fn new() -> GraphBlocks {
+        GraphBlocks::default()
+    }
+
+    /// Names a stream that the graph is launched on: the blocks are given back after its work.
+    pub fn launched_on(&self, stream: &Stream) {
+        let blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        blocks.iter().for_each(|block| block.used_on(stream));
+    }
+
+    pub(crate) fn keep(&self, block: ReceivedBlock) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+    }
+}
+
+impl fmt::Debug for GraphBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        f.debug_struct("GraphBlocks").field("blocks", &blocks.len()).finish()
+    }
+}
