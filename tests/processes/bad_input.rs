@@ -12,6 +12,7 @@ pub const CASES: &[Case] = &[
     ("bad_input::an_absent_producer", absent),
     ("bad_input::another_device", another_device),
     ("bad_input::a_wrong_runtime_directory", runtime_directory),
+    ("bad_input::messages_that_make_no_sense", nonsense),
     ("bad_input::few_file_descriptors", few_descriptors),
     ("bad_input::a_participant_that_never_was", unknown_participant),
     ("bad_input::wrong_arguments", arguments),
@@ -107,6 +108,42 @@ fn few_descriptors() {
     assert!(why.contains("RLIMIT_NOFILE") || why.contains("closed the connection"), "no remedy: {why}");
     let descriptor = producer.must(&format!("share {first} {id}"));
     assert_eq!(consumer.must(&format!("crowd-claim {}", descriptor[0])), ["4096"], "the others are not served");
+}
+
+/// Whoever speaks first and says nothing that a session understands is turned away, with a reason where there is one to
+/// give, and nobody else notices.
+fn nonsense() {
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+    let producer = Producer::new();
+    let address = SocketAddrUnix::new(producer.session.socket_path()).expect("a short path");
+    let say = |packet: &[u8]| {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .expect("a socket");
+        rustix::net::connect(&socket, &address).expect("it listens");
+        rustix::net::send(&socket, packet, SendFlags::NOSIGNAL).expect("it reads");
+        let mut answer = [0; 4096];
+        let (len, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty()).expect("it answers or hangs up");
+        answer[..len].to_vec()
+    };
+    for number in (0..10u16).chain(125..145).chain([u16::MAX]) {
+        for len in [0, 8, 24, 200, 4080] {
+            let mut packet = b"GI\x01\x00".to_vec();
+            packet.extend(number.to_le_bytes());
+            packet.resize(16 + len, 0);
+            let answer = say(&packet);
+            // An empty look at the session is the one thing that all may say.
+            let refused = answer.is_empty() || answer[4..6] == 130u16.to_le_bytes();
+            assert!(refused || (number, len) == (7, 8), "{number} with {len} bytes: {answer:02x?}");
+        }
+    }
+    let other_version = say(b"GI\x09\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
+    let text = String::from_utf8_lossy(&other_version).into_owned();
+    assert!(text.contains("version 9, this side 1"), "{text:?}");
+    say(&[0; 5000]);
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
 }
 
 fn unknown_participant() {

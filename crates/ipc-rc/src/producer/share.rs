@@ -290,10 +290,10 @@ impl Core {
         let peers = self.peers.load();
         let Some(peer) = find(&peers, fields.participant) else { return Ok(false) };
         let entry = Entry { file: fields.file, slot: fields.slot, generation };
-        match peer.ledger.with_block(entry, |leased| (Arc::ptr_eq(leased, block), place(leased))) {
+        match peer.ledger.with_block(entry, |leased| (!Arc::ptr_eq(leased, block)).then(|| place(leased))) {
             None => return Ok(false),
-            Some((false, leased)) => return Err(foreign("the descriptor's block", leased, place(block))),
-            Some((true, _)) => {}
+            Some(Some(other)) => return Err(foreign("the descriptor's block", other, place(block))),
+            Some(None) => {}
         }
         let taken = peer.ledger.revoke(entry);
         if taken.is_some() {
