@@ -7,7 +7,7 @@ use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
-use ratatui::text::Line;
+use ratatui::text::{Line, Text};
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 
 use super::gather::{Seen, State, gather};
@@ -143,15 +143,15 @@ impl View {
             State::Alive(report) => {
                 let stats = &report.stats;
                 Row::new([
-                    report.pid.to_string(),
-                    cut(&report.command, 15),
-                    report.backend.to_string(),
-                    stats.live_blocks.to_string(),
-                    bytes(stats.live_bytes),
-                    bytes(stats.limbo_bytes),
-                    stats.held.to_string(),
-                    stats.participants.to_string(),
-                    time(report.age),
+                    number(report.pid),
+                    Cell::from(cut(&report.command, 15)),
+                    Cell::from(report.backend.to_string()),
+                    number(stats.live_blocks),
+                    number(bytes(stats.live_bytes)),
+                    number(bytes(stats.limbo_bytes)),
+                    number(stats.held),
+                    number(stats.participants),
+                    number(time(report.age)),
                 ])
             }
             State::Hung | State::Unknown(_) => {
@@ -161,9 +161,10 @@ impl View {
             }
         });
         let widths = [8, 15, 4, 7, 9, 9, 7, 5, 8].map(Constraint::Length);
-        let header = ["PID", "COMMAND", "ON", "BLOCKS", "BYTES", "LIMBO", "HELD", "PEERS", "OPEN FOR"];
+        let header = ["BLOCKS", "BYTES", "LIMBO", "HELD", "PEERS", "OPEN FOR"].map(number);
+        let header = [number("PID"), Cell::from("COMMAND"), Cell::from("ON")].into_iter().chain(header);
         Table::new(rows, widths)
-            .header(Row::new(header.map(Cell::from)).style(Style::new().add_modifier(Modifier::UNDERLINED)))
+            .header(Row::new(header).style(Style::new().add_modifier(Modifier::UNDERLINED)))
             .row_highlight_style(Style::new().add_modifier(Modifier::BOLD))
             .highlight_symbol("")
     }
@@ -192,20 +193,26 @@ impl View {
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
         let rows = holders.into_iter().map(|holder| {
             Row::new([
-                holder.pid.to_string(),
-                cut(&holder.command, 15),
-                holder.leases.to_string(),
-                bytes(holder.bytes),
-                holder.mappings.to_string(),
-                if holder.leases == 0 { "-".into() } else { time(holder.oldest) },
-                if holder.dying { "dying".into() } else { "alive".to_owned() },
+                number(holder.pid),
+                Cell::from(cut(&holder.command, 15)),
+                number(holder.leases),
+                number(bytes(holder.bytes)),
+                number(holder.mappings),
+                number(if holder.leases == 0 { "-".into() } else { time(holder.oldest) }),
+                Cell::from(if holder.dying { "dying" } else { "alive" }),
             ])
         });
         let widths = [8, 15, 9, 10, 8, 10, 7].map(Constraint::Length);
-        let header = ["PID", "HELD BY", "LEASES", "BYTES", "REGIONS", "OLDEST", "STATE"];
-        let header = Row::new(header.map(Cell::from)).style(Style::new().add_modifier(Modifier::UNDERLINED));
+        let numbers = ["LEASES", "BYTES", "REGIONS", "OLDEST"].map(number);
+        let header = [number("PID"), Cell::from("HELD BY")].into_iter().chain(numbers).chain([Cell::from("STATE")]);
+        let header = Row::new(header).style(Style::new().add_modifier(Modifier::UNDERLINED));
         frame.render_widget(Table::new(rows, widths).header(header).block(block), area);
     }
+}
+
+/// A cell whose digits stand below each other.
+fn number(value: impl ToString) -> Cell<'static> {
+    Cell::from(Text::from(value.to_string()).right_aligned())
 }
 
 #[cfg(test)]
