@@ -20,6 +20,7 @@ use gpu_ipc::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::gate::Gate;
 use crate::step;
 
 /// Set in a process that is an agent.
@@ -208,7 +209,7 @@ struct State {
     session: Option<Session>,
     sent: HashMap<u64, SentBlock>,
     serial: u64,
-    stuck: Vec<std::sync::mpsc::Sender<()>>,
+    stuck: Vec<Gate>,
 }
 
 /// Runs an agent until its standard input ends.
@@ -387,14 +388,7 @@ impl State {
                 Ok(String::new())
             }
             "stick" => {
-                // A kernel that runs until it is let go: the stream is behind it.
-                let (sender, receiver) = channel::<()>();
-                let wait = Box::new(move || {
-                    let _ = receiver.recv();
-                });
-                // SAFETY: `host_function` asks for a live stream: `self` keeps it.
-                unsafe { self.gpu.backend().host_function(self.stream.raw(), wait) }.map_err(text)?;
-                self.stuck.push(sender);
+                self.stuck.push(Gate::close(&self.gpu, &self.stream));
                 Ok(String::new())
             }
             "unstick" => {

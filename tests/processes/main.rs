@@ -12,6 +12,7 @@ mod crowd;
 mod death;
 mod fork;
 mod forward;
+mod gate;
 mod lifecycle;
 mod notice;
 mod order;

@@ -3,6 +3,7 @@
 use gpu_ipc::{After, Participant, State, Stream, To, Wait};
 
 use crate::agent::{Agent, hex, number};
+use crate::gate::Gate;
 use crate::{Case, Producer, wait_until};
 
 pub const CASES: &[Case] = &[
@@ -43,12 +44,7 @@ fn waited_on_host() {
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let block = producer.block(0);
-    let (go, gate) = std::sync::mpsc::channel::<()>();
-    let wait = Box::new(move || {
-        let _ = gate.recv();
-    });
-    // SAFETY: `host_function` asks for a live stream: `producer` keeps it.
-    unsafe { producer.gpu.backend().host_function(producer.stream.raw(), wait) }.expect("queued");
+    let go = Gate::close(&producer.gpu, &producer.stream);
     let bytes = 9u64.to_le_bytes();
     // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: the stream is
     // synchronised before `bytes` goes.
@@ -95,12 +91,7 @@ fn stuck_lane() {
     let to = To::Participant(participant.id());
     let (stuck, free) =
         (Stream::create(&producer.gpu).expect("a stream"), Stream::create(&producer.gpu).expect("a stream"));
-    let (go, gate) = std::sync::mpsc::channel::<()>();
-    let wait = Box::new(move || {
-        let _ = gate.recv();
-    });
-    // SAFETY: `host_function` asks for a live stream: `stuck` keeps it.
-    unsafe { producer.gpu.backend().host_function(stuck.raw(), wait) }.expect("queued");
+    let go = Gate::close(&producer.gpu, &stuck);
     let block = producer.block(1);
     let claim = || {
         let descriptor = block.share(to, After::Done).expect("shared");
@@ -133,12 +124,7 @@ fn stuck_lane() {
 fn own_work() {
     let producer = Producer::new();
     let block = producer.block(1);
-    let (go, gate) = std::sync::mpsc::channel::<()>();
-    let wait = Box::new(move || {
-        let _ = gate.recv();
-    });
-    // SAFETY: `host_function` asks for a live stream: `producer` keeps it.
-    unsafe { producer.gpu.backend().host_function(producer.stream.raw(), wait) }.expect("queued");
+    let go = Gate::close(&producer.gpu, &producer.stream);
     block.used_on(&producer.stream);
     drop(block);
     for _ in 0..1000 {
@@ -189,12 +175,7 @@ fn kept_for_a_graph() {
     session.collect();
     assert_eq!((session.stats().held, participant.kept_leases()), (1, 0), "the graph may be launched");
     // A launch that is still under way when the graph goes.
-    let (let_go, waiting) = std::sync::mpsc::channel::<()>();
-    let launch = Box::new(move || {
-        let _ = waiting.recv();
-    });
-    // SAFETY: `host_function` asks for a live stream: `launching` keeps it.
-    unsafe { gpu.backend().host_function(launching.raw(), launch) }.expect("queued");
+    let let_go = Gate::close(&gpu, &launching);
     graph.launched_on(&launching);
     drop(graph);
     session.collect();
@@ -267,12 +248,7 @@ fn blocking_calls() {
     let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
     let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
     let (producing, waiting) = (Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream"));
-    let (go, gate) = std::sync::mpsc::channel::<()>();
-    let wait = Box::new(move || {
-        let _ = gate.recv();
-    });
-    // SAFETY: `host_function` asks for a live stream: `producing` lives to the end.
-    unsafe { gpu.backend().host_function(producing.raw(), wait) }.expect("queued");
+    let go = Gate::close(&gpu, &producing);
     let to = To::Participant(participant.id());
     let block = session.alloc(64).expect("there is room");
     let descriptor = block.share(to, After::Stream(&producing)).expect("shared");
