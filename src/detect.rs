@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpu_api::{BackendKind, DeviceId, DeviceUuid, Error, Gpu, GpuBackend, Result};
 
-/// What [`detect`] found.
+/// What [`detect`] or [`detect_only`] found.
 #[derive(Debug)]
 pub struct Detected {
     backends: Vec<Arc<dyn GpuBackend>>,
@@ -31,8 +31,32 @@ pub struct Detected {
 /// # Ok::<(), gpu_ipc::Error>(())
 /// ```
 pub fn detect() -> Result<Detected> {
+    look_for(&BackendKind::ALL)
+}
+
+/// Finds every device of one backend, and opens no driver but that one's.
+///
+/// [`detect`] loads every driver that is compiled in, which costs time and memory in a process that needs one.
+///
+/// # Errors
+///
+/// As [`detect`].
+///
+/// # Examples
+///
+/// ```
+/// use gpu_ipc::{BackendKind, detect_only};
+/// let gpu = detect_only(BackendKind::Host)?.first(BackendKind::Host)?;
+/// assert_eq!(gpu.kind(), BackendKind::Host);
+/// # Ok::<(), gpu_ipc::Error>(())
+/// ```
+pub fn detect_only(kind: BackendKind) -> Result<Detected> {
+    look_for(&[kind])
+}
+
+fn look_for(kinds: &[BackendKind]) -> Result<Detected> {
     let mut found = Detected { backends: Vec::new(), gpus: Vec::new(), missing: Vec::new() };
-    for kind in BackendKind::ALL {
+    for &kind in kinds {
         match open(kind) {
             // A driver that loads but cannot tell of its devices must not take the others down.
             Ok(backend) => match devices(&backend) {
@@ -80,7 +104,7 @@ impl Detected {
         &self.missing
     }
 
-    /// Returns a backend.
+    /// Returns a backend; one that was not found is tried once more, for the reason or because nobody asked for it.
     ///
     /// # Errors
     ///

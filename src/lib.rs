@@ -2,7 +2,7 @@
 //!
 //! | what | where |
 //! |---|---|
-//! | which devices can be used, and why not the others | [`detect`] |
+//! | which devices can be used, and why not the others | [`detect`], [`detect_only`] |
 //! | a producer: allocate, share, drop, collect | [`Session`], [`SentBlock`], [`To`], [`After`] |
 //! | the bytes that travel | [`Descriptor`] |
 //! | a consumer: connect, claim, use, drop | [`Participant`], [`ReceivedBlock`], [`Wait`], [`State`] |
@@ -23,7 +23,7 @@
 
 mod detect;
 
-pub use detect::{Detected, detect};
+pub use detect::{Detected, detect, detect_only};
 pub use gpu_api::*;
 pub use ipc_rc::*;
 

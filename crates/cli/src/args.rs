@@ -5,10 +5,18 @@ use std::path::PathBuf;
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use gpu_ipc::BackendKind;
 
+use crate::size;
+
 /// Share GPU memory between processes, and free it when the last one is done.
 #[derive(Parser, Debug)]
 #[command(name = "gpu-ipc", version, arg_required_else_help = true)]
-#[command(after_help = "Exit status: 0 good, 1 something was found, 2 wrong usage, 3 not available here.")]
+#[command(after_help = "\
+Examples:
+  gpu-ipc doctor                                   can memory be shared here, and if not, why?
+  gpu-ipc demo                                     see it at work: share, hold, die, reclaim
+  gpu-ipc help demo                                everything about one command
+
+Exit status: 0 good, 1 something was found, 2 wrong usage, 3 not available here.")]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -25,7 +33,13 @@ Examples:
   gpu-ipc demo --backend host --consumers 16       sixteen consumers, without a GPU
   gpu-ipc demo --blocks 2000 --size 64KiB --json   one JSON object on standard output, for programs
 
-Exit status: 0 if nothing leaked, was used again too early, or had wrong contents; else 1.")]
+With --json the object has \"ok\", and either what was counted or \"error\".
+
+Exit status:
+  0  nothing leaked, was used again too early, or had wrong contents
+  1  something did, or the demo stopped half-way; also when its output cannot be written
+  2  wrong usage
+  3  the backend that was asked for has no device here")]
     Demo(DemoOptions),
     /// List the sessions on this host: what each holds, and who holds it
     #[command(after_help = "\
@@ -34,7 +48,13 @@ Examples:
   gpu-ipc ls --socket /run/app/s       the one that listens there; exit status 1 if it does not answer
   gpu-ipc ls --json | jq '.sessions[].holders'
 
-A session that does not answer within --timeout shows as hung: its process hangs or is stopped.")]
+A session that does not answer within --timeout shows as hung: its process hangs or is stopped.
+
+Exit status:
+  0  the sessions were listed
+  1  one that was named with --socket does not answer
+  2  wrong usage
+  3  the runtime directory cannot be read")]
     Ls(LsOptions),
     /// Show the sessions on this host, live
     #[command(after_help = "\
@@ -42,11 +62,41 @@ Examples:
   gpu-ipc top                          this user's sessions, every second
   gpu-ipc top --interval 0.2 --socket /run/app/s
 
-Keys: up and down choose a session, p pauses, q quits.")]
+Keys: up and down choose a session, p pauses, q quits.
+
+Exit status:
+  0  you have seen enough
+  1  the terminal or the runtime directory failed on the way
+  2  wrong usage
+  3  standard output is no terminal")]
     Top(TopOptions),
+    /// Find out why sharing does not work here, or that it does
+    #[command(after_help = "\
+Examples:
+  gpu-ipc doctor                                   a report to read, or to paste into an issue
+  gpu-ipc doctor --require cuda                    fail unless an NVIDIA GPU can be shared
+  gpu-ipc doctor --require cuda,host --json        one JSON object on standard output, for programs
+
+On each device a block is really shared with a child process, which looks at its contents. Every driver is asked in a
+process of its own: one that crashes or hangs is reported, not suffered. docs/DOCTOR.md explains every line.
+
+Exit status:
+  0  whatever is required works
+  1  a required backend has no working device, or something is missing that everything needs
+  2  wrong usage")]
+    Doctor(DoctorOptions),
     /// A consumer of the demo (started by it)
     #[command(hide = true)]
     DemoConsumer(ConsumerOptions),
+    /// Who asks one driver for the doctor (started by it)
+    #[command(hide = true)]
+    DoctorBackend(BackendOptions),
+    /// A consumer of the doctor (started by it)
+    #[command(hide = true)]
+    DoctorConsumer(ConsumerOptions),
+    /// Who tries to make namespaces for the doctor (started by it)
+    #[command(hide = true)]
+    DoctorNamespaces,
 }
 
 /// Which backend to use.
@@ -87,7 +137,7 @@ pub struct DemoOptions {
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub blocks: u32,
     /// Bytes of each block: a number, or one with KiB, MiB or GiB behind it
-    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = size::parse)]
     pub size: u64,
     /// What the contents of the blocks are made from
     #[arg(long, value_name = "S", default_value_t = 1)]
@@ -130,18 +180,65 @@ pub struct TopOptions {
     pub interval: f64,
 }
 
-/// What a consumer of the demo is told.
+/// What the doctor can be told.
+#[derive(Group, Debug)]
+pub struct DoctorOptions {
+    /// Fail unless this backend has a working device; may be given several times, or with commas
+    #[arg(long, value_enum, value_name = "BACKEND", value_delimiter = ',')]
+    pub require: Vec<Vendor>,
+    /// How long a driver may take for one step before it counts as hanging
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub timeout: u32,
+    /// Print one JSON object instead of a report to read
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A backend by name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Vendor {
+    /// Shared memory instead of a GPU.
+    Host,
+    /// NVIDIA.
+    Cuda,
+    /// AMD.
+    Hip,
+}
+
+impl Vendor {
+    /// Returns the library's name for it.
+    pub fn kind(self) -> BackendKind {
+        match self {
+            Vendor::Host => BackendKind::Host,
+            Vendor::Cuda => BackendKind::Cuda,
+            Vendor::Hip => BackendKind::Hip,
+        }
+    }
+}
+
+/// What a process is told that asks one driver.
+#[derive(Group, Debug)]
+pub struct BackendOptions {
+    /// Which
+    #[arg(long, value_enum)]
+    pub backend: Vendor,
+}
+
+/// What a consumer is told.
 #[derive(Group, Debug)]
 pub struct ConsumerOptions {
     /// The producer's backend
-    #[arg(long)]
-    pub backend: BackendChoice,
+    #[arg(long, value_enum)]
+    pub backend: Vendor,
     /// The producer's device
     #[arg(long)]
     pub device: String,
     /// The producer's socket
     #[arg(long)]
     pub socket: PathBuf,
+    /// Map the producer's memory read-only
+    #[arg(long)]
+    pub read_only: bool,
 }
 
 /// Reads a time that a person would wait.
@@ -152,36 +249,9 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a number of bytes, a multiple of 8 for the demo's words.
-fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit: u64 = match &text[digits.len()..] {
-        "" | "B" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        other => return Err(format!("the unit is {other}, but must be KiB, MiB or GiB")),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("{digits:?} is no number"))?;
-    match number.checked_mul(unit) {
-        Some(bytes) if bytes >= 8 && bytes % 8 == 0 => Ok(bytes),
-        _ => Err(format!("{text} is no multiple of 8 bytes from 8 on")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_read_with_their_units() {
-        assert_eq!(bytes("64KiB"), Ok(65_536));
-        assert_eq!(bytes("8"), Ok(8));
-        assert_eq!(bytes("1GiB"), Ok(1 << 30));
-        for wrong in ["", "KiB", "7", "0", "1kb", "99999999999GiB", "-8"] {
-            assert!(bytes(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -1,11 +1,23 @@
 //! The `gpu-ipc` program.
 //!
-//! `args` says what it can be told, `demo` shows the main job with real processes, `sessions` looks at those on this
-//! host.
+//! 1. `args`: what it can be told; `output`: how it answers.
+//! 2. `demo`: the main job with real processes.
+//! 3. `doctor`: what this machine can do, and what it lacks.
+//! 4. `sessions`: those on this host, and who holds what.
+//! 5. What they share: `device` (which one), `child` (this program in other processes), `copier`, `pattern` (contents of
+//!    blocks), `hex`, `size`.
 
 mod args;
+mod child;
+mod copier;
 mod demo;
+mod device;
+mod doctor;
+mod hex;
+mod output;
+mod pattern;
 mod sessions;
+mod size;
 
 use std::process::ExitCode;
 
@@ -30,7 +42,11 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Ls(options) => sessions::ls::run(&options),
         Command::Top(options) => sessions::top::run(&options),
+        Command::Doctor(options) => doctor::run(&options),
         Command::DemoConsumer(options) => demo::consumer::run(&options),
+        Command::DoctorBackend(options) => doctor::probe::run(options.backend),
+        Command::DoctorConsumer(options) => doctor::consumer::run(&options),
+        Command::DoctorNamespaces => doctor::namespaces::run(),
     };
     ExitCode::from(outcome as u8)
 }

@@ -1,6 +1,6 @@
 //! The program, as somebody at a terminal or a script meets it.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).args(args).output().expect("the program was built")
@@ -19,9 +19,9 @@ fn the_demo_ends_well_and_says_so_in_json() {
     assert_eq!(value["backend"], "host");
     for (key, count) in [
         ("consumers", 5.0),
-        ("shared", 51.0),
-        ("claimed", 56.0),
-        ("released", 48.0),
+        ("shared", 67.0),
+        ("claimed", 72.0),
+        ("released", 64.0),
         ("revoked", 1.0),
         ("refused_duplicates", 1.0),
         ("forwarded", 1.0),
@@ -63,11 +63,87 @@ fn wrong_usage_ends_with_2_and_names_what_is_wrong() {
     assert_eq!(run(&[]).status.code(), Some(2));
 }
 
+/// Every command that a user sees has examples, which name the command itself, and says how it ends.
 #[test]
-fn help_has_examples() {
-    let output = run(&["demo", "--help"]);
-    assert_eq!(output.status.code(), Some(0));
-    assert!(text(&output.stdout).contains("gpu-ipc demo --blocks 2000"), "{}", text(&output.stdout));
+fn help_has_examples_and_exit_statuses() {
+    let help = |args: &[&str]| {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        text(&output.stdout)
+    };
+    let all = help(&["--help"]);
+    let listed = all.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let commands: Vec<&str> =
+        listed.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").collect();
+    assert!(commands.contains(&"demo") && commands.contains(&"doctor"), "{all}");
+    assert!(!all.contains("doctor-consumer"), "what nobody should type is hidden");
+    for command in commands {
+        let text = help(&[command, "--help"]);
+        assert!(text.contains(&format!("\n  gpu-ipc {command}")), "no example: {text}");
+        assert!(text.contains("Exit status"), "{text}");
+        assert!(all.contains(&format!("gpu-ipc {command}")), "no example for {command} in the overview");
+    }
+}
+
+#[test]
+fn a_demo_that_fails_says_so_in_json_too() {
+    let absent = if cfg!(feature = "hip") { None } else { Some(&["demo", "--backend", "hip", "--json"][..]) };
+    let large = ["demo", "--backend", "host", "--size", "64GiB", "--json"];
+    for (args, status) in absent.map(|args| (args, 3)).into_iter().chain([(&large[..], 1)]) {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(status), "{args:?}");
+        let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!(value["ok"], false);
+        assert!(value["error"].as_str().is_some_and(|why| !why.is_empty()), "{value}");
+        assert!(output.stderr.is_empty(), "said twice");
+    }
+}
+
+/// A reader like `head` goes away early. That is no error, and nothing is said about it.
+#[test]
+fn a_closed_output_is_no_error() {
+    for args in [&["demo", "--backend", "host", "--blocks", "4", "--size", "8"][..], &["doctor"], &["--help"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+        let output = command.args(args).stdout(writer).stderr(Stdio::piped()).spawn().expect("the program was built");
+        let output = output.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert_eq!(text(&output.stderr), "", "{args:?}");
+    }
+}
+
+/// What is written must not be lost without a word.
+#[test]
+fn a_full_disk_is_an_error() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("it is always full");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    let demo = command.args(["demo", "--backend", "host", "--blocks", "4", "--size", "8", "--json"]);
+    let output = demo.stdout(full).stderr(Stdio::piped()).spawn().and_then(|demo| demo.wait_with_output());
+    let output = output.expect("it ends");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).starts_with("standard output: "), "{}", text(&output.stderr));
+}
+
+/// With shared memory asked for, a driver that would crash is never loaded.
+#[cfg(feature = "cuda")]
+#[test]
+fn no_driver_is_opened_that_was_not_asked_for() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let source = directory.path().join("driver.c");
+    std::fs::write(&source, "#include <stdlib.h>\n__attribute__((constructor)) static void f(void) { abort(); }\n")
+        .expect("a file");
+    let mut cc = Command::new("cc");
+    let built = cc.args(["-shared", "-fPIC", "-o"]).args([&directory.path().join("libcuda.so.1"), &source]).status();
+    assert!(built.expect("a C compiler: rustc links with it").success());
+    let demo = |backend: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+        command.args(["demo", "--blocks", "4", "--size", "8", "--backend", backend]);
+        command.env("LD_LIBRARY_PATH", directory.path()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().expect("the program was built").code()
+    };
+    assert_eq!(demo("host"), Some(0));
+    assert_eq!(demo("cuda"), None, "the driver aborts whoever loads it: else this case proves nothing");
 }
 
 /// On a machine without a HIP runtime, or in a version without the backend, the reason and the remedy are given.

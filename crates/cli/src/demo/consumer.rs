@@ -7,27 +7,34 @@
 //! | `finish N` | compares the first N it holds once more, replies into them, lets them go | `ok CHANGED` |
 //! | `let-go` | compares the first that it holds once more, and lets it go | `ok CHANGED` |
 //! | `forward ID` | asks for a descriptor of the first that it holds, for another participant | `ok DESCRIPTOR` |
-//! | `fork` | forks a child that lives while its input is open | `ok` |
+//! | `overwrite` | queues writes to all that it holds, and does not wait for them | `ok` |
+//! | `fork` | forks a child that lives while its input is open, then as `overwrite`; it is told nothing more | `ok PID` |
+//!
+//! Once it was killed, the child reads its input: for each line it writes to all that was held, where memory can be
+//! reached without the driver, and answers `ok`.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 
-use gpu_ipc::{
-    BackendKind, ClaimError, DevicePtr, Gpu, Participant, ParticipantId, ReceivedBlock, State, Stream, To, Wait,
-};
+use gpu_ipc::{BackendKind, ClaimError, Gpu, Participant, ParticipantId, ReceivedBlock, State, To, Wait};
 
-use super::{pattern, pipe};
-use crate::Outcome;
+use super::PATIENCE;
 use crate::args::ConsumerOptions;
+use crate::copier::Copier;
+use crate::{Outcome, child, device, hex, output, pattern};
+
+/// What a consumer writes all over what it holds before it is killed, and its child after.
+const SCRIBBLE: u8 = 0xa5;
+/// How often: on a GPU this takes longer than dying does, and fits a driver's queue.
+const TIMES: u32 = 100;
 
 /// Runs until the input ends.
 pub fn run(options: &ConsumerOptions) -> Outcome {
-    // The demo may be killed too: nobody must be left over.
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    child::die_with_parent();
     match serve(options) {
         Ok(()) => Outcome::Good,
         Err(error) => {
-            eprintln!("consumer {}: {error}", std::process::id());
+            output::complain(&format!("consumer {}: {error}", std::process::id()));
             Outcome::Finding
         }
     }
@@ -40,45 +47,26 @@ struct Held {
 
 struct Consumer {
     gpu: Gpu,
-    stream: Stream,
+    copier: Copier,
     participant: Participant,
     held: VecDeque<Held>,
-    buffer: Vec<u8>,
 }
 
 fn serve(options: &ConsumerOptions) -> Result<(), String> {
-    let text = |error: gpu_ipc::Error| error.to_string();
-    let kind: BackendKind = *options.backend.kinds().first().ok_or("no backend")?;
-    let found = gpu_ipc::detect().map_err(text)?;
-    let gpu = found
-        .gpus()
-        .iter()
-        .find(|gpu| gpu.kind() == kind && gpu.uuid().to_string() == options.device)
-        .ok_or("the producer's device is not visible here")?
-        .clone();
-    let stream = Stream::create(&gpu).map_err(text)?;
-    let participant = Participant::builder(gpu.clone()).connect(&options.socket).map_err(text)?;
-    let mut consumer = Consumer { gpu, stream, participant, held: VecDeque::new(), buffer: Vec::new() };
-    answer(&[consumer.participant.id().0])?;
+    let gpu = device::find(options.backend.kind(), &options.device)?;
+    let copier = Copier::new(&gpu).map_err(|e| device::explain(&e))?;
+    let participant = Participant::builder(gpu.clone()).connect(&options.socket).map_err(|e| device::explain(&e))?;
+    let mut consumer = Consumer { gpu, copier, participant, held: VecDeque::new() };
+    child::reply(&[consumer.participant.id().0])?;
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|e| e.to_string())?;
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
-            ["forward", id] => say(&consumer.forward(id)?)?,
-            _ => answer(&consumer.obey(&words)?)?,
+            ["forward", id] => child::line(&format!("ok {}", consumer.forward(id)?))?,
+            _ => child::reply(&consumer.obey(&words)?)?,
         }
     }
     Ok(())
-}
-
-fn answer(numbers: &[u64]) -> Result<(), String> {
-    let words: Vec<String> = numbers.iter().map(u64::to_string).collect();
-    say(&words.join(" "))
-}
-
-fn say(words: &str) -> Result<(), String> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "ok {words}").and_then(|()| out.flush()).map_err(|e| e.to_string())
 }
 
 impl Consumer {
@@ -88,10 +76,9 @@ impl Consumer {
             ["hold", descriptor, stamp] => {
                 let stamp = number(stamp)?;
                 let block = self.claim(descriptor).map_err(|error| error.to_string())?;
-                let good = self.contents(&block)? && block.state() == State::Ready;
-                let wrong = !good || !pattern::matches(&self.buffer, stamp);
+                let good = self.holds(&block, stamp)? && block.state() == State::Ready;
                 self.held.push_back(Held { block, stamp });
-                Ok(vec![u64::from(wrong)])
+                Ok(vec![u64::from(!good)])
             }
             ["again", descriptor] => match self.claim(descriptor) {
                 Err(ClaimError::AlreadyClaimed) => Ok(vec![1]),
@@ -108,88 +95,90 @@ impl Consumer {
             }
             ["let-go"] => {
                 let Some(held) = self.held.pop_front() else { return Err("nothing is held".into()) };
-                self.contents(&held.block)?;
-                Ok(vec![u64::from(!pattern::matches(&self.buffer, held.stamp))])
+                Ok(vec![u64::from(!self.holds(&held.block, held.stamp)?)])
+            }
+            ["overwrite"] => {
+                self.overwrite()?;
+                Ok(Vec::new())
             }
             ["fork"] => {
-                fork_while_input_is_open()?;
-                Ok(Vec::new())
+                // In one command: whatever is written to the input from here on may be read by either of the two.
+                let child = self.fork_while_input_is_open()?;
+                self.overwrite()?;
+                Ok(vec![child])
             }
             _ => Err(format!("not understood: {}", words.join(" "))),
         }
     }
 
     fn claim(&self, descriptor: &str) -> Result<ReceivedBlock, ClaimError> {
-        let bytes = pipe::unhex(descriptor).unwrap_or_default();
-        self.participant.claim(&bytes, Wait::On(&self.stream), Some(pipe::WATCHDOG))
+        let bytes = hex::decode(descriptor).unwrap_or_default();
+        self.participant.claim(&bytes, Wait::On(self.copier.stream()), Some(PATIENCE))
     }
 
     fn forward(&self, id: &str) -> Result<String, String> {
         let id = id.parse().map_err(|e| format!("{id}: {e}"))?;
         let held = self.held.front().ok_or("nothing is held")?;
-        let to = To::Participant(ParticipantId(id));
-        let descriptor = held.block.forward(to, Some(pipe::WATCHDOG)).map_err(|error| error.to_string())?;
-        Ok(pipe::hex(descriptor.as_bytes()))
+        let forwarded = held.block.forward(To::Participant(ParticipantId(id)), Some(PATIENCE));
+        Ok(hex::encode(forwarded.map_err(|error| error.to_string())?.as_bytes()))
     }
 
-    /// Copies a block's contents to the buffer.
-    fn contents(&mut self, block: &ReceivedBlock) -> Result<bool, String> {
-        let len = usize::try_from(block.len()).map_err(|e| e.to_string())?;
-        self.buffer.resize(len, 0);
-        let (to, from) = (self.buffer.as_mut_ptr(), block.device_ptr());
-        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the
-        // stream is synchronised before either goes, the buffer is as long as the block, and the block is held.
-        unsafe { self.gpu.backend().copy_to_host(self.stream.raw(), to, from, len) }.map_err(|e| e.to_string())?;
-        self.stream.synchronize().map_err(|e| e.to_string())?;
-        Ok(true)
+    fn holds(&mut self, block: &ReceivedBlock, stamp: u64) -> Result<bool, String> {
+        self.copier.holds(block, stamp).map_err(|e| device::explain(&e))
     }
 
     /// Looks whether the contents are still what they were, replies, and lets go.
     fn finish(&mut self, held: Held) -> Result<bool, String> {
-        self.contents(&held.block)?;
-        let changed = !pattern::matches(&self.buffer, held.stamp);
-        pattern::fill(&mut self.buffer, pattern::reply(held.stamp));
-        self.write(held.block.device_ptr())?;
-        held.block.used_on(&self.stream);
-        drop(held);
-        // The buffer is read by the copy, so it is used again only when that is done.
-        self.stream.synchronize().map_err(|e| e.to_string())?;
+        let changed = !self.holds(&held.block, held.stamp)?;
+        self.copier.write(&held.block, pattern::reply(held.stamp)).map_err(|e| device::explain(&e))?;
         Ok(changed)
     }
 
-    fn write(&self, to: DevicePtr) -> Result<(), String> {
-        let (from, len) = (self.buffer.as_ptr(), self.buffer.len());
-        // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the
-        // caller synchronises before it touches the buffer, and the block's lease ends after the stream's work.
-        unsafe { self.gpu.backend().copy_to_device(self.stream.raw(), to, from, len) }.map_err(|e| e.to_string())
+    /// Queues writes to all that is held.
+    fn overwrite(&mut self) -> Result<(), String> {
+        for held in &self.held {
+            self.copier.overwrite(&held.block, SCRIBBLE, TIMES).map_err(|e| device::explain(&e))?;
+        }
+        Ok(())
     }
-}
 
-impl Drop for Consumer {
-    fn drop(&mut self) {
-        // After an error a copy may still be queued that uses the buffer. If the stream cannot be waited for, the buffer is
-        // leaked.
-        if self.stream.synchronize().is_err() {
-            std::mem::forget(std::mem::take(&mut self.buffer));
+    /// Forks a child that keeps what this process holds, until the input that both have is closed.
+    ///
+    /// On the host backend it has the memory mapped, and writes to it when it is told to; a GPU's is out of its reach.
+    fn fork_while_input_is_open(&self) -> Result<u64, String> {
+        // All that the child needs is made before: it must not allocate.
+        let reachable = self.gpu.kind() == BackendKind::Host;
+        let kept = self.held.iter().filter(|_| reachable);
+        let memory: Vec<(*mut u8, usize)> = kept
+            .map(|held| (held.block.device_ptr().0 as *mut u8, usize::try_from(held.block.len()).unwrap_or(0)))
+            .collect();
+        // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe functions:
+        // `overwrite_when_told` does.
+        match unsafe { libc::fork() } {
+            -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
+            0 => overwrite_when_told(&memory),
+            pid => u64::try_from(pid).map_err(|e| e.to_string()),
         }
     }
 }
 
-/// Forks a child that holds what this process holds and does nothing, until the input that both have is closed.
-fn fork_while_input_is_open() -> Result<(), String> {
-    // SAFETY: `fork` asks that the child of a process with threads calls only async-signal-safe functions: it calls
-    // `close`, `read` and `_exit`.
-    match unsafe { libc::fork() } {
-        -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
-        0 => {
-            // SAFETY: `close` asks for a descriptor that nobody uses afterwards: the child writes nothing.
-            unsafe { libc::close(1) };
-            let mut byte = 0u8;
-            // SAFETY: `read` asks for as many writable bytes as it is told.
-            while unsafe { libc::read(0, (&raw mut byte).cast(), 1) } > 0 {}
-            // SAFETY: `_exit` has no conditions.
-            unsafe { libc::_exit(0) }
+/// Reads input byte by byte; at each line end, writes to the memory and answers. Ends with the input.
+fn overwrite_when_told(memory: &[(*mut u8, usize)]) -> ! {
+    const ANSWER: &[u8] = b"ok\n";
+    let mut byte = 0u8;
+    // SAFETY: `read` asks for as many writable bytes as it is told.
+    while unsafe { libc::read(0, (&raw mut byte).cast(), 1) } > 0 {
+        if byte != b'\n' {
+            continue;
         }
-        _ => Ok(()),
+        for &(start, len) in memory {
+            // SAFETY: `write_bytes` asks for writable bytes: the blocks that the parent held, whose mappings a forked child
+            // has too and nobody takes away. Other processes may write there at the same time; no value read depends on it.
+            unsafe { start.write_bytes(SCRIBBLE, len) };
+        }
+        // SAFETY: `write` asks for as many readable bytes as it is told.
+        unsafe { libc::write(1, ANSWER.as_ptr().cast(), ANSWER.len()) };
     }
+    // SAFETY: `_exit` has no conditions.
+    unsafe { libc::_exit(0) }
 }

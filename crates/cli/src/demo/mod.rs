@@ -5,72 +5,60 @@
 //!    allocated before the last one is let go, so that memory that was given out too early would show.
 //! 2. One descriptor is cancelled instead of sent, one is claimed twice.
 //! 3. One block is forwarded by the consumer that has it to another one, and one is broadcast to all.
-//! 4. Two consumers are killed while they hold blocks; one of them has forked a child that lives on.
+//! 4. Two consumers are killed while they hold blocks, with writes to them under way; one of them has forked a child that
+//!    lives on, and that writes too where it can. Meanwhile the survivors get fresh blocks and watch their contents: memory
+//!    of the dead that was used again too early would be overwritten under their eyes.
 //! 5. It ends when nothing is held any more.
 
 pub mod consumer;
-mod pattern;
-mod pipe;
 mod report;
+mod watchdog;
 
 use std::collections::VecDeque;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use gpu_ipc::{After, Claims, Descriptor, Gpu, ParticipantId, SentBlock, Session, Stream, To};
+use gpu_ipc::{After, Claims, Descriptor, Gpu, ParticipantId, SentBlock, Session, To};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 
-use crate::Outcome;
-use crate::args::{BackendChoice, DemoOptions};
-use pipe::{Consumer, WATCHDOG};
+use crate::args::DemoOptions;
+use crate::child::{self, Child};
+use crate::copier::Copier;
+use crate::{Outcome, device, hex, output, pattern};
 use report::Report;
+use watchdog::Watchdog;
 
+/// Whoever is silent for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Blocks that each of the two consumers holds when it is killed.
 const HELD_AT_DEATH: u32 = 4;
+/// Fresh blocks that the survivors watch: as many as the dead held, twice over.
+const WATCHED: u32 = 4 * HELD_AT_DEATH;
 /// Every so manieth block is kept by the producer, to read the reply.
 const KEPT: usize = 4;
 
 /// Runs the demo.
 pub fn run(options: &DemoOptions) -> Outcome {
-    let gpu = match choose(options.backend) {
+    let watchdog = Watchdog::start(options.json);
+    let gpu = match device::choose(options.backend) {
         Ok(gpu) => gpu,
-        Err(why) => {
-            eprintln!("{why}");
-            return Outcome::Unavailable;
-        }
+        Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
-    match Demo::new(gpu, options).and_then(Demo::play) {
+    let played = Demo::new(gpu, options, watchdog.clone()).and_then(Demo::play);
+    watchdog.rest();
+    match played {
         Ok(report) => {
-            if options.json {
-                println!("{}", serde_json::json!(report));
-            } else {
-                let width = std::io::stdout().is_terminal().then(terminal_width).flatten();
-                println!("{}", report.table(width));
-                println!("{}", if report.is_good() { "All blocks came back." } else { "Something went wrong." });
-            }
-            if report.is_good() { Outcome::Good } else { Outcome::Finding }
+            let outcome = if report.is_good() { Outcome::Good } else { Outcome::Finding };
+            output::conclude(&if options.json { report.json() } else { report.text(terminal_width()) }, outcome)
         }
-        Err(why) => {
-            eprintln!("the demo stopped: {why}");
-            Outcome::Finding
-        }
+        Err(why) => output::fail(&format!("the demo stopped: {why}"), options.json, Outcome::Finding),
     }
 }
 
 fn terminal_width() -> Option<u16> {
-    rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col).filter(|&columns| columns >= 40)
-}
-
-fn choose(choice: BackendChoice) -> Result<Gpu, String> {
-    let found = gpu_ipc::detect().map_err(|e| e.to_string())?;
-    let mut why = Vec::new();
-    for &kind in choice.kinds() {
-        match found.first(kind) {
-            Ok(gpu) => return Ok(gpu),
-            Err(error) => why.push(error.to_string()),
-        }
-    }
-    Err(why.join("\n"))
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(size.ws_col).filter(|&columns| columns >= 40)
 }
 
 /// A block on its way, as the producer has it.
@@ -83,25 +71,27 @@ struct Sent {
 struct Demo<'a> {
     options: &'a DemoOptions,
     gpu: Gpu,
-    stream: Stream,
+    copier: Copier,
     session: Session,
-    consumers: Vec<(Consumer, ParticipantId)>,
+    consumers: Vec<(Child, ParticipantId)>,
     next_stamp: u32,
-    buffer: Vec<u8>,
     report: Report,
     progress: ProgressBar,
+    watchdog: Watchdog,
 }
 
 impl<'a> Demo<'a> {
-    fn new(gpu: Gpu, options: &'a DemoOptions) -> Result<Demo<'a>, String> {
+    fn new(gpu: Gpu, options: &'a DemoOptions, watchdog: Watchdog) -> Result<Demo<'a>, String> {
         let (size, device) = (options.size, gpu.info().total_bytes);
         if size > device {
             return Err(format!(
                 "out of memory: a block of {size} bytes is more than the device's {device}; ask for less"
             ));
         }
-        let session = Session::builder(gpu.clone()).open().map_err(|e| e.to_string())?;
-        let progress = if options.json || !std::io::stderr().is_terminal() {
+        // A child that a killed consumer leaves behind becomes ours to wait for. Where that is refused it becomes init's.
+        let _ = set_child_subreaper(Some(getpid()));
+        let session = Session::builder(gpu.clone()).open().map_err(|e| device::explain(&e))?;
+        let progress = if options.json || !io::stderr().is_terminal() {
             ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
         } else {
             ProgressBar::new(u64::from(options.blocks))
@@ -111,45 +101,52 @@ impl<'a> Demo<'a> {
         }
         let backend = gpu.kind().name().to_owned();
         if !options.json {
-            println!("{} on {}, {}", gpu.info().name, gpu.kind(), gpu.uuid());
+            output::print(&format!("{} on {}, {}", gpu.info().name, gpu.kind(), gpu.uuid()))?;
         }
         Ok(Demo {
-            stream: Stream::create(&gpu).map_err(|e| e.to_string())?,
+            copier: Copier::new(&gpu).map_err(|e| device::explain(&e))?,
             consumers: Vec::new(),
             next_stamp: 0,
-            buffer: vec![0; usize::try_from(options.size).map_err(|e| e.to_string())?],
             report: Report { backend, ..Report::default() },
             options,
             gpu,
             session,
             progress,
+            watchdog,
         })
     }
 
     fn play(mut self) -> Result<Report, String> {
         let working = self.options.consumers as usize;
-        self.progress.set_message("starting consumers");
+        self.step("starting consumers");
         for _ in 0..working + 2 {
             self.start_consumer()?;
         }
+        self.step("sharing blocks");
         self.share_all(working)?;
-        self.progress.set_message("cancelling one, claiming one twice");
+        self.step("cancelling one, claiming one twice");
         self.cancel_one()?;
         self.claim_one_twice()?;
-        self.progress.set_message("forwarding one, broadcasting one");
+        self.step("forwarding one, broadcasting one");
         self.forward_one()?;
         self.broadcast_one()?;
-        self.progress.set_message("killing two consumers");
+        self.step("killing two consumers");
         self.kill_two(working)?;
-        self.progress.set_message("waiting until nothing is held");
+        self.step("waiting until nothing is held");
         self.end()?;
         self.progress.finish_and_clear();
         Ok(std::mem::take(&mut self.report))
     }
 
+    fn step(&self, what: &'static str) {
+        self.progress.set_message(what);
+        self.watchdog.step(what);
+    }
+
     fn start_consumer(&mut self) -> Result<(), String> {
-        let device = self.gpu.uuid().to_string();
-        let mut consumer = Consumer::start(self.gpu.kind().name(), &device, self.session.socket_path())?;
+        let (device, socket) = (self.gpu.uuid().to_string(), self.session.socket_path().as_os_str());
+        let args = ["demo-consumer", "--backend", self.gpu.kind().name(), "--device", &device, "--socket"];
+        let mut consumer = Child::start(args.iter().map(AsRef::as_ref).chain([socket]), PATIENCE)?;
         let id = *consumer.answer()?.first().ok_or("a consumer did not say its number")?;
         self.consumers.push((consumer, ParticipantId(id)));
         self.report.consumers += 1;
@@ -160,23 +157,14 @@ impl<'a> Demo<'a> {
     fn write_block(&mut self) -> Result<(SentBlock, u64), String> {
         let stamp = pattern::stamp(self.options.seed, self.next_stamp);
         self.next_stamp += 1;
-        let block = self.session.alloc(self.options.size).map_err(|e| e.to_string())?;
-        // The buffer belongs to the copy that is queued until that is done.
-        self.stream.synchronize().map_err(|e| e.to_string())?;
-        pattern::fill(&mut self.buffer, stamp);
-        let (from, len) = (self.buffer.as_ptr(), self.buffer.len());
-        // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the
-        // stream is synchronised before the buffer is written again or freed, and the block is the stream's until then,
-        // because it is shared after it.
-        unsafe { self.gpu.backend().copy_to_device(self.stream.raw(), block.ptr(), from, len) }
-            .map_err(|e| e.to_string())?;
-        block.used_on(&self.stream);
+        let block = self.session.alloc(self.options.size).map_err(|e| device::explain(&e))?;
+        self.copier.write(&block, stamp).map_err(|e| device::explain(&e))?;
         Ok((block, stamp))
     }
 
     fn share(&mut self, block: &SentBlock, consumer: usize) -> Result<Descriptor, String> {
         let to = To::Participant(self.consumers[consumer].1);
-        let descriptor = block.share(to, After::Stream(&self.stream)).map_err(|e| e.to_string())?;
+        let descriptor = block.share(to, After::Stream(self.copier.stream())).map_err(|e| device::explain(&e))?;
         self.report.shared += 1;
         Ok(descriptor)
     }
@@ -185,12 +173,13 @@ impl<'a> Demo<'a> {
     fn send(&mut self, consumer: usize) -> Result<(SentBlock, u64, Descriptor), String> {
         let (block, stamp) = self.write_block()?;
         let descriptor = self.share(&block, consumer)?;
-        self.consumers[consumer].0.tell(&format!("hold {} {stamp}", pipe::hex(descriptor.as_bytes())))?;
+        self.consumers[consumer].0.tell(&format!("hold {} {stamp}", hex::encode(descriptor.as_bytes())))?;
         Ok((block, stamp, descriptor))
     }
 
     fn held(&mut self, consumer: usize) -> Result<(), String> {
         let wrong = self.consumers[consumer].0.answer()?;
+        self.watchdog.step("sharing blocks");
         self.report.claimed += 1;
         self.report.content_errors += wrong.first().copied().unwrap_or(1);
         Ok(())
@@ -247,34 +236,24 @@ impl<'a> Demo<'a> {
                     demo.session.collect();
                     block.outstanding() == 0
                 })?;
-                self.read(&block)?;
-                self.report.content_errors += u64::from(!pattern::matches(&self.buffer, pattern::reply(stamp)));
+                let replied = self.copier.holds(&block, pattern::reply(stamp)).map_err(|e| device::explain(&e))?;
+                self.report.content_errors += u64::from(!replied);
             }
         }
         Ok(())
     }
 
-    fn read(&mut self, block: &SentBlock) -> Result<(), String> {
-        self.stream.synchronize().map_err(|e| e.to_string())?;
-        let (to, len) = (self.buffer.as_mut_ptr(), self.buffer.len());
-        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the
-        // stream is synchronised before either goes.
-        unsafe { self.gpu.backend().copy_to_host(self.stream.raw(), to, block.ptr(), len) }
-            .map_err(|e| e.to_string())?;
-        self.stream.synchronize().map_err(|e| e.to_string())
-    }
-
     fn cancel_one(&mut self) -> Result<(), String> {
         let (block, _) = self.write_block()?;
         let descriptor = self.share(&block, 0)?;
-        self.report.revoked += u64::from(block.cancel(&descriptor).map_err(|e| e.to_string())?);
+        self.report.revoked += u64::from(block.cancel(&descriptor).map_err(|e| device::explain(&e))?);
         Ok(())
     }
 
     fn claim_one_twice(&mut self) -> Result<(), String> {
         let (_block, _, descriptor) = self.send(0)?;
         self.held(0)?;
-        let refused = self.consumers[0].0.ask(&format!("again {}", pipe::hex(descriptor.as_bytes())))?;
+        let refused = self.consumers[0].0.ask(&format!("again {}", hex::encode(descriptor.as_bytes())))?;
         self.report.refused_duplicates += refused.first().copied().unwrap_or(0);
         self.finish(vec![Sent { consumer: 0, kept: None }])
     }
@@ -286,7 +265,7 @@ impl<'a> Demo<'a> {
         drop(block);
         let heir = self.consumers[1].1.0;
         self.consumers[0].0.tell(&format!("forward {heir}"))?;
-        let descriptor = self.consumers[0].0.text()?;
+        let descriptor = self.consumers[0].0.word()?;
         self.report.forwarded += 1;
         self.finish(vec![Sent { consumer: 0, kept: None }])?;
         // What the first wrote as its reply is what the second finds.
@@ -298,9 +277,10 @@ impl<'a> Demo<'a> {
     /// One ticket goes to all; the lease of each is its own.
     fn broadcast_one(&mut self) -> Result<(), String> {
         let (block, stamp) = self.write_block()?;
-        let ticket =
-            block.share(To::Ticket(Claims::Unlimited), After::Stream(&self.stream)).map_err(|e| e.to_string())?;
-        let claim = format!("hold {} {stamp}", pipe::hex(ticket.as_bytes()));
+        let ticket = block
+            .share(To::Ticket(Claims::Unlimited), After::Stream(self.copier.stream()))
+            .map_err(|e| device::explain(&e))?;
+        let claim = format!("hold {} {stamp}", hex::encode(ticket.as_bytes()));
         for (consumer, _) in &mut self.consumers {
             consumer.tell(&claim)?;
         }
@@ -310,11 +290,11 @@ impl<'a> Demo<'a> {
         }
         drop(block);
         // Nobody replies into what others still read.
-        for consumer in 0..self.consumers.len() {
-            self.consumers[consumer].0.tell("let-go")?;
+        for (consumer, _) in &mut self.consumers {
+            consumer.tell("let-go")?;
         }
-        for consumer in 0..self.consumers.len() {
-            let changed = self.consumers[consumer].0.answer()?;
+        for (consumer, _) in &mut self.consumers {
+            let changed = consumer.answer()?;
             self.report.released += 1;
             self.report.early_reuse += changed.first().copied().unwrap_or(1);
         }
@@ -336,9 +316,11 @@ impl<'a> Demo<'a> {
             }
         }
         let held = u64::from(HELD_AT_DEATH);
-        self.consumers[second].0.ask("fork")?;
+        let child = self.consumers[second].0.ask("fork")?;
+        let child = child.first().and_then(|&pid| Pid::from_raw(i32::try_from(pid).ok()?));
         self.consumers[second].0.kill()?;
         self.wait("the second death to be noticed", |demo| demo.session.stats().quarantined == held)?;
+        self.consumers[first].0.ask("overwrite")?;
         let killed = Instant::now();
         self.consumers[first].0.kill()?;
         self.wait("the blocks of the dead", |demo| {
@@ -350,18 +332,52 @@ impl<'a> Demo<'a> {
         // A whole death, quarantine and burial have passed since the second was killed: its child keeps its blocks.
         self.session.collect();
         self.report.early_reuse += held.saturating_sub(self.session.stats().limbo_blocks);
-        self.consumers[second].0.let_children_go();
+        self.watch(first, second)?;
+        self.consumers[second].0.close_input();
+        self.reap(child)?;
         self.wait("the blocks that the child kept", |demo| demo.session.stats().limbo_blocks == 0)?;
         self.report.reclaimed_after_death += held;
         self.consumers.truncate(first);
         Ok(())
     }
 
+    /// Gives fresh blocks to the survivors while the child of `second` lives, lets that child write to what it keeps, and
+    /// has the survivors look whether their contents changed.
+    fn watch(&mut self, survivors: usize, second: usize) -> Result<(), String> {
+        let room = self.gpu.info().total_bytes / 8 / self.options.size;
+        let watched = u32::try_from(room).unwrap_or(WATCHED).clamp(1, WATCHED);
+        let mut sent = Vec::new();
+        let mut blocks = Vec::new();
+        for turn in 0..watched as usize {
+            let consumer = turn % survivors;
+            blocks.push(self.send(consumer)?.0);
+            self.held(consumer)?;
+            sent.push(Sent { consumer, kept: None });
+        }
+        // Told to the child: it is the only one left that reads there.
+        self.consumers[second].0.ask("overwrite")?;
+        drop(blocks);
+        self.finish(sent)
+    }
+
+    /// Waits for the child that a killed consumer left behind: it is ours, or init's where the kernel makes it so.
+    fn reap(&self, child: Option<Pid>) -> Result<(), String> {
+        let ended = child::poll(PATIENCE, || match waitpid(child, WaitOptions::NOHANG) {
+            Ok(Some(_)) | Err(rustix::io::Errno::CHILD) => Ok(Some(())),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error.into()),
+        });
+        match ended.map_err(|e| format!("a forked child cannot be waited for: {e}"))? {
+            Some(()) => Ok(()),
+            None => Err(format!("a forked child did not end within {} s", PATIENCE.as_secs())),
+        }
+    }
+
     fn end(&mut self) -> Result<(), String> {
         for (consumer, _) in &mut self.consumers {
             consumer.wait()?;
         }
-        let report = self.session.shutdown(WATCHDOG);
+        let report = self.session.shutdown(PATIENCE);
         let stats = self.session.stats();
         self.report.in_limbo_at_end = stats.limbo_blocks;
         self.report.bytes_leaked = report.bytes + stats.leaked_bytes;
@@ -369,23 +385,9 @@ impl<'a> Demo<'a> {
     }
 
     fn wait(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) -> Result<(), String> {
-        let start = Instant::now();
-        while !holds(self) {
-            if start.elapsed() > WATCHDOG {
-                return Err(format!("waited {} s in vain for {what}", WATCHDOG.as_secs()));
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Demo<'_> {
-    fn drop(&mut self) {
-        // After an error a copy may still be queued that reads the buffer. If the stream cannot be waited for, the buffer
-        // is leaked.
-        if self.stream.synchronize().is_err() {
-            std::mem::forget(std::mem::take(&mut self.buffer));
+        match child::poll(PATIENCE, || Ok(holds(self).then_some(()))) {
+            Ok(Some(())) => Ok(()),
+            _ => Err(format!("waited {} s in vain for {what}", PATIENCE.as_secs())),
         }
     }
 }

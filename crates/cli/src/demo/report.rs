@@ -33,7 +33,8 @@ pub struct Report {
     pub in_limbo_at_end: u64,
     /// Bytes that did not come back.
     pub bytes_leaked: u64,
-    /// Blocks whose contents changed while they were held, or that were reclaimed while a forked child lived.
+    /// Blocks whose contents changed while they were held, survivors' fresh ones after a death among them, or that were
+    /// reclaimed while a forked child lived.
     pub early_reuse: u64,
     /// Blocks with wrong contents.
     pub content_errors: u64,
@@ -45,8 +46,25 @@ impl Report {
         self.in_limbo_at_end == 0 && self.bytes_leaked == 0 && self.early_reuse == 0 && self.content_errors == 0
     }
 
-    /// Makes the table that people read.
-    pub fn table(&self, width: Option<u16>) -> String {
+    /// Makes one JSON object: the fields, and `ok`.
+    pub fn json(&self) -> String {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            ok: bool,
+            #[serde(flatten)]
+            report: &'a Report,
+        }
+        serde_json::to_string(&Whole { ok: self.is_good(), report: self }).expect("it is made of strings and numbers")
+    }
+
+    /// Makes what people read.
+    pub fn text(&self, width: Option<u16>) -> String {
+        let last = if self.is_good() { "All blocks came back." } else { "Something went wrong." };
+        format!("{}\n{last}", self.table(width))
+    }
+
+    /// Makes the table.
+    fn table(&self, width: Option<u16>) -> String {
         let mut table = Table::new();
         table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
         table.set_width(width.unwrap_or(80));
@@ -94,6 +112,14 @@ mod tests {
         assert!(!Report { bytes_leaked: 1, ..good.clone() }.is_good());
         assert!(!Report { early_reuse: 1, ..good.clone() }.is_good());
         assert!(!Report { content_errors: 1, ..good }.is_good());
+    }
+
+    #[test]
+    fn the_json_says_whether_all_is_well() {
+        let parse = |report: &Report| -> serde_json::Value { serde_json::from_str(&report.json()).expect("JSON") };
+        assert_eq!(parse(&Report::default())["ok"], true);
+        let bad = Report { early_reuse: 1, ..Report::default() };
+        assert_eq!((&parse(&bad)["ok"], &parse(&bad)["early_reuse"]), (&false.into(), &1.into()));
     }
 
     #[test]

@@ -1,30 +1,25 @@
 //! `gpu-ipc ls`: the sessions, once.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use serde_json::{Value, json};
 
 use super::gather::{Seen, State, gather};
 use super::text::{bytes, cut, time};
-use crate::Outcome;
 use crate::args::LsOptions;
+use crate::{Outcome, output};
 
 /// Prints the sessions.
 pub fn run(options: &LsOptions) -> Outcome {
     let seen = match gather(&options.place) {
         Ok(seen) => seen,
-        Err(why) => {
-            eprintln!("{why}");
-            return Outcome::Unavailable;
-        }
+        Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
-    let text = if options.json { format!("{}\n", json!({ "sessions": to_json(&seen) })) } else { table(&seen) };
-    // A reader that has seen enough is no error.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    let text = if options.json { json!({ "sessions": to_json(&seen) }).to_string() } else { table(&seen) };
     // Who names a session wants to know whether it is well.
     let well = seen.iter().all(|one| matches!(one.state, State::Alive(_)));
-    if well || options.place.socket.is_empty() { Outcome::Good } else { Outcome::Finding }
+    let outcome = if well || options.place.socket.is_empty() { Outcome::Good } else { Outcome::Finding };
+    output::conclude(text.trim_end(), outcome)
 }
 
 /// Returns what people read: at most 80 columns.

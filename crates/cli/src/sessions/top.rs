@@ -12,30 +12,27 @@ use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 
 use super::gather::{Seen, State, gather};
 use super::text::{bytes, cut, time};
-use crate::Outcome;
 use crate::args::TopOptions;
+use crate::{Outcome, output};
 
 /// Shows the sessions until the user has seen enough.
 pub fn run(options: &TopOptions) -> Outcome {
     if !std::io::stdout().is_terminal() {
-        eprintln!("top draws on a terminal, and standard output is none; for a pipe or a file: gpu-ipc ls");
-        return Outcome::Unavailable;
+        let why = "top draws on a terminal, and standard output is none; for a pipe or a file: gpu-ipc ls";
+        return output::fail(why, false, Outcome::Unavailable);
     }
     let mut terminal = match ratatui::try_init() {
         Ok(terminal) => terminal,
         Err(error) => {
-            eprintln!("the terminal cannot be drawn on: {error}; use gpu-ipc ls");
-            return Outcome::Unavailable;
+            let why = format!("the terminal cannot be drawn on: {error}; use gpu-ipc ls");
+            return output::fail(&why, false, Outcome::Unavailable);
         }
     };
     let ended = watch(options, &mut terminal);
     ratatui::restore();
     match ended {
         Ok(()) => Outcome::Good,
-        Err(why) => {
-            eprintln!("{why}");
-            Outcome::Finding
-        }
+        Err(why) => output::fail(&why, false, Outcome::Finding),
     }
 }
 

@@ -1,0 +1,154 @@
+//! Limits of this process, shared memory, and where sessions put their sockets.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, geteuid, getrlimit};
+
+use super::check::Check;
+use crate::size;
+
+/// Descriptors below which a session of a few dozen participants runs out.
+const FEW_DESCRIPTORS: u64 = 1024;
+/// What Docker gives, and what runs out there.
+const SMALL_SHM: u64 = 64 << 20;
+
+/// Looks at all of them.
+pub fn checks() -> Vec<Check> {
+    vec![descriptors(), locked_memory(), shm(Path::new("/dev/shm")), runtime_dir()]
+}
+
+fn limit(value: Option<u64>) -> String {
+    value.map_or_else(|| "unlimited".into(), |value| value.to_string())
+}
+
+fn descriptors() -> Check {
+    let set = getrlimit(Resource::Nofile);
+    judge_descriptors(set.current, set.maximum)
+}
+
+fn judge_descriptors(soft: Option<u64>, hard: Option<u64>) -> Check {
+    let (name, found) = ("RLIMIT_NOFILE", format!("soft {}, hard {}", limit(soft), limit(hard)));
+    let raise = "raise it: ulimit -n 65536, LimitNOFILE= in a systemd unit, --ulimit nofile= for a container";
+    match soft {
+        Some(soft) if soft < 64 => Check::failed(name, found)
+            .why("a session and its first participants need more descriptors than that")
+            .remedy(raise)
+            .needed(),
+        Some(soft) if soft < FEW_DESCRIPTORS => Check::warning(name, found)
+            .why("each participant takes a few descriptors in the producer, each region one on both sides")
+            .remedy(raise),
+        _ => Check::ok(name, found),
+    }
+}
+
+fn locked_memory() -> Check {
+    let set = getrlimit(Resource::Memlock);
+    let show = |value: Option<u64>| value.map_or_else(|| "unlimited".into(), size::show);
+    let found = format!("soft {}, hard {}", show(set.current), show(set.maximum));
+    Check::ok("RLIMIT_MEMLOCK", found)
+}
+
+fn shm(path: &Path) -> Check {
+    let name = "/dev/shm";
+    let why = "gpu-ipc itself does not use it, but frameworks and NCCL in the same process do";
+    match rustix::fs::statvfs(path) {
+        Ok(is) => {
+            let (size, free) = (is.f_blocks.saturating_mul(is.f_frsize), is.f_bavail.saturating_mul(is.f_frsize));
+            let found = format!("{}, {} free", size::show(size), size::show(free));
+            if size <= SMALL_SHM {
+                Check::warning(name, found).why(why).remedy("make it larger: --shm-size=8g, or --ipc=host")
+            } else {
+                Check::ok(name, found)
+            }
+        }
+        Err(error) => Check::absent(name, error.to_string()).why(why).remedy("mount a tmpfs there"),
+    }
+}
+
+/// Where sessions put their sockets: as the library chooses, named by the variable that decides and not by its value.
+fn runtime_dir() -> Check {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let uid = geteuid().as_raw();
+    let (dir, shown) = match (set("GPU_IPC_RUNTIME_DIR"), set("XDG_RUNTIME_DIR").filter(|dir| dir.is_absolute())) {
+        (Some(dir), _) => (dir, "$GPU_IPC_RUNTIME_DIR".to_owned()),
+        (None, Some(dir)) => (dir.join("gpu-ipc"), "$XDG_RUNTIME_DIR/gpu-ipc".to_owned()),
+        (None, None) => {
+            let dir = format!("/tmp/gpu-ipc-{uid}");
+            (PathBuf::from(&dir), format!("{dir} (XDG_RUNTIME_DIR is not set)"))
+        }
+    };
+    judge_runtime_dir(&dir, &shown, uid)
+}
+
+fn judge_runtime_dir(dir: &Path, shown: &str, uid: u32) -> Check {
+    let failed = |found: String| {
+        Check::failed("runtime directory", format!("{shown}: {found}"))
+            .why("sessions put their sockets there unless they are given a path; whoever else can write there could answer")
+            .remedy("name a directory of this user with mode 0700 in GPU_IPC_RUNTIME_DIR")
+            .needed()
+    };
+    match fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return failed(error.to_string()),
+        _ => {}
+    }
+    // Of the thing itself: whoever made a link decides where it leads.
+    let is = match fs::symlink_metadata(dir) {
+        Ok(is) => is,
+        Err(error) => return failed(error.to_string()),
+    };
+    if !is.is_dir() {
+        failed("no directory".into())
+    } else if is.uid() != uid {
+        failed(format!("of user {}, not {uid}", is.uid()))
+    } else if is.mode() & 0o077 != 0 {
+        failed(format!("mode {:04o}: others may enter", is.mode() & 0o7777))
+    } else if let Err(error) = rustix::fs::access(dir, rustix::fs::Access::WRITE_OK) {
+        failed(error.to_string())
+    } else {
+        Check::ok("runtime directory", format!("{shown}, mode {:04o}", is.mode() & 0o7777)).needed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::check::State;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn few_descriptors_are_a_warning_and_almost_none_fatal() {
+        assert_eq!(judge_descriptors(Some(32), Some(32)).state, State::Failed);
+        assert_eq!(judge_descriptors(Some(256), None).state, State::Warning);
+        assert_eq!(judge_descriptors(Some(1024), None).state, State::Ok);
+        let unlimited = judge_descriptors(None, None);
+        assert_eq!((unlimited.state, &*unlimited.found), (State::Ok, "soft unlimited, hard unlimited"));
+    }
+
+    #[test]
+    fn a_runtime_directory_must_be_private() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let uid = geteuid().as_raw();
+        let state = |dir: &Path, uid| judge_runtime_dir(dir, "x", uid);
+        let own = scratch.path().join("own");
+        for _ in 0..2 {
+            assert_eq!(state(&own, uid).state, State::Ok);
+        }
+        assert!(state(&own, uid + 1).is_fatal());
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o750)).expect("ours");
+        assert!(state(&own, uid).found.contains("0750"));
+        fs::write(scratch.path().join("file"), "").expect("a file");
+        assert!(state(&scratch.path().join("file"), uid).is_fatal());
+        assert!(state(&scratch.path().join("a/b"), uid).is_fatal());
+    }
+
+    #[test]
+    fn a_missing_shm_is_no_failure() {
+        let check = shm(Path::new("/proc/no such place"));
+        assert_eq!(check.state, State::Absent);
+        assert!(check.remedy.is_some());
+    }
+}

@@ -1,0 +1,47 @@
+//! Writing to the terminal, a file or a pipe that may be closed.
+
+use std::io::{self, ErrorKind, Write};
+
+use serde_json::json;
+
+use crate::Outcome;
+
+/// Writes a text and a line end to standard output. A reader that went away is none of our business.
+///
+/// # Errors
+///
+/// What the system says when the output is there and takes nothing: a full disk.
+pub fn print(text: &str) -> Result<(), String> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("standard output: {error}")),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line to standard error, if anybody takes it.
+pub fn complain(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Writes the last thing that a command says and ends it.
+pub fn conclude(text: &str, outcome: Outcome) -> Outcome {
+    match print(text) {
+        Ok(()) => outcome,
+        Err(why) => {
+            complain(&why);
+            Outcome::Finding
+        }
+    }
+}
+
+/// Ends a command that could not do its work: with the reason on standard error, or as one JSON object on standard
+/// output.
+pub fn fail(why: &str, json: bool, outcome: Outcome) -> Outcome {
+    if json {
+        conclude(&json!({ "ok": false, "error": why }).to_string(), outcome)
+    } else {
+        complain(why);
+        outcome
+    }
+}
