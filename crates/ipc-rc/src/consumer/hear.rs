@@ -40,6 +40,9 @@ impl Link {
             return Some(value);
         }
         let Ok(turn) = self.hearing.try_lock() else { return self.wait_until(deadline, done) };
+        if let Some(value) = done() {
+            return Some(value);
+        }
         self.poller.pause(self.socket.as_fd(), SOCKET);
         let answered = loop {
             match self.hear() {

@@ -106,7 +106,7 @@ impl Drop for Lease {
             held.release();
         } else {
             let link = held.link().clone();
-            if link.lanes.end(held, streams) {
+            if link.lanes.end(held, streams) || link.wants_idle.load(Ordering::Relaxed) {
                 link.waker.nudge();
             }
         }

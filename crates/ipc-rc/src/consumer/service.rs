@@ -212,8 +212,12 @@ impl Service {
                 let _ = link.send(&ToProducer::Unmapped { region }, None);
             }
         }
-        if !all && !link.is_asked_for_any() && !link.cache.is_exceeded_by(&link.mappings.all()) {
+        if !all {
+            // Before the look: a wish that comes after it sets the flag again.
             link.wants_idle.store(false, Ordering::Relaxed);
+            if link.is_asked_for_any() || link.cache.is_exceeded_by(&link.mappings.all()) {
+                link.wants_idle.store(true, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -102,14 +102,16 @@ impl Drop for Block {
         }
         // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is the block's own drop.
         let piece = unsafe { ManuallyDrop::take(&mut self.piece) };
-        self.core.live.sub(piece.len);
-        if *self.limbo.get_mut() {
-            self.core.limbo.sub(piece.len);
-        }
+        let len = piece.len;
         step!("retire");
+        // Before the counts, so that who sees in them that a block is gone finds its bytes free.
         match self.origin {
             Origin::Source => self.core.source.give_back(piece),
             Origin::Adopted(token) => self.core.return_token(token, piece),
+        }
+        self.core.live.sub(len);
+        if *self.limbo.get_mut() {
+            self.core.limbo.sub(len);
         }
     }
 }
