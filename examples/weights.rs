@@ -162,13 +162,13 @@ fn train(stream: &Stream, block: &SentBlock, generation: u64) -> Result<(), Box<
     Ok(stream.synchronize()?)
 }
 
-/// Waits until the old generation is freed: one block is left.
+/// Waits until the old generation is freed: one block is left, and its bytes are all that is taken.
 fn settled(session: &Session) -> Result<gpu_ipc::Stats, Box<dyn Error>> {
     let start = Instant::now();
     loop {
         session.collect();
         let stats = session.stats();
-        if stats.live_blocks == 1 {
+        if stats.live_blocks == 1 && stats.source.in_use == WEIGHTS as u64 {
             return Ok(stats);
         }
         if start.elapsed() > PATIENCE {
