@@ -1,0 +1,44 @@
+//! What a snapshot shows of a heap.
+
+use super::best_fit::Bfc;
+use super::chunk::{Chunk, Standing, UNIT};
+use crate::SubAllocator;
+use crate::snapshot::{ChunkSnapshot, ChunkState, RegionSnapshot, Snapshot};
+
+impl<U: SubAllocator> Bfc<U> {
+    /// Lists every region and chunk as they are at this moment. Holds the lock while it does.
+    pub fn snapshot(&self) -> Snapshot {
+        let state = self.state();
+        let heap = &state.heap;
+        let regions = heap.regions.numbers().map(|number| {
+            let region = &heap.regions[number];
+            RegionSnapshot {
+                base: region.start * UNIT,
+                len: region.units * UNIT,
+                pinned: region.parts.iter().any(|(_, token)| !self.upstream.may_free(token)),
+                chunks: heap.chunks_of(number).map(|(_, chunk)| describe(chunk)).collect(),
+            }
+        });
+        Snapshot {
+            name: self.options.name.clone(),
+            stats: state.counters.stats(self.options.limit, heap.largest_free()),
+            asked_bytes: state.counters.asked,
+            pending_bytes: state.pending.bytes(),
+            bookkeeping_bytes: heap.bookkeeping() as u64,
+            regions: regions.collect(),
+        }
+    }
+}
+
+fn describe(chunk: &Chunk) -> ChunkSnapshot {
+    let state = match chunk.standing() {
+        Standing::Free => ChunkState::Free,
+        Standing::Used => ChunkState::Used,
+        Standing::Pending => ChunkState::Pending,
+    };
+    let (asked, number) = match state {
+        ChunkState::Free => (0, 0),
+        ChunkState::Used | ChunkState::Pending => (chunk.asked(), chunk.number()),
+    };
+    ChunkSnapshot { address: chunk.start() * UNIT, len: chunk.bytes(), asked, number, state }
+}
