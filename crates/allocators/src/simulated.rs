@@ -25,6 +25,7 @@ pub struct Simulated {
     align: Option<u64>,
     merges: bool,
     gap: u64,
+    granularity: u64,
     fails_at: Option<u64>,
     state: Mutex<SimulatedState>,
 }
@@ -44,7 +45,15 @@ impl Simulated {
     /// Makes an upstream without end, whose extents do not merge.
     pub fn new() -> Simulated {
         let state = SimulatedState { next: Simulated::BASE, calls: 0, live: BTreeMap::new(), free_calls: 0 };
-        Simulated { capacity: u64::MAX, align: None, merges: false, gap: 0, fails_at: None, state: Mutex::new(state) }
+        Simulated {
+            capacity: u64::MAX,
+            align: None,
+            merges: false,
+            gap: 0,
+            granularity: 1,
+            fails_at: None,
+            state: Mutex::new(state),
+        }
     }
 
     /// Sets how many bytes there are.
@@ -72,6 +81,13 @@ impl Simulated {
     #[must_use]
     pub fn gap(mut self, bytes: u64) -> Simulated {
         self.gap = bytes;
+        self
+    }
+
+    /// Rounds every length up to a multiple of this, as drivers do.
+    #[must_use]
+    pub fn rounding_to(mut self, granularity: u64) -> Simulated {
+        self.granularity = granularity.max(1);
         self
     }
 
@@ -108,19 +124,21 @@ impl Default for Simulated {
     }
 }
 
-impl SubAllocator for Simulated {
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is out: addresses only rise. It gives no `memory`.
+unsafe impl SubAllocator for Simulated {
     type Token = ();
 
     fn alloc(&self, len: u64, align: u64) -> Result<(Extent, ())> {
         let mut state = self.state();
         state.calls += 1;
+        let len = len.checked_next_multiple_of(self.granularity).unwrap_or(u64::MAX);
         let free = self.capacity - state.live.values().sum::<u64>().min(self.capacity);
         if len > free || matches!(self.fails_at, Some(n) if n == 0 || n == state.calls) {
             let hint = "a simulated device".into();
             return Err(Error::OutOfMemory { device: DeviceId(0), asked: len, free, hint });
         }
         let base = state.next.next_multiple_of(self.align.unwrap_or(align));
-        state.next = base + len + self.gap;
+        state.next = base.saturating_add(len).saturating_add(self.gap);
         state.live.insert(base, len);
         Ok((Extent { base, len }, ()))
     }
@@ -138,5 +156,9 @@ impl SubAllocator for Simulated {
 
     fn merges(&self) -> bool {
         self.merges
+    }
+
+    fn granularity(&self) -> u64 {
+        self.granularity
     }
 }

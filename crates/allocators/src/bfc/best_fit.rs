@@ -11,68 +11,10 @@ use super::heap::{Fit, Handed, Heap};
 use super::options::BfcOptions;
 use super::pending::{Completion, Pending, ask};
 use super::stats::{AllocatorStats, Counters, Scope, ScopeStats, Scopes};
-use crate::SubAllocator;
+use crate::{Placed, Request, SubAllocator};
 
 /// How often a waiting thread asks for the work on pending chunks, which wakes nobody when it finishes.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
-
-/// What is asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Request {
-    pub(crate) bytes: u64,
-    pub(crate) align: u64,
-    pub(crate) stream: Option<StreamIdentity>,
-    pub(crate) until: Option<Instant>,
-}
-
-impl Request {
-    /// Asks for this many bytes, aligned to 256, without waiting.
-    pub fn new(bytes: u64) -> Request {
-        Request { bytes, align: 1, stream: None, until: None }
-    }
-
-    /// Asks for a multiple of this power of two as the address.
-    #[must_use]
-    pub fn align(mut self, align: u64) -> Request {
-        self.align = align;
-        self
-    }
-
-    /// Allows memory that was given back on this stream and whose work is not done: the bytes will only be used in
-    /// this stream's order.
-    #[must_use]
-    pub fn on(mut self, stream: StreamIdentity) -> Request {
-        self.stream = Some(stream);
-        self
-    }
-
-    /// Waits until then for somebody to free memory, when there is none.
-    #[must_use]
-    pub fn wait_until(mut self, deadline: Instant) -> Request {
-        self.until = Some(deadline);
-        self
-    }
-
-    /// Returns the bytes that are asked for.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-/// What was handed out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Placed<T> {
-    /// The first byte.
-    pub address: u64,
-    /// Bytes that it may use: what was asked for, rounded up, and slack that was not worth cutting off.
-    pub bytes: u64,
-    /// Bytes that were asked for.
-    pub asked: u64,
-    /// Numbers the allocation, from 1, never used again.
-    pub number: u64,
-    /// What upstream said of the region that it lies in.
-    pub token: T,
-}
 
 /// What the lock guards.
 pub(crate) struct State<T> {
@@ -95,8 +37,9 @@ pub(crate) struct State<T> {
 ///
 /// # Locks
 ///
-/// One for the chunks, held for well under a microsecond, and one for growth, held while upstream is called. Nothing
-/// that this allocator did not write itself runs under the first.
+/// One for the chunks, held for well under a microsecond but when a table grows or a snapshot is taken, and one for
+/// growth, held while upstream is called. Of what others wrote only [`SubAllocator::may_free`] and
+/// [`SubAllocator::check_owner`] run under the first.
 ///
 /// # Examples
 ///
@@ -141,6 +84,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// [`Error::OutOfMemory`] when there is no room after all that, with what holds it; [`Error::Invalid`] for no bytes
     /// or an alignment that is no power of two; what upstream said, when it is not that it has no room.
     pub fn alloc(&self, request: Request) -> Result<Placed<U::Token>> {
+        self.upstream.check_owner()?;
         let fit = self.fit(&request)?;
         match self.try_fit(&request, fit) {
             Some(placed) => Ok(placed),
@@ -154,6 +98,7 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// [`Error::Invalid`] as [`alloc`](Bfc::alloc).
     pub fn try_alloc(&self, request: Request) -> Result<Option<Placed<U::Token>>> {
+        self.upstream.check_owner()?;
         let fit = self.fit(&request)?;
         Ok(self.try_fit(&request, fit))
     }
@@ -164,7 +109,26 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// [`Error::Invalid`] for an address that is not handed out; nothing changes then.
     pub fn free(&self, address: u64) -> Result<()> {
-        let mut state = self.state();
+        self.upstream.check_owner()?;
+        self.free_in(self.state(), address)
+    }
+
+    /// Takes an allocation back if it is the one that is meant.
+    ///
+    /// # Errors
+    ///
+    /// As [`free`](Bfc::free), and for an address that another allocation has by now.
+    pub(crate) fn free_if(&self, address: u64, is_meant: impl FnOnce(&Placed<U::Token>) -> bool) -> Result<()> {
+        self.upstream.check_owner()?;
+        let state = self.state();
+        match state.heap.get(address) {
+            Some(handed) if is_meant(&placed(&state.heap, handed)) => self.free_in(state, address),
+            _ => Err(foreign(address)),
+        }
+    }
+
+    #[inline]
+    fn free_in(&self, mut state: MutexGuard<'_, State<U::Token>>, address: u64) -> Result<()> {
         let Some((id, handed)) = state.heap.withdraw(address) else { return Err(foreign(address)) };
         state.counters.freed(handed.bytes, handed.asked);
         state.scopes.freed(handed.bytes);
@@ -182,6 +146,7 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// As [`free`](Bfc::free).
     pub fn free_after(&self, address: u64, stream: StreamIdentity, done: impl Completion) -> Result<()> {
+        self.upstream.check_owner()?;
         let done: Arc<dyn Completion> = Arc::new(done);
         let mut guard = self.state();
         let state = &mut *guard;
@@ -197,6 +162,9 @@ impl<U: SubAllocator> Bfc<U> {
     /// Asks for the work on pending chunks and frees those whose work has finished; says how many bytes.
     pub fn settle(&self) -> u64 {
         let mut settled = 0;
+        if self.upstream.check_owner().is_err() {
+            return 0;
+        }
         loop {
             let questions = {
                 let state = self.state();
@@ -255,6 +223,11 @@ impl<U: SubAllocator> Bfc<U> {
     /// Returns where its regions come from.
     pub fn upstream(&self) -> &U {
         &self.upstream
+    }
+
+    /// Returns the bytes of regions that upstream failed to take back. They are neither used nor freed again.
+    pub fn leaked_bytes(&self) -> u64 {
+        self.state().counters.leaked
     }
 
     /// Returns a number that rises whenever memory may have become free.
@@ -361,13 +334,17 @@ impl<U: SubAllocator> Bfc<U> {
 
 impl<U: SubAllocator> Drop for Bfc<U> {
     fn drop(&mut self) {
-        self.settle();
+        // In a forked child the regions are the parent's.
+        if self.upstream.check_owner().is_err() {
+            return;
+        }
         if let Err(error) = self.trim() {
             tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
         }
-        let left = self.state().counters.in_use;
-        if left > 0 {
-            tracing::warn!(allocator = self.options.name, left, "dropped while memory of it is in use");
+        let state = self.state();
+        let (in_use, pending) = (state.counters.in_use, state.pending.bytes());
+        if in_use + pending > 0 {
+            tracing::warn!(allocator = self.options.name, in_use, pending, "dropped while memory of it is in use");
         }
     }
 }

@@ -2,10 +2,19 @@
 
 use super::best_fit::Bfc;
 use super::chunk::{Chunk, Standing, UNIT};
+use super::region::Region;
 use crate::SubAllocator;
 use crate::snapshot::{ChunkSnapshot, ChunkState, RegionSnapshot, Snapshot};
 
 impl<U: SubAllocator> Bfc<U> {
+    /// Counts the regions, and sums up those that upstream may not free.
+    pub(crate) fn regions(&self) -> (u64, u64) {
+        let state = self.state();
+        let kept = |region: &&Region<U::Token>| region.parts.iter().any(|(_, token)| !self.upstream.may_free(token));
+        let regions = || state.heap.regions.numbers().map(|number| &state.heap.regions[number]);
+        (regions().count() as u64, regions().filter(kept).map(Region::reserved).sum())
+    }
+
     /// Lists every region and chunk as they are at this moment. Holds the lock while it does.
     pub fn snapshot(&self) -> Snapshot {
         let state = self.state();
@@ -24,8 +33,10 @@ impl<U: SubAllocator> Bfc<U> {
             stats: state.counters.stats(self.options.limit, heap.largest_free()),
             asked_bytes: state.counters.asked,
             pending_bytes: state.pending.bytes(),
+            leaked_bytes: state.counters.leaked,
             bookkeeping_bytes: heap.bookkeeping() as u64,
             regions: regions.collect(),
+            ..Snapshot::default()
         }
     }
 }

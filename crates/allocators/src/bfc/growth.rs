@@ -4,11 +4,11 @@ use std::sync::{MutexGuard, PoisonError};
 
 use gpu_api::{Error, Result};
 
-use super::best_fit::{Bfc, Placed, Request};
+use super::best_fit::Bfc;
 use super::chunk::UNIT;
 use super::heap::{Fit, Unfit};
-use super::options::{BfcOptions, Growth, round_down};
-use crate::{Extent, SubAllocator};
+use super::options::{BfcOptions, Growth};
+use crate::{Extent, Placed, Request, SubAllocator};
 
 /// How much comes next. Its lock is held while upstream is called, so that one region is made at a time and the
 /// limit is kept.
@@ -29,6 +29,8 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// The first error of upstream's; the other regions are given back all the same. What failed is leaked.
     pub fn trim(&self) -> Result<u64> {
+        self.upstream.check_owner()?;
+        self.settle();
         let _grower = self.grower();
         self.give_regions_back()
     }
@@ -53,15 +55,17 @@ impl<U: SubAllocator> Bfc<U> {
 
     /// Takes a region with room for the request from upstream.
     pub(crate) fn grow(&self, grower: &mut Grower, fit: Fit) -> Result<()> {
-        let need = fit.bytes();
-        let room = round_down(self.options.limit.saturating_sub(self.state().counters.reserved));
-        if need > room {
+        let step = self.upstream.granularity().max(UNIT);
+        let reserved = self.state().counters.reserved;
+        let room = self.options.limit.saturating_sub(reserved) / step * step;
+        let Some(need) = fit.bytes().checked_next_multiple_of(step).filter(|&need| need <= room) else {
             return Err(self.out_of_memory(fit, "the limit is reached"));
-        }
+        };
         let (asked, doubled) = self.next_region(grower, fit);
         // With the bytes for a start that is not aligned, if there is room for them.
-        let asked = asked.max(fit.bytes_anywhere().unwrap_or(need)).min(room);
-        let (extent, token) = self.ask_upstream(asked, need, fit)?;
+        let asked = asked.max(fit.bytes_anywhere().unwrap_or(need));
+        let asked = asked.checked_next_multiple_of(step).unwrap_or(room).min(room);
+        let (extent, token) = self.ask_upstream(asked, need, step, fit)?;
         if !doubled && let Growth::Doubling(_) = self.options.growth {
             grower.next = grower.next.saturating_mul(2);
         }
@@ -93,12 +97,19 @@ impl<U: SubAllocator> Bfc<U> {
             idle
         };
         let mut freed = 0;
+        let mut leaked = 0;
         let mut failed = None;
         for (extent, token) in idle.into_iter().flat_map(|region| region.parts) {
             match self.upstream.free(extent, token) {
                 Ok(()) => freed += extent.len,
-                Err(error) => failed = failed.or(Some(error)),
+                Err(error) => {
+                    leaked += extent.len;
+                    failed = failed.or(Some(error));
+                }
             }
+        }
+        if leaked > 0 {
+            self.state().counters.leaked += leaked;
         }
         failed.map_or(Ok(freed), Err)
     }
@@ -119,7 +130,7 @@ impl<U: SubAllocator> Bfc<U> {
     }
 
     /// Asks for `asked` bytes, and while upstream has no room for a tenth less, down to `need`.
-    fn ask_upstream(&self, asked: u64, need: u64, fit: Fit) -> Result<(Extent, U::Token)> {
+    fn ask_upstream(&self, asked: u64, need: u64, step: u64, fit: Fit) -> Result<(Extent, U::Token)> {
         let align = (fit.align_bytes()).max(UNIT);
         let mut bytes = asked;
         loop {
@@ -131,7 +142,7 @@ impl<U: SubAllocator> Bfc<U> {
                         return Err(self.out_of_memory(fit, &format!("upstream has no room ({hint})")));
                     }
                     // Rounded down, so that it ends; the last try is for just what is needed.
-                    bytes = round_down((bytes as f64 * 0.9) as u64).min(bytes - UNIT).max(need);
+                    bytes = ((bytes as f64 * 0.9) as u64 / step * step).min(bytes - step).max(need);
                 }
                 Err(error) => return Err(error),
             }
@@ -144,6 +155,7 @@ impl<U: SubAllocator> Bfc<U> {
         if unfit != Unfit::Overlap
             && let Err(error) = self.upstream.free(extent, token)
         {
+            self.state().counters.leaked += extent.len;
             tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
         }
         Error::Invalid {

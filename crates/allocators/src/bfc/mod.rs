@@ -23,7 +23,7 @@ mod pending;
 mod region;
 mod stats;
 
-pub use best_fit::{Bfc, Placed, Request};
+pub use best_fit::Bfc;
 pub use options::{BfcOptions, Growth};
 pub use pending::Completion;
 pub use stats::{AllocatorStats, Scope, ScopeStats};

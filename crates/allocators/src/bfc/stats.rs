@@ -43,6 +43,8 @@ pub(crate) struct Counters {
     pub(crate) peak_reserved: u64,
     /// Bytes that were asked for, of what is handed out.
     pub(crate) asked: u64,
+    /// Bytes of regions that upstream failed to take back.
+    pub(crate) leaked: u64,
 }
 
 impl Counters {

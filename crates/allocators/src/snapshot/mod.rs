@@ -1,5 +1,10 @@
-//! What a heap looks like at one moment, as data.
+//! What a heap looks like at one moment: as data here, in words by [`Display`](std::fmt::Display), as a picture by
+//! [`Snapshot::svg`].
 
+mod svg;
+mod text;
+
+use gpu_api::Holder;
 use serde::{Deserialize, Serialize};
 
 use crate::AllocatorStats;
@@ -16,10 +21,55 @@ pub struct Snapshot {
     pub asked_bytes: u64,
     /// Bytes given back while work on them was under way.
     pub pending_bytes: u64,
+    /// Bytes of blocks that sessions have dropped and something still holds. They count as used above.
+    pub limbo_bytes: u64,
+    /// Bytes of blocks held by processes that are dead, until proof and quarantine are over. They count as used above.
+    pub quarantined_bytes: u64,
+    /// Bytes of regions that upstream failed to take back.
+    pub leaked_bytes: u64,
     /// Bytes of host memory that its tables take.
     pub bookkeeping_bytes: u64,
+    /// The processes that hold memory of the sessions on the device.
+    pub holders: Vec<HolderSnapshot>,
     /// Its regions, lowest address first.
     pub regions: Vec<RegionSnapshot>,
+}
+
+/// One process that holds memory of a session: [`Holder`] as plain data.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct HolderSnapshot {
+    /// Its number in the session.
+    pub participant: u64,
+    /// Its process id as this process sees it; 0 when it is in a namespace that hides it.
+    pub pid: u32,
+    /// The command it runs.
+    pub command: String,
+    /// Leases that it was granted and has not ended.
+    pub leases: u64,
+    /// Bytes of the blocks behind them; a block leased twice counts twice.
+    pub bytes: u64,
+    /// Regions that it may have mapped.
+    pub mappings: u64,
+    /// The age of its oldest lease.
+    pub oldest_ms: u64,
+    /// `true` once its process is dead and the rest of the proof, or the quarantine, is awaited.
+    pub dying: bool,
+}
+
+impl From<Holder> for HolderSnapshot {
+    fn from(holder: Holder) -> HolderSnapshot {
+        HolderSnapshot {
+            participant: holder.participant.0,
+            pid: holder.pid,
+            command: holder.command,
+            leases: holder.leases,
+            bytes: holder.bytes,
+            mappings: holder.mappings,
+            oldest_ms: u64::try_from(holder.oldest.as_millis()).unwrap_or(u64::MAX),
+            dying: holder.dying,
+        }
+    }
 }
 
 /// One region.
@@ -109,6 +159,11 @@ impl Snapshot {
     /// Returns the bytes of free chunks.
     pub fn free_bytes(&self) -> u64 {
         self.chunks().filter(|chunk| chunk.state == ChunkState::Free).map(|chunk| chunk.len).sum()
+    }
+
+    /// Returns the bytes of regions that another process may have mapped.
+    pub fn exported_bytes(&self) -> u64 {
+        self.regions.iter().filter(|region| region.pinned).map(|region| region.len).sum()
     }
 
     /// Returns the part of the free bytes that one request could not get: 0 when they are in one piece or there are
