@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpu_api::Result;
 
 use crate::upstream::no_memory;
-use crate::{AllocatorStats, Bfc, Memory, Placed, Request, SubAllocator};
+use crate::{AllocatorStats, Bfc, Memory, Placed, Request, Snapshot, SubAllocator};
 
 /// An allocator of addresses in device or host memory.
 ///
@@ -61,7 +61,77 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     fn memory(&self) -> Result<Arc<dyn Memory>> {
         Err(no_memory())
     }
+
+    /// Lists every region and chunk; `None` for an allocator that has no regions.
+    fn snapshot(&self) -> Option<Snapshot> {
+        None
+    }
+
+    /// Fails in a forked child of the process that made it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`](gpu_api::Error::Forked).
+    fn check_owner(&self) -> Result<()> {
+        Ok(())
+    }
 }
+
+/// Hands on to the allocator beneath what a wrapper does not change.
+macro_rules! hand_on {
+    ($inner:tt: $($method:ident),*) => { $(crate::allocator::hand_on!(@$method $inner);)* };
+    (@name $inner:tt) => {
+        fn name(&self) -> &str {
+            self.$inner.name()
+        }
+    };
+    (@alloc $inner:tt) => {
+        fn alloc(&self, request: crate::Request) -> gpu_api::Result<crate::Placed> {
+            self.$inner.alloc(request)
+        }
+    };
+    (@free $inner:tt) => {
+        fn free(&self, address: u64) -> gpu_api::Result<()> {
+            self.$inner.free(address)
+        }
+    };
+    (@get $inner:tt) => {
+        fn get(&self, address: u64) -> Option<crate::Placed> {
+            self.$inner.get(address)
+        }
+    };
+    (@stats $inner:tt) => {
+        fn stats(&self) -> crate::AllocatorStats {
+            self.$inner.stats()
+        }
+    };
+    (@clear_stats $inner:tt) => {
+        fn clear_stats(&self) {
+            self.$inner.clear_stats();
+        }
+    };
+    (@trim $inner:tt) => {
+        fn trim(&self) -> gpu_api::Result<u64> {
+            self.$inner.trim()
+        }
+    };
+    (@memory $inner:tt) => {
+        fn memory(&self) -> gpu_api::Result<std::sync::Arc<dyn crate::Memory>> {
+            self.$inner.memory()
+        }
+    };
+    (@snapshot $inner:tt) => {
+        fn snapshot(&self) -> Option<crate::Snapshot> {
+            self.$inner.snapshot()
+        }
+    };
+    (@check_owner $inner:tt) => {
+        fn check_owner(&self) -> gpu_api::Result<()> {
+            self.$inner.check_owner()
+        }
+    };
+}
+pub(crate) use hand_on;
 
 // Object-safe on purpose: wrappers stack in any order.
 const _: Option<&dyn Allocator> = None;
@@ -100,6 +170,14 @@ unsafe impl<U: SubAllocator> Allocator for Bfc<U> {
     fn memory(&self) -> Result<Arc<dyn Memory>> {
         self.upstream().memory()
     }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        Some(Bfc::snapshot(self))
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        self.upstream().check_owner()
+    }
 }
 
 // SAFETY: what it points to keeps the promises.
@@ -134,5 +212,13 @@ unsafe impl<A: Allocator + ?Sized> Allocator for Arc<A> {
 
     fn memory(&self) -> Result<Arc<dyn Memory>> {
         (**self).memory()
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        (**self).snapshot()
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        (**self).check_owner()
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::relief::PATIENCE;
 use crate::snapshot::Snapshot;
-use crate::{Bfc, BfcOptions, Budget, DeviceMemory, Growth, Relief, Relieved, Request, Shareable};
+use crate::{Allocator, Bfc, BfcOptions, Budget, DeviceMemory, Growth, Placed, Relief, Relieved, Request, Shareable};
 
 /// How an [`Arena`] is set up.
 #[derive(Clone, Debug)]
@@ -201,9 +201,14 @@ impl Arena {
         }
     }
 
+    /// Fails in a forked child.
+    pub(crate) fn check_owner(&self) -> Result<()> {
+        self.heap.check_owner()
+    }
+
     /// Lists every region and chunk, and who holds memory of the sessions.
     pub fn snapshot(&self) -> Snapshot {
-        self.heap.snapshot()
+        Relieved::snapshot(&self.heap)
     }
 }
 
@@ -222,12 +227,11 @@ impl RegionSource for Arena {
     fn give_back(&self, piece: Piece) {
         let address = piece.region.base().0.checked_add(piece.offset);
         let given = address.is_some_and(|address| {
-            let is_meant =
-                |placed: &crate::Placed<_>| placed.asked == piece.len && Arc::ptr_eq(&placed.token, &piece.region);
+            let is_meant = |placed: &Placed<_>| placed.asked == piece.len && Arc::ptr_eq(&placed.token, &piece.region);
             self.heap.bfc().free_if(address, is_meant).is_ok()
         });
         // In a forked child there is nothing to give back, and to log might lock.
-        if !given && crate::SubAllocator::check_owner(self.heap.bfc().upstream()).is_ok() {
+        if !given && self.check_owner().is_ok() {
             // To believe it would hand out bytes twice.
             tracing::error!(region = piece.region.id().0, piece.offset, piece.len, "no such piece is out");
         }

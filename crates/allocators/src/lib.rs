@@ -8,7 +8,10 @@
 //! 3. [`Bfc`]: best fit with coalescing over any upstream.
 //! 4. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error that explains itself.
 //! 5. [`Arena`]: memory for the blocks of sessions.
-//! 6. [`snapshot`]: what a heap looks like at one moment.
+//! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory.
+//! 7. [`Tracking`], [`Guard`], [`NanFill`], [`Limit`], [`Log`]: allocators over another; [`Trace`]: a log, replayed.
+//! 8. [`ProcessState`]: all of them in one value, by device and [`AllocatorAttributes`].
+//! 9. [`snapshot`]: what a heap looks like at one moment.
 //!
 //! # Glossary
 //!
@@ -20,24 +23,37 @@ mod arena;
 pub mod bfc;
 mod budget;
 mod device_memory;
+mod direct;
 mod fork;
 mod host_memory;
 mod memory;
+mod pool;
+mod process_state;
 mod relief;
 mod request;
 mod simulated;
 pub mod snapshot;
+mod trace;
 mod upstream;
+mod wrappers;
 
 pub use allocator::Allocator;
 pub use arena::{Arena, ArenaOptions, ArenaStats};
 pub use bfc::{AllocatorStats, Bfc, BfcOptions, Completion, Growth, Scope, ScopeStats};
 pub use budget::Budget;
 pub use device_memory::{DeviceMemory, Shareable};
+pub use direct::{BasicCpu, Direct, PinnedHost};
 pub use host_memory::HostPages;
 pub use memory::{DeviceBytes, HostBytes, Memory};
+pub use pool::{Pool, PoolCounts, PoolOptions, Rounding};
+pub use process_state::{
+    AllocatorAttributes, AllocatorKey, MemoryLimit, PhysicalDevice, ProcessOptions, ProcessState, VirtualDevice,
+    VirtualDevices, Wrap,
+};
 pub use relief::{Relief, Relieved, Trim};
 pub use request::{Placed, Request};
 pub use simulated::Simulated;
 pub use snapshot::Snapshot;
+pub use trace::{Replayed, Step, Trace};
 pub use upstream::{Extent, SubAllocator};
+pub use wrappers::{Damage, Guard, Limit, Log, NanFill, Sizes, TagUse, Tracked, Tracking};

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Reclaim, Result};
 
+use crate::allocator::hand_on;
 use crate::snapshot::{HolderSnapshot, Snapshot};
-use crate::{Allocator, AllocatorStats, Bfc, Memory, Placed, Request, SubAllocator};
+use crate::{Allocator, Bfc, Placed, Request, SubAllocator};
 
 /// How long those who were asked to unmap are waited for, unless said.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
@@ -261,21 +262,11 @@ unsafe impl<U: SubAllocator> Allocator for Relieved<U> {
         Allocator::get(&self.bfc, address)
     }
 
-    fn stats(&self) -> AllocatorStats {
-        self.bfc.stats()
+    fn snapshot(&self) -> Option<Snapshot> {
+        Some(Relieved::snapshot(self))
     }
 
-    fn clear_stats(&self) {
-        self.bfc.clear_stats();
-    }
-
-    fn trim(&self) -> Result<u64> {
-        self.bfc.trim()
-    }
-
-    fn memory(&self) -> Result<Arc<dyn Memory>> {
-        self.bfc.upstream().memory()
-    }
+    hand_on!(bfc: stats, clear_stats, trim, memory, check_owner);
 }
 
 impl<U: SubAllocator> fmt::Debug for Relieved<U> {

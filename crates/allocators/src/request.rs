@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::time::Instant;
 
-use gpu_api::StreamIdentity;
+use gpu_api::{Error, Result, StreamIdentity};
 
 /// What is asked for.
 ///
@@ -66,8 +66,19 @@ impl Request {
         self.bytes
     }
 
+    /// Refuses nonsense.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.bytes == 0 {
+            return Err(Error::Invalid { what: "size", got: "0 bytes".into(), must: "at least 1 byte" });
+        }
+        if !self.align.is_power_of_two() {
+            return Err(Error::Invalid { what: "alignment", got: self.align.to_string(), must: "a power of two" });
+        }
+        Ok(())
+    }
+
     /// Says who asked: the tag, if there is one, and the line.
-    #[allow(dead_code, reason = "x")]
     pub(crate) fn asker(&self) -> String {
         let space = if self.tag.is_empty() { "" } else { " " };
         format!("{}{space}({}:{})", self.tag, self.from.file(), self.from.line())
@@ -80,7 +91,6 @@ impl Request {
     }
 
     /// Asks the same for other bytes.
-    #[allow(dead_code, reason = "x")]
     pub(crate) fn resized(mut self, bytes: u64) -> Request {
         self.bytes = bytes;
         self
@@ -106,5 +116,15 @@ impl<T> Placed<T> {
     /// Leaves the token out.
     pub fn untied(&self) -> Placed {
         Placed { address: self.address, bytes: self.bytes, asked: self.asked, number: self.number, token: () }
+    }
+}
+
+/// Makes the error for an address that is not handed out.
+#[cold]
+pub(crate) fn foreign(address: u64) -> Error {
+    Error::Invalid {
+        what: "address",
+        got: format!("{address:#x}"),
+        must: "one that this allocator handed out and that was not freed since",
     }
 }

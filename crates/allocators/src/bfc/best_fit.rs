@@ -11,6 +11,7 @@ use super::heap::{Fit, Handed, Heap};
 use super::options::BfcOptions;
 use super::pending::{Completion, Pending, ask};
 use super::stats::{AllocatorStats, Counters, Scope, ScopeStats, Scopes};
+use crate::request::foreign;
 use crate::{Placed, Request, SubAllocator};
 
 /// How often a waiting thread asks for the work on pending chunks, which wakes nobody when it finishes.
@@ -276,12 +277,7 @@ impl<U: SubAllocator> Bfc<U> {
     }
 
     pub(crate) fn fit(&self, request: &Request) -> Result<Fit> {
-        if request.bytes == 0 {
-            return Err(Error::Invalid { what: "size", got: "0 bytes".into(), must: "at least 1 byte" });
-        }
-        if !request.align.is_power_of_two() {
-            return Err(Error::Invalid { what: "alignment", got: request.align.to_string(), must: "a power of two" });
-        }
+        request.check()?;
         Fit::new(request.bytes, request.align).ok_or_else(|| Error::OutOfMemory {
             device: self.options.device,
             asked: request.bytes,
@@ -363,12 +359,4 @@ impl<U: SubAllocator> fmt::Debug for Bfc<U> {
 fn placed<T: Clone>(heap: &Heap<T>, handed: Handed) -> Placed<T> {
     let Handed { address, bytes, asked, number, .. } = handed;
     Placed { address, bytes, asked, number, token: heap.token(handed) }
-}
-
-fn foreign(address: u64) -> Error {
-    Error::Invalid {
-        what: "address",
-        got: format!("{address:#x}"),
-        must: "one that this allocator handed out and that was not freed since",
-    }
 }

@@ -26,4 +26,5 @@ mod stats;
 pub use best_fit::Bfc;
 pub use options::{BfcOptions, Growth};
 pub use pending::Completion;
+pub(crate) use stats::Counters;
 pub use stats::{AllocatorStats, Scope, ScopeStats};
