@@ -60,8 +60,10 @@ const WRAPPERS: [Wrap; 5] = [
     ("log", |inner| Arc::new(Log::new(inner, std::io::sink()))),
 ];
 
+type Case = (&'static str, fn(&Arc<dyn Allocator>));
+
 /// The suite: each case gets a fresh allocator.
-const CASES: &[(&str, fn(&Arc<dyn Allocator>))] = &[
+const CASES: &[Case] = &[
     ("hands_out_apart_and_aligned", hands_out_apart_and_aligned),
     ("counts", counts),
     ("refuses_nonsense", refuses_nonsense),

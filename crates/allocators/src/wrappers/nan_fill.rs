@@ -47,7 +47,7 @@ impl<A: Allocator> NanFill<A> {
     }
 
     fn fill(&self, placed: &Placed) -> Result<()> {
-        let part: Vec<u8> = NAN.into_iter().cycle().take((placed.asked as usize).min(PART)).collect();
+        let part = NAN.repeat(placed.asked.min(PART as u64).div_ceil(NAN.len() as u64) as usize);
         let mut at = 0;
         while at < placed.asked {
             let len = (placed.asked - at).min(part.len() as u64);
