@@ -7,10 +7,13 @@
 //!
 //! Each figure is the median over batches of 1,000 pairs, or over whole replays. Waste is what the highest byte in use
 //! was, beyond what was asked for at the peak: all start from one region without end. `Bfc` is measured through its
-//! public calls, with its lock and its statistics; the others have neither. Pass `--quick` for fewer rounds.
+//! public calls, with its lock, its statistics and its look-up by address; the others have none of them, but for the
+//! line 'the same, shared', which has a lock and a look-up. Pass `--quick` for fewer rounds, `--ours`
+//! to leave the others out, `--live N` for one size alone.
 
 use std::collections::HashMap;
 use std::hint::black_box;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use allocators::{Bfc, BfcOptions, Growth, Log, Placed, Request, Simulated, Step, Trace};
@@ -85,6 +88,46 @@ impl Subject for Offset {
 
     fn end(&(chunk, units): &Self::Chunk) -> u64 {
         (u64::from(chunk.offset) + u64::from(units)) * UNIT
+    }
+}
+
+/// The same with what a process needs around it: a lock, and chunks found by their address.
+struct SharedOffset(Mutex<(offset_allocator::Allocator<u32>, ByAddress)>);
+
+type ByAddress = HashMap<u64, offset_allocator::Allocation<u32>>;
+
+impl SharedOffset {
+    fn new(live: usize) -> SharedOffset {
+        SharedOffset(Mutex::new((Offset::new(live).0, HashMap::new())))
+    }
+}
+
+impl Subject for SharedOffset {
+    /// The address and the bytes.
+    type Chunk = (u64, u64);
+
+    fn name(&self) -> &'static str {
+        "the same, shared"
+    }
+
+    fn alloc(&mut self, bytes: u64) -> (u64, u64) {
+        let mut guard = self.0.lock().expect("no panic");
+        let (allocator, chunks) = &mut *guard;
+        let units = bytes.div_ceil(UNIT);
+        let chunk = allocator.allocate(units as u32).expect("room");
+        let address = u64::from(chunk.offset) * UNIT;
+        chunks.insert(address, chunk);
+        (address, units * UNIT)
+    }
+
+    fn free(&mut self, (address, _): (u64, u64)) {
+        let mut guard = self.0.lock().expect("no panic");
+        let (allocator, chunks) = &mut *guard;
+        allocator.free(chunks.remove(&address).expect("in use"));
+    }
+
+    fn end(&(address, bytes): &(u64, u64)) -> u64 {
+        address + bytes
     }
 }
 
@@ -257,13 +300,24 @@ fn waste_of<S: Subject>(subject: &mut S, steps: &[Step]) -> f64 {
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "--quick");
+    let only_ours = std::env::args().any(|argument| argument == "--ours");
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--live");
+    let only_live: Option<usize> = arguments.nth(1).and_then(|live| live.parse().ok());
     let batches = if quick { 50 } else { 500 };
     for live in [1_000, 10_000, 100_000, 1_000_000] {
+        if only_live.is_some_and(|only| only != live) {
+            continue;
+        }
         let script = format!("pairs, {live}");
         let mut ours = Ours::new();
         report(&script, ours.name(), &pairs(&mut ours, live, batches));
+        if only_ours {
+            continue;
+        }
         let mut offset = Offset::new(live);
         report(&script, offset.name(), &pairs(&mut offset, live, batches));
+        let mut shared = SharedOffset::new(live);
+        report(&script, shared.name(), &pairs(&mut shared, live, batches));
         // Its lists are searched from end to end.
         if live <= 10_000 {
             let mut range = Range::new();
@@ -273,7 +327,14 @@ fn main() {
     let trace: Trace = training_log().parse().expect("a log of our own");
     let script = format!("replay, {} steps", trace.steps().len());
     let rounds = if quick { 5 } else { 50 };
+    if only_live.is_some() {
+        return;
+    }
     report(&script, "gpu-ipc Bfc", &replay(Ours::new, &trace, rounds));
+    if only_ours {
+        return;
+    }
     report(&script, "offset-allocator", &replay(|| Offset::new(2000), &trace, rounds));
+    report(&script, "the same, shared", &replay(|| SharedOffset::new(2000), &trace, rounds));
     report(&script, "range-alloc", &replay(Range::new, &trace, rounds));
 }
