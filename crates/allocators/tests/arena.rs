@@ -132,6 +132,45 @@ fn a_region_that_cannot_be_exported_is_freed() {
     assert!(fake.state().live.is_empty());
 }
 
+/// Takes and gives back in a fixed order; returns how many takes failed.
+fn script(fake: &Arc<Fake>) -> usize {
+    let arena = arena(fake);
+    let mut held: Vec<Piece> = Vec::new();
+    let mut failures = 0;
+    for at in 0..60u64 {
+        match arena.take(1 + at * 7919 % (2 * REGION), 1) {
+            Ok(piece) => held.push(piece),
+            Err(Error::Driver { .. }) => failures += 1,
+            Err(error) => panic!("{error}"),
+        }
+        if at % 3 == 2 {
+            arena.give_back(held.swap_remove(at as usize % held.len()));
+        }
+        assert_eq!(arena.usage().reserved, fake.live_bytes());
+        if at % 20 == 19 {
+            arena.trim().expect("the driver takes it");
+        }
+    }
+    held.into_iter().for_each(|piece| arena.give_back(piece));
+    assert_eq!(arena.usage().in_use, 0);
+    failures
+}
+
+#[test]
+fn a_driver_that_fails_once_costs_one_take_and_leaks_nothing() {
+    let room = 256 * REGION;
+    let fake = Fake::new(room);
+    assert_eq!(script(&fake), 0);
+    let calls = fake.state().calls;
+    assert!(calls > 20);
+    for n in 1..=calls {
+        let fake = Fake::new(room);
+        fake.state().fails_at = n;
+        assert_eq!(script(&fake), 1, "call {n}");
+        assert_eq!(fake.live_bytes(), 0, "call {n}");
+    }
+}
+
 #[test]
 fn a_dropped_arena_frees_what_nobody_uses_or_maps() {
     let fake = Fake::new(1 << 20);

@@ -20,6 +20,10 @@ pub struct State {
     pub room: u64,
     pub refuses_free: bool,
     pub refuses_export: bool,
+    /// Which call of `alloc` or of an export fails, counted from 1; none for 0.
+    pub fails_at: usize,
+    /// How many there were.
+    pub calls: usize,
     /// The nodes that host memory can be bound to; any when `None`.
     pub nodes: Option<Vec<u32>>,
     /// What host memory was asked for, in order.
@@ -66,6 +70,13 @@ impl Fake {
         Gpu::new(self.clone(), DeviceId(ordinal)).expect("a device")
     }
 
+    /// Counts a call; the one that is to fail does.
+    fn call(&self, call: &'static str) -> Result<()> {
+        let mut state = self.state();
+        state.calls += 1;
+        if state.calls == state.fails_at { Err(Fake::failure(call)) } else { Ok(()) }
+    }
+
     fn failure(call: &'static str) -> Error {
         let source = DriverError { backend: BackendKind::Host, code: 700, name: "made to fail".into() };
         Error::Driver { call, device: DeviceId(0), source }
@@ -97,6 +108,7 @@ unsafe impl GpuBackend for Fake {
         &[]
     }
     fn alloc(&self, device: DeviceId, len: u64, _: Sharing) -> Result<Allocation> {
+        self.call("alloc")?;
         let mut state = self.state();
         let free = state.room - state.live.values().sum::<u64>();
         let Some(rounded) = len.checked_next_multiple_of(GRANULARITY).filter(|&rounded| rounded <= free) else {
@@ -117,6 +129,7 @@ unsafe impl GpuBackend for Fake {
         state.live.remove(&base.0).map(|_| ()).ok_or_else(|| panic!("{base} was freed twice"))
     }
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
+        self.call("export")?;
         if self.state().refuses_export {
             return Err(Fake::failure("export"));
         }
