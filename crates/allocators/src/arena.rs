@@ -11,6 +11,9 @@ use crate::relief::PATIENCE;
 use crate::snapshot::Snapshot;
 use crate::{Allocator, Bfc, BfcOptions, Budget, DeviceMemory, Growth, Placed, Relief, Relieved, Request, Shareable};
 
+/// The most bytes behind a block that nobody can use: a page.
+const MAX_SLACK: u64 = 4096;
+
 /// How an [`Arena`] is set up.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -111,7 +114,7 @@ impl ArenaOptions {
 ///
 /// A consumer maps a region as a whole, so a region of the arena is exported when it is made and holds nothing but
 /// blocks of sessions: no private neighbour is ever exposed. A block goes from here into a session, perhaps through its
-/// limbo, and back. A region that somebody may have mapped stays with the driver, whatever is done here.
+/// limbo, and back. Taking may call the driver, also to free idle regions, which may block. A region that somebody may have mapped stays with the driver, whatever is done here.
 ///
 /// # Dropping
 ///
@@ -168,6 +171,8 @@ impl Arena {
     pub fn new(gpu: Gpu, options: ArenaOptions) -> Result<Arc<Arena>> {
         let name = if options.name.is_empty() { format!("arena of {}", gpu.device()) } else { options.name };
         let bfc = BfcOptions::new(name).device(gpu.device()).limit(options.limit).growth(options.growth);
+        // Blocks are large and stay; half a region of slack behind one would be nobody's.
+        let bfc = bfc.max_slack(MAX_SLACK);
         let mut memory = DeviceMemory::new(gpu)?;
         if let Some(sharing) = options.sharing {
             memory = memory.sharing(sharing);

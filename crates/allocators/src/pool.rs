@@ -308,20 +308,22 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
 
     fn free(&self, address: u64) -> Result<()> {
         self.check_owner()?;
-        let gone = {
-            let mut state = self.state();
-            let Out { placed, kind } = state.out.remove(&address).ok_or_else(|| foreign(address))?;
-            state.counters.freed(placed.bytes, placed.asked);
-            let keeps = state.limit > 0 && kind.0 <= self.options.bytes;
-            if keeps { state.keep(address, kind, &self.options) } else { vec![address] }
-        };
-        let mut failed = None;
-        for address in gone {
-            if let Err(error) = self.upstream.free(address) {
-                failed = failed.or(Some(error));
+        let mut state = self.state();
+        let Out { placed, kind } = state.out.remove(&address).ok_or_else(|| foreign(address))?;
+        state.counters.freed(placed.bytes, placed.asked);
+        if state.limit == 0 || kind.0 > self.options.bytes {
+            drop(state);
+            return self.upstream.free(address);
+        }
+        let gone = state.keep(address, kind, &self.options);
+        drop(state);
+        for evicted in gone {
+            // The buffer that came is kept; that another could not go is not its owner's to know.
+            if let Err(error) = self.upstream.free(evicted) {
+                tracing::warn!(pool = self.options.name, %error, "a buffer is leaked");
             }
         }
-        failed.map_or(Ok(()), Err)
+        Ok(())
     }
 
     fn get(&self, address: u64) -> Option<Placed> {

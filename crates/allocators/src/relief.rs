@@ -27,6 +27,9 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How long the first wait between two looks is, and the longest: nobody tells of an unmapping.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
+/// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
+const DRAWN: usize = 1 << 16;
+
 /// An allocator that can give idle memory back to the driver.
 pub trait Trim: Send + Sync + 'static {
     /// Gives back what nobody uses, and says how many bytes. May block.
@@ -218,19 +221,34 @@ impl<U: SubAllocator> Relieved<U> {
                     other => return other,
                 }
             }
-            match until {
-                Some(until) if now < until => self.bfc.wait(seen, until.min(now + nap)),
-                _ => return Err(self.explain(error)),
-            };
+            let Some(end) = until.filter(|&until| now < until) else { return Err(self.explain(error)) };
+            if let Some(placed) = self.watch(&request, seen, end.min(now + nap))? {
+                return Ok(placed);
+            }
             nap = (2 * nap).min(NAPS.1);
         }
+    }
+
+    /// Tries again whenever memory may have become free here, which costs little, until it is time to turn to others
+    /// again, which does not.
+    fn watch(&self, request: &Request, mut seen: u64, until: Instant) -> Result<Option<Placed<U::Token>>> {
+        while self.bfc.wait(seen, until) {
+            seen = self.bfc.generation();
+            if let Some(placed) = self.bfc.try_alloc(*request)? {
+                return Ok(Some(placed));
+            }
+        }
+        Ok(None)
     }
 
     /// Adds to an error who holds the memory and where it lies.
     fn explain(&self, error: Error) -> Error {
         match error {
             Error::OutOfMemory { device, asked, free, hint } => {
-                let hint = format!("{hint}, {}", self.snapshot().rest_of_error().trim_end());
+                let draw = self.bfc.numbers() <= DRAWN;
+                let mut snapshot = if draw { self.bfc.snapshot() } else { self.bfc.outline() };
+                self.relief.annotate(&mut snapshot);
+                let hint = format!("{hint}, {}", snapshot.rest_of_error(draw).trim_end());
                 Error::OutOfMemory { device, asked, free, hint }
             }
             other => other,

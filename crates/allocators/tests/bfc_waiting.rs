@@ -144,6 +144,26 @@ fn work_is_asked_for_with_no_lock_held() {
 }
 
 #[test]
+fn what_stands_for_work_is_dropped_with_no_lock_held() {
+    watched(|| {
+        struct AsksBack(std::sync::Weak<Bfc<Simulated>>);
+        impl Drop for AsksBack {
+            fn drop(&mut self) {
+                if let Some(bfc) = self.0.upgrade() {
+                    assert_eq!(bfc.stats().bytes_in_use, 0);
+                }
+            }
+        }
+        let bfc = room_for(1);
+        let placed = bfc.alloc(Request::new(1)).expect("room");
+        let asks_back = AsksBack(Arc::downgrade(&bfc));
+        let done = move || asks_back.0.strong_count() > 0;
+        bfc.free_after(placed.address, StreamIdentity(1), done).expect("in use");
+        assert_eq!(bfc.settle(), 256);
+    });
+}
+
+#[test]
 fn scopes_nest() {
     let bfc = room_for(8);
     let outer = bfc.scope();

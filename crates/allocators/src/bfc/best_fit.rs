@@ -67,7 +67,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// Makes an allocator that has no region yet.
     pub fn new(options: BfcOptions, upstream: U) -> Bfc<U> {
         let state = State {
-            heap: Heap::new(options.max_slack()),
+            heap: Heap::new(options.slack()),
             counters: Counters::default(),
             pending: Pending::default(),
             scopes: Scopes::default(),
@@ -180,11 +180,13 @@ impl<U: SubAllocator> Bfc<U> {
             }
             let mut guard = self.state();
             let state = &mut *guard;
-            for id in state.pending.take_passed(&state.heap.chunks, &passed) {
+            let (ready, finished) = state.pending.take_passed(&state.heap.chunks, &passed);
+            for id in ready {
                 settled += state.heap.chunks[id].bytes();
                 state.heap.release(id);
             }
             self.wake(guard);
+            drop(finished);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::best_fit::Bfc;
 use super::chunk::{Chunk, Standing, UNIT};
+use super::heap::Heap;
 use super::region::Region;
 use crate::SubAllocator;
 use crate::snapshot::{ChunkSnapshot, ChunkState, RegionSnapshot, Snapshot};
@@ -15,8 +16,22 @@ impl<U: SubAllocator> Bfc<U> {
         (regions().count() as u64, regions().filter(kept).map(Region::reserved).sum())
     }
 
+    /// Says how many chunks there were at most at one time.
+    pub(crate) fn numbers(&self) -> usize {
+        self.state().heap.chunks.numbers()
+    }
+
+    /// Lists the regions without their chunks.
+    pub(crate) fn outline(&self) -> Snapshot {
+        self.list(|_, _| Vec::new())
+    }
+
     /// Lists every region and chunk as they are at this moment. Holds the lock while it does.
     pub fn snapshot(&self) -> Snapshot {
+        self.list(|heap, number| heap.chunks_of(number).map(|(_, chunk)| describe(chunk)).collect())
+    }
+
+    fn list(&self, chunks_of: impl Fn(&Heap<U::Token>, u16) -> Vec<ChunkSnapshot>) -> Snapshot {
         let state = self.state();
         let heap = &state.heap;
         let regions = heap.regions.numbers().map(|number| {
@@ -25,7 +40,7 @@ impl<U: SubAllocator> Bfc<U> {
                 base: region.start * UNIT,
                 len: region.units * UNIT,
                 pinned: region.parts.iter().any(|(_, token)| !self.upstream.may_free(token)),
-                chunks: heap.chunks_of(number).map(|(_, chunk)| describe(chunk)).collect(),
+                chunks: chunks_of(heap, number),
             }
         });
         Snapshot {

@@ -45,6 +45,8 @@ pub struct BfcOptions {
     pub growth: Growth,
     /// The part of the limit from which on slack is cut off even when less than the request; 0 for 128 MiB.
     pub fragmentation_fraction: f64,
+    /// The most slack of a chunk; what the fraction says when `None`.
+    pub max_slack: Option<u64>,
     /// Whether idle regions go back to upstream when a request does not fit otherwise.
     pub collect_regions: bool,
 }
@@ -58,6 +60,7 @@ impl BfcOptions {
             limit: u64::MAX,
             growth: Growth::DEFAULT,
             fragmentation_fraction: 0.0,
+            max_slack: None,
             collect_regions: true,
         }
     }
@@ -90,6 +93,13 @@ impl BfcOptions {
         self
     }
 
+    /// Cuts off slack of this many bytes or more, whatever the request: more chunks, less that nobody can use.
+    #[must_use]
+    pub fn max_slack(mut self, bytes: u64) -> BfcOptions {
+        self.max_slack = Some(bytes);
+        self
+    }
+
     /// Sets whether idle regions go back to upstream when a request does not fit otherwise.
     #[must_use]
     pub fn collect_regions(mut self, collect: bool) -> BfcOptions {
@@ -98,8 +108,10 @@ impl BfcOptions {
     }
 
     /// Returns the slack that is always cut off.
-    pub(crate) fn max_slack(&self) -> u64 {
-        if self.fragmentation_fraction > 0.0 {
+    pub(crate) fn slack(&self) -> u64 {
+        if let Some(bytes) = self.max_slack {
+            bytes
+        } else if self.fragmentation_fraction > 0.0 {
             (self.limit as f64 * self.fragmentation_fraction) as u64
         } else {
             128 << 20

@@ -48,6 +48,9 @@ pub(crate) type Questions = Vec<(StreamIdentity, Vec<Question>)>;
 /// Whether the work on a chunk has finished, and the chunk's place in the order.
 type Question = (u64, Arc<dyn Completion>);
 
+/// What stood for work that has finished.
+pub(crate) type Finished = Vec<Arc<dyn Completion>>;
+
 /// The most chunks of one stream that are asked about at a time: the lock is held while the list is made.
 const QUESTIONS: usize = 64;
 
@@ -91,9 +94,11 @@ impl Pending {
         self.lanes.iter().map(|(&stream, lane)| (stream, ask(lane))).collect()
     }
 
-    /// Takes out the chunks whose work has finished.
-    pub(crate) fn take_passed(&mut self, chunks: &Chunks, passed: &Passed) -> Vec<ChunkId> {
+    /// Takes out the chunks whose work has finished. What stood for the work comes with them, to be dropped with no lock
+    /// held: it is the caller's, and its drop might call back.
+    pub(crate) fn take_passed(&mut self, chunks: &Chunks, passed: &Passed) -> (Vec<ChunkId>, Finished) {
         let mut ready = Vec::new();
+        let mut finished = Vec::new();
         for &(stream, sequence) in passed {
             let Some(lane) = self.lanes.get_mut(&stream) else { continue };
             let is_passed = |waiting: &Waiting| waiting.sequence <= sequence;
@@ -106,12 +111,13 @@ impl Pending {
                     self.bytes -= chunk.bytes();
                     ready.push(waiting.chunk);
                 }
+                finished.push(waiting.done);
             }
             if lane.queue.is_empty() {
                 self.lanes.remove(&stream);
             }
         }
-        ready
+        (ready, finished)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -154,7 +154,8 @@ impl ProcessOptions {
         self
     }
 
-    /// Puts wrappers over every allocator but arenas, when it is made.
+    /// Puts wrappers over every allocator but arenas, when it is made. `wrap` must not call the process state, whose lock
+    /// is held.
     #[must_use]
     pub fn wrap(
         mut self,

@@ -156,9 +156,9 @@ impl Snapshot {
         self.regions.iter().flat_map(|region| &region.chunks)
     }
 
-    /// Returns the bytes of free chunks.
+    /// Returns the bytes that were taken from upstream and are in no use.
     pub fn free_bytes(&self) -> u64 {
-        self.chunks().filter(|chunk| chunk.state == ChunkState::Free).map(|chunk| chunk.len).sum()
+        self.stats.bytes_reserved.saturating_sub(self.stats.bytes_in_use + self.pending_bytes)
     }
 
     /// Returns the bytes of regions that another process may have mapped.

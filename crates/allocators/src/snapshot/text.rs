@@ -77,8 +77,9 @@ impl Snapshot {
     }
 
     /// Says what an error does not say yet that has the limit, what is reserved, what is in use, and the largest piece.
-    pub(crate) fn rest_of_error(&self) -> String {
-        format!("{}\n{}", self.scattered_and_held(), Tables(self))
+    pub(crate) fn rest_of_error(&self, draw: bool) -> String {
+        let text = self.scattered_and_held();
+        if draw { format!("{text}\n{}", Tables(self)) } else { text }
     }
 }
 
