@@ -9,7 +9,7 @@
 //! was, beyond what was asked for at the peak: all start from one region without end. `Bfc` is measured through its
 //! public calls, with its lock, its statistics and its look-up by address; the others have none of them, but for the
 //! line 'the same, shared', which has a lock and a look-up. Pass `--quick` for fewer rounds, `--ours`
-//! to leave the others out, `--live N` for one size alone.
+//! to leave the others out, `--live N` for one size alone, `--live 0` for the replay alone.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -327,7 +327,7 @@ fn main() {
     let trace: Trace = training_log().parse().expect("a log of our own");
     let script = format!("replay, {} steps", trace.steps().len());
     let rounds = if quick { 5 } else { 50 };
-    if only_live.is_some() {
+    if only_live.is_some_and(|only| only > 0) {
         return;
     }
     report(&script, "gpu-ipc Bfc", &replay(Ours::new, &trace, rounds));

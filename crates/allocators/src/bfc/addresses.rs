@@ -159,3 +159,45 @@ fn hash(start: u64) -> u64 {
     let product = u128::from(start ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
     (product >> 64) as u64 ^ product as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::super::chunk::Chunk;
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn it_is_a_map(ops in prop::collection::vec((0u8..5, 0u64..3000), 1..5000)) {
+            let (mut chunks, mut addresses) = (Chunks::default(), Addresses::default());
+            let mut map = HashMap::new();
+            for (what, start) in ops {
+                match what {
+                    0..=2 => {
+                        if let std::collections::hash_map::Entry::Vacant(row) = map.entry(start) {
+                            let id = chunks.insert(Chunk::free(start, 0, 1));
+                            addresses.insert(&chunks, id);
+                            row.insert(id);
+                        }
+                    }
+                    3 => {
+                        let id = map.remove(&start);
+                        prop_assert_eq!(addresses.remove(&chunks, start), id);
+                        id.into_iter().for_each(|id| chunks.remove(id));
+                    }
+                    _ => prop_assert_eq!(addresses.get(&chunks, start), map.get(&start).copied()),
+                }
+            }
+            for (start, id) in map {
+                prop_assert_eq!(addresses.remove(&chunks, start), Some(id));
+            }
+            prop_assert_eq!(addresses.len, 0);
+            prop_assert!(addresses.buckets.iter().all(|bucket| bucket.held == 0 && bucket.passed == 0));
+        }
+    }
+}

@@ -143,16 +143,20 @@ impl<T> Heap<T> {
     #[inline]
     pub(crate) fn take(&mut self, fit: Fit) -> Option<Handed> {
         let (cursor, entry, prefix) = self.find(fit)?;
-        self.index.remove_at(cursor);
         let mut id = entry.id();
         if prefix > 0 {
             let rest = self.cut(id, prefix);
-            self.index.insert(Entry::of(id, &self.chunks[id]));
+            self.index.replace_at(cursor, Entry::of(id, &self.chunks[id]));
             id = rest;
-        }
-        if self.is_wasted(self.chunks[id].units, fit.units) {
+            if self.is_wasted(self.chunks[id].units, fit.units) {
+                let rest = self.cut(id, fit.units);
+                self.index.insert(Entry::of(rest, &self.chunks[rest]));
+            }
+        } else if self.is_wasted(entry.units(), fit.units) {
             let rest = self.cut(id, fit.units);
-            self.index.insert(Entry::of(rest, &self.chunks[rest]));
+            self.index.replace_at(cursor, Entry::of(rest, &self.chunks[rest]));
+        } else {
+            self.index.remove_at(cursor);
         }
         Some(self.hand_out(id, fit.asked))
     }
@@ -195,13 +199,16 @@ impl<T> Heap<T> {
     pub(crate) fn release(&mut self, id: ChunkId) {
         let Chunk { mut units, prev, next, .. } = self.chunks[id];
         let mut kept = id;
+        // What the neighbours were in the index, before they change.
+        let mut after = None;
+        let mut before = None;
         if let Some(more) = self.mergeable(next, units) {
-            self.index.remove(Entry::of(next, &self.chunks[next]));
+            after = Some(Entry::of(next, &self.chunks[next]));
             units += more;
             self.join(kept, next, units);
         }
         if let Some(more) = self.mergeable(prev, units) {
-            self.index.remove(Entry::of(prev, &self.chunks[prev]));
+            before = Some(Entry::of(prev, &self.chunks[prev]));
             units += more;
             self.join(prev, kept, units);
             kept = prev;
@@ -209,7 +216,16 @@ impl<T> Heap<T> {
         let chunk = &mut self.chunks[kept];
         chunk.set_standing(Standing::Free);
         chunk.slack = 0;
-        self.index.insert(Entry::of(kept, chunk));
+        let merged = Entry::of(kept, chunk);
+        match (before, after) {
+            (None, None) => self.index.insert(merged),
+            (Some(only), None) | (None, Some(only)) => self.index.replace(only, merged),
+            (Some(before), Some(after)) => {
+                // The whole is nearer to the larger.
+                self.index.remove(before.min(after));
+                self.index.replace(before.max(after), merged);
+            }
+        }
     }
 
     /// Finds the chunk in use at an address.

@@ -119,6 +119,40 @@ impl Index {
         self.remove_at(cursor);
     }
 
+    /// Puts an entry in the place of another.
+    ///
+    /// # Panics
+    ///
+    /// If that is not in.
+    pub(crate) fn replace(&mut self, old: Entry, new: Entry) {
+        let found = self.at(self.lower_bound(old)).filter(|&(_, found)| found == old);
+        let (cursor, _) = found.expect("a free chunk is in the index");
+        self.replace_at(cursor, new);
+    }
+
+    /// Puts an entry in the place of the one under a cursor: where it stands if the order allows, which it mostly does
+    /// for the largest, from which most are cut and with which most merge.
+    pub(crate) fn replace_at(&mut self, cursor: Cursor, new: Entry) {
+        let Cursor { leaf: upper, at } = cursor;
+        let place = self.places[upper];
+        let leaf = &mut self.leaves[place.leaf as usize];
+        let is_above = match at.checked_sub(1) {
+            Some(before) => leaf[before] < new,
+            None => self.firsts[upper] <= new,
+        };
+        let is_below = if at + 1 < place.len as usize {
+            new < leaf[at + 1]
+        } else {
+            self.firsts.get(upper + 1).is_none_or(|&next| new < next)
+        };
+        if is_above && is_below {
+            leaf[at] = new;
+            return;
+        }
+        self.remove_at(cursor);
+        self.insert(new);
+    }
+
     /// Takes the entry under a cursor out.
     pub(crate) fn remove_at(&mut self, cursor: Cursor) -> Entry {
         let Cursor { leaf: upper, at } = cursor;
@@ -239,5 +273,59 @@ impl Index {
         let leaf = self.places.remove(upper).leaf;
         self.leaves[leaf as usize].fill(Entry::END);
         self.unused.push(leaf);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(units: u32, start: u64) -> Entry {
+        Entry::of(ChunkId(start as u32), &Chunk::free(start, 0, units))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn it_is_a_sorted_set(ops in prop::collection::vec((0u8..10, 1u32..60, 0u64..400, 0usize..1000), 1..3000)) {
+            let (mut index, mut set) = (Index::default(), BTreeSet::new());
+            for (what, units, start, which) in ops {
+                let new = entry(units, start);
+                let old = set.iter().nth(which % set.len().max(1)).copied();
+                match (what, old) {
+                    (0..=4, _) if set.insert(new) => index.insert(new),
+                    (5 | 6, Some(old)) => {
+                        set.remove(&old);
+                        index.remove(old);
+                    }
+                    (7 | 8, Some(old)) if !set.contains(&new) => {
+                        set.remove(&old);
+                        set.insert(new);
+                        index.replace(old, new);
+                    }
+                    _ => {
+                        let best = set.range(Entry::least(units)..).next().copied();
+                        prop_assert_eq!(index.best(units).map(|(_, entry)| entry), best);
+                        if let Some((cursor, best)) = index.best(units) {
+                            let after = set.range(best..).nth(1).copied();
+                            prop_assert_eq!(index.after(cursor).map(|(_, entry)| entry), after);
+                        }
+                    }
+                }
+                prop_assert_eq!(index.largest(), set.last().copied());
+            }
+            let mut listed = Vec::new();
+            let mut next = index.best(0);
+            while let Some((cursor, entry)) = next {
+                listed.push(entry);
+                next = index.after(cursor);
+            }
+            prop_assert_eq!(listed, set.into_iter().collect::<Vec<_>>());
+        }
     }
 }
