@@ -18,7 +18,7 @@ fn bfc() -> Bfc<Simulated> {
 const SIZES: [u64; 10] =
     [256, 4096, 16_384, 524_288, 512, 1_048_576, 10_485_760, 104_857_600, 1_048_576_000, 2_048_576_000];
 
-#[divan::bench]
+#[divan::bench(sample_size = 1000)]
 fn bm_alloc_and_free(bencher: Bencher<'_, '_>) {
     let bfc = bfc();
     bencher.bench_local(|| {
@@ -27,7 +27,7 @@ fn bm_alloc_and_free(bencher: Bencher<'_, '_>) {
     });
 }
 
-#[divan::bench]
+#[divan::bench(sample_size = 1000)]
 fn bm_allocation(bencher: Bencher<'_, '_>) {
     let bfc = bfc();
     let mut at = 0;
@@ -49,7 +49,7 @@ fn bm_alloc_batch_then_free(bencher: Bencher<'_, '_>, batch: usize) {
 }
 
 /// Each allocation is freed only after so many more were made.
-#[divan::bench(args = [1, 10, 100, 1000])]
+#[divan::bench(args = [1, 10, 100, 1000], sample_size = 1000)]
 fn bm_allocation_delayed(bencher: Bencher<'_, '_>, delay: usize) {
     let bfc = bfc();
     let mut held = vec![0; delay];
@@ -64,12 +64,12 @@ fn bm_allocation_delayed(bencher: Bencher<'_, '_>, delay: usize) {
     });
 }
 
-/// Two threads, each a pair at a time; the figure is one pair of one thread.
+/// Threads, each a pair at a time: the rate is that of one thread's pairs.
 #[divan::bench(args = [1, 2])]
 fn bm_alloc_and_free_under_contention(bencher: Bencher<'_, '_>, threads: usize) {
+    const PAIRS: usize = 20_000;
     let bfc = bfc();
-    bencher.bench_local(|| {
-        const PAIRS: usize = 20_000;
+    bencher.counter(divan::counter::ItemsCount::new(PAIRS)).bench_local(|| {
         let barrier = Barrier::new(threads);
         let nanos: u128 = std::thread::scope(|scope| {
             let work = || {
@@ -88,7 +88,7 @@ fn bm_alloc_and_free_under_contention(bencher: Bencher<'_, '_>, threads: usize) 
     });
 }
 
-#[divan::bench]
+#[divan::bench(sample_size = 1000)]
 fn pool_hit(bencher: Bencher<'_, '_>) {
     let pool = Pool::new(PoolOptions::new("pool"), bfc());
     bencher.bench_local(|| {
