@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use gpu_api::Result;
+use gpu_api::{Error, Result, StreamIdentity};
 
 use crate::upstream::no_memory;
-use crate::{AllocatorStats, Bfc, Memory, Placed, Request, Snapshot, SubAllocator};
+use crate::{AllocatorStats, Bfc, Completion, Memory, Placed, Request, Snapshot, SubAllocator};
 
 /// An allocator of addresses in device or host memory.
 ///
@@ -36,6 +36,24 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     ///
     /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out; nothing changes then.
     fn free(&self, address: u64) -> Result<()>;
+
+    /// Takes an allocation back whose bytes may be used again once `done` says so, and by `stream` in its order at once
+    /// ([`Request::on`]).
+    ///
+    /// `done` stands for the work that was queued on `stream` before this call.
+    ///
+    /// # Errors
+    ///
+    /// As [`free`](Allocator::free), and [`Error::Unsupported`] of an allocator that has to look at the memory when it is
+    /// freed or gives it away at once.
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        let _ = (address, stream, done);
+        Err(Error::Unsupported {
+            what: "freeing memory that is still worked on",
+            why: format!("{} cannot keep it until then", self.name()),
+            remedy: "synchronise the stream, then free it",
+        })
+    }
 
     /// Returns what is known of an allocation; `None` for an address that is not handed out.
     fn get(&self, address: u64) -> Option<Placed>;
@@ -95,6 +113,16 @@ macro_rules! hand_on {
             self.$inner.free(address)
         }
     };
+    (@free_after $inner:tt) => {
+        fn free_after(
+            &self,
+            address: u64,
+            stream: gpu_api::StreamIdentity,
+            done: std::sync::Arc<dyn crate::Completion>,
+        ) -> gpu_api::Result<()> {
+            self.$inner.free_after(address, stream, done)
+        }
+    };
     (@get $inner:tt) => {
         fn get(&self, address: u64) -> Option<crate::Placed> {
             self.$inner.get(address)
@@ -151,6 +179,10 @@ unsafe impl<U: SubAllocator> Allocator for Bfc<U> {
         Bfc::free(self, address)
     }
 
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        self.free_when(address, stream, done)
+    }
+
     fn get(&self, address: u64) -> Option<Placed> {
         Bfc::get(self, address).map(|placed| placed.untied())
     }
@@ -192,6 +224,10 @@ unsafe impl<A: Allocator + ?Sized> Allocator for Arc<A> {
 
     fn free(&self, address: u64) -> Result<()> {
         (**self).free(address)
+    }
+
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        (**self).free_after(address, stream, done)
     }
 
     fn get(&self, address: u64) -> Option<Placed> {

@@ -6,6 +6,7 @@
 //! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`Shareable`], [`HostPages`]: a backend's;
 //!    [`Simulated`]: addresses without memory behind them.
 //! 3. [`Bfc`]: best fit with coalescing over any upstream.
+//!    [`Recorded`]: work on a stream, after which memory is free.
 //! 4. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error that explains itself.
 //! 5. [`Arena`]: memory for the blocks of sessions.
 //! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory.
@@ -29,6 +30,7 @@ mod host_memory;
 mod memory;
 mod pool;
 mod process_state;
+mod recorded;
 mod relief;
 mod request;
 mod simulated;
@@ -50,6 +52,7 @@ pub use process_state::{
     AllocatorAttributes, AllocatorKey, MemoryLimit, PhysicalDevice, ProcessOptions, ProcessState, VirtualDevice,
     VirtualDevices, Wrap,
 };
+pub use recorded::Recorded;
 pub use relief::{Relief, Relieved, Trim};
 pub use request::{Placed, Request};
 pub use simulated::Simulated;

@@ -14,11 +14,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, Reclaim, Result};
+use gpu_api::{Error, Reclaim, Result, StreamIdentity};
 
 use crate::allocator::hand_on;
 use crate::snapshot::{HolderSnapshot, Snapshot};
-use crate::{Allocator, Bfc, Placed, Request, SubAllocator};
+use crate::{Allocator, Bfc, Completion, Placed, Request, SubAllocator};
 
 /// How long those who were asked to unmap are waited for, unless said.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
@@ -274,6 +274,10 @@ unsafe impl<U: SubAllocator> Allocator for Relieved<U> {
 
     fn free(&self, address: u64) -> Result<()> {
         self.bfc.free(address)
+    }
+
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        self.bfc.free_when(address, stream, done)
     }
 
     fn get(&self, address: u64) -> Option<Placed> {

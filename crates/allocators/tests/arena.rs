@@ -376,6 +376,18 @@ fn the_error_names_who_holds_the_memory() {
 }
 
 #[test]
+fn an_error_of_very_many_chunks_draws_no_map() {
+    let fake = Fake::new(32 << 20);
+    let arena = Arena::new(fake.gpu(), options().growth(Growth::Fixed(32 << 20))).expect("an arena");
+    let held: Vec<Piece> = (0..70_000).map(|_| take(&arena, 256)).collect();
+    let text = arena.take(32 << 20, 1).expect_err("full").to_string();
+    assert!(text.contains("in use 17920000") && text.contains("fragmentation 0 %") && !text.contains('|'), "{text}");
+    held.into_iter().for_each(|piece| arena.give_back(piece));
+    // What was cut into many chunks is one again, but the table still has their places.
+    take(&arena, 32 << 20);
+}
+
+#[test]
 fn a_request_above_the_limit_bothers_nobody() {
     let fake = Fake::new(1 << 20);
     let (arena, peer) = with_peer(fake.gpu(), options().limit(REGION).wait(Duration::from_secs(600)));

@@ -147,8 +147,11 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// As [`free`](Bfc::free).
     pub fn free_after(&self, address: u64, stream: StreamIdentity, done: impl Completion) -> Result<()> {
+        self.free_when(address, stream, Arc::new(done))
+    }
+
+    pub(crate) fn free_when(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
         self.upstream.check_owner()?;
-        let done: Arc<dyn Completion> = Arc::new(done);
         let mut guard = self.state();
         let state = &mut *guard;
         let Some((id, handed)) = state.heap.withdraw(address) else { return Err(foreign(address)) };

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use gpu_api::{DeviceId, Error, Result};
+use gpu_api::{DeviceId, Error, Result, StreamIdentity};
 
 use crate::allocator::hand_on;
-use crate::{Allocator, AllocatorStats, Budget, Placed, Request};
+use crate::{Allocator, AllocatorStats, Budget, Completion, Placed, Request};
 
 /// Hands out no more than a budget allows, counted in bytes that were asked for.
 ///
@@ -43,6 +43,15 @@ impl<A: Allocator> Limit<A> {
         self
     }
 
+    fn give_back(&self, address: u64, free: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.inner.check_owner()?;
+        // Of two who free it at once only one succeeds, and only that one gives back.
+        let asked = self.inner.get(address).map_or(0, |placed| placed.asked);
+        free()?;
+        self.budget.give_back(asked);
+        Ok(())
+    }
+
     /// Returns the budget.
     pub fn budget(&self) -> &Arc<Budget> {
         &self.budget
@@ -60,12 +69,11 @@ unsafe impl<A: Allocator> Allocator for Limit<A> {
     }
 
     fn free(&self, address: u64) -> Result<()> {
-        self.check_owner()?;
-        // Of two who free it at once only one succeeds, and only that one gives back.
-        let asked = self.inner.get(address).map_or(0, |placed| placed.asked);
-        self.inner.free(address)?;
-        self.budget.give_back(asked);
-        Ok(())
+        self.give_back(address, || self.inner.free(address))
+    }
+
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        self.give_back(address, || self.inner.free_after(address, stream, done))
     }
 
     fn stats(&self) -> AllocatorStats {

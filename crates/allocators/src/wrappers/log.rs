@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use gpu_api::{Error, Result};
+use gpu_api::{Error, Result, StreamIdentity};
 
 use crate::allocator::hand_on;
-use crate::{Allocator, Placed, Request};
+use crate::{Allocator, Completion, Placed, Request};
 
 /// Writes what is allocated and freed as CSV, to be replayed by [`Trace`](crate::Trace).
 ///
@@ -67,9 +67,9 @@ impl<A: Allocator, W: Write + Send + 'static> Log<A, W> {
         self.sink.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self, action: &str, address: u64, size: u64, request: Option<&Request>) {
+    fn write(&self, action: &str, address: u64, size: u64, stream: Option<StreamIdentity>, request: Option<&Request>) {
         let time = self.start.elapsed().as_secs_f64();
-        let stream = request.and_then(|request| request.stream).map_or(0, |stream| stream.0);
+        let stream = stream.map_or(0, |stream| stream.0);
         let (align, tag) = request.map_or((0, ""), |request| (request.align, request.tag));
         // A line is a line: the tag is last, and what would end it or need quotes is left out.
         let tag = tag.replace([',', '"', '\n', '\r'], " ");
@@ -87,8 +87,8 @@ unsafe impl<A: Allocator, W: Write + Send + 'static> Allocator for Log<A, W> {
     fn alloc(&self, request: Request) -> Result<Placed> {
         let result = self.inner.alloc(request);
         match &result {
-            Ok(placed) => self.write("allocate", placed.address, request.bytes, Some(&request)),
-            Err(_) => self.write("allocate failure", 0, request.bytes, Some(&request)),
+            Ok(placed) => self.write("allocate", placed.address, request.bytes, request.stream, Some(&request)),
+            Err(_) => self.write("allocate failure", 0, request.bytes, request.stream, Some(&request)),
         }
         result
     }
@@ -96,9 +96,17 @@ unsafe impl<A: Allocator, W: Write + Send + 'static> Allocator for Log<A, W> {
     fn free(&self, address: u64) -> Result<()> {
         self.check_owner()?;
         if let Some(placed) = self.inner.get(address) {
-            self.write("free", address, placed.asked, None);
+            self.write("free", address, placed.asked, None, None);
         }
         self.inner.free(address)
+    }
+
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        self.check_owner()?;
+        if let Some(placed) = self.inner.get(address) {
+            self.write("free", address, placed.asked, Some(stream), None);
+        }
+        self.inner.free_after(address, stream, done)
     }
 
     hand_on!(inner: name, get, stats, clear_stats, trim, memory, snapshot, check_owner);

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu_api::Result;
+use gpu_api::{Result, StreamIdentity};
 
 use crate::allocator::hand_on;
-use crate::{Allocator, Placed, Request};
+use crate::{Allocator, Completion, Placed, Request};
 
 /// One allocation that is live.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,6 +98,23 @@ impl<A: Allocator> Tracking<A> {
         self.state().sizes
     }
 
+    fn forget(&self, address: u64, free: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.inner.check_owner()?;
+        // Taken out first: as soon as it is free another thread may get the address.
+        let tracked = self.state().live.remove(&address);
+        let freed = free();
+        if let Some(tracked) = tracked {
+            let mut state = self.state();
+            match freed {
+                Ok(()) => state.sizes.live -= tracked.placed.asked,
+                Err(_) => {
+                    state.live.insert(address, tracked);
+                }
+            }
+        }
+        freed
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,20 +133,11 @@ unsafe impl<A: Allocator> Allocator for Tracking<A> {
     }
 
     fn free(&self, address: u64) -> Result<()> {
-        self.check_owner()?;
-        // Taken out first: as soon as it is free another thread may get the address.
-        let tracked = self.state().live.remove(&address);
-        let freed = self.inner.free(address);
-        if let Some(tracked) = tracked {
-            let mut state = self.state();
-            match freed {
-                Ok(()) => state.sizes.live -= tracked.placed.asked,
-                Err(_) => {
-                    state.live.insert(address, tracked);
-                }
-            }
-        }
-        freed
+        self.forget(address, || self.inner.free(address))
+    }
+
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        self.forget(address, || self.inner.free_after(address, stream, done))
     }
 
     fn clear_stats(&self) {
