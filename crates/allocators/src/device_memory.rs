@@ -123,6 +123,10 @@ unsafe impl SubAllocator for DeviceMemory {
         self.gpu.caps().granularity.max(1)
     }
 
+    fn capacity(&self) -> u64 {
+        self.gpu.info().total_bytes.min(self.budget.as_ref().map_or(u64::MAX, |budget| budget.limit()))
+    }
+
     fn memory(&self) -> Result<Arc<dyn Memory>> {
         if let Some(bytes) = self.bytes.get() {
             return Ok(Arc::<DeviceBytes>::clone(bytes));
@@ -195,6 +199,10 @@ unsafe impl SubAllocator for Shareable {
 
     fn granularity(&self) -> u64 {
         self.device.granularity()
+    }
+
+    fn capacity(&self) -> u64 {
+        self.device.capacity()
     }
 
     fn memory(&self) -> Result<Arc<dyn Memory>> {

@@ -202,8 +202,8 @@ impl<U: SubAllocator> Relieved<U> {
                 Err(error @ Error::OutOfMemory { .. }) => error,
                 other => return other,
             };
-            // Nothing that anybody gives back makes room for more than the limit.
-            if request.bytes > self.bfc.options().limit {
+            // Nothing that anybody gives back makes room for more than there could ever be.
+            if request.bytes > self.bfc.options().limit.min(self.bfc.upstream().capacity()) {
                 return Err(self.explain(error));
             }
             let now = Instant::now();

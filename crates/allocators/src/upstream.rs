@@ -72,6 +72,11 @@ pub unsafe trait SubAllocator: fmt::Debug + Send + Sync + 'static {
         1
     }
 
+    /// Returns the most bytes that there could ever be, whatever anybody gives back.
+    fn capacity(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Says how extents are read and written from here.
     ///
     /// # Errors

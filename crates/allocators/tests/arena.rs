@@ -392,6 +392,9 @@ fn a_request_above_the_limit_bothers_nobody() {
     let fake = Fake::new(1 << 20);
     let (arena, peer) = with_peer(fake.gpu(), options().limit(REGION).wait(Duration::from_secs(600)));
     assert!(matches!(arena.take(REGION + 1, 1), Err(Error::OutOfMemory { .. })));
+    let (unlimited, other) = with_peer(fake.gpu(), options().wait(Duration::from_secs(600)));
+    assert!(matches!(unlimited.take((1 << 20) + 1, 1), Err(Error::OutOfMemory { .. })), "more than the device has");
+    assert_eq!(other.asks.load(Ordering::Relaxed), 0);
     assert_eq!(peer.asks.load(Ordering::Relaxed), 0);
 }
 
