@@ -3,12 +3,7 @@
 //!
 //! With `GPU_IPC_TEST_BACKEND=cuda` they run on a GPU. Nothing here sleeps to be in time.
 
-#[path = "processes/agent.rs"]
-#[allow(dead_code, reason = "the cases here need a part of what an agent can do")]
-mod agent;
-#[path = "processes/step.rs"]
-#[allow(dead_code, reason = "as above")]
-mod step;
+mod consumer;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +19,7 @@ use gpu_ipc::{
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 
-use agent::{Agent, WATCHDOG};
+use consumer::{Consumer, WATCHDOG, open_gpu, write_stamp};
 
 /// Two of what a GPU's driver rounds up to.
 const REGION: u64 = 4 << 20;
@@ -42,8 +37,8 @@ const CASES: &[(&str, fn())] = &[
 ];
 
 fn main() {
-    if std::env::var_os(agent::ROLE).is_some() {
-        agent::run();
+    if std::env::var_os(consumer::ROLE).is_some() {
+        consumer::run();
         return;
     }
     let trial = |&(name, run): &(&'static str, fn())| {
@@ -94,7 +89,7 @@ impl Producer {
     }
 
     /// Lets a consumer hold a block that this side has dropped; returns the consumer's number of it.
-    fn lend(&self, consumer: &mut Agent, to: ParticipantId, bytes: u64) -> u64 {
+    fn lend(&self, consumer: &mut Consumer, to: ParticipantId, bytes: u64) -> u64 {
         let block = self.session.alloc(bytes).expect("room");
         let descriptor = self.share(&block, to);
         drop(block);
@@ -136,15 +131,15 @@ fn is_out_of_memory(result: gpu_ipc::Result<Piece>) -> String {
 }
 
 fn limbo() {
-    let gpu = agent::open_gpu();
+    let gpu = open_gpu();
     let arena = arena(&gpu, options(1));
     let producer = Producer::manual(&gpu, &arena);
-    let mut consumer = Agent::start();
+    let mut consumer = Consumer::start();
     let held = producer.turning(|| {
         let id = consumer.connect(&producer.session);
         producer.lend(&mut consumer, id, REGION)
     });
-    consumer.must(&format!("drop {held}"));
+    consumer.let_go(held);
     // The consumer has let go, and nobody has looked: everything is in limbo.
     assert_eq!(arena.stats().in_use, REGION);
     is_out_of_memory(arena.take(REGION, 1));
@@ -155,22 +150,22 @@ fn limbo() {
 }
 
 fn idle_mapping() {
-    let gpu = agent::open_gpu();
+    let gpu = open_gpu();
     let arena = arena(&gpu, options(2).patience(Duration::ZERO));
     let (builder, _dir) = builder(&gpu);
     let session = builder.source(Arc::<Arena>::clone(&arena)).open().expect("a session");
     let producer = Producer { session, _dir };
-    let mut consumer = Agent::start();
+    let mut consumer = Consumer::start();
     let id = consumer.connect(&producer.session);
     let held = producer.lend(&mut consumer, id, 4096);
-    consumer.must(&format!("drop {held}"));
+    consumer.let_go(held);
     wait_until("the block to be back", || {
         producer.session.collect();
         arena.stats().in_use == 0
     });
     // Nothing is in use, but the consumer keeps the region mapped for the next block.
     assert_eq!(arena.stats().exported, REGION);
-    assert_eq!(consumer.must("mappings"), ["1"]);
+    assert_eq!(consumer.mappings(), 1);
     is_out_of_memory(arena.take(2 * REGION, 1));
     assert_eq!(arena.trim().expect("the driver takes nothing"), 0);
 
@@ -182,16 +177,16 @@ fn idle_mapping() {
             Err(error) => assert!(Instant::now() < patient, "{error}"),
         }
     };
-    assert_eq!(consumer.must("mappings"), ["0"]);
+    assert_eq!(consumer.mappings(), 0);
     assert_eq!((arena.stats().reserved, arena.stats().exported), (2 * REGION, 0));
     arena.give_back(piece);
 }
 
 fn named() {
-    let gpu = agent::open_gpu();
+    let gpu = open_gpu();
     let arena = arena(&gpu, options(1).patience(Duration::ZERO));
     let producer = Producer::registered(&gpu, &arena);
-    let mut consumer = Agent::start();
+    let mut consumer = Consumer::start();
     let id = consumer.connect(&producer.session);
     let held = producer.lend(&mut consumer, id, REGION);
     let text = is_out_of_memory(arena.take(REGION, 1));
@@ -203,23 +198,23 @@ fn named() {
     assert_eq!((snapshot.holders[0].pid, snapshot.holders[0].bytes), (consumer.pid(), REGION));
     assert_eq!((arena.stats().limbo, arena.stats().exported), (REGION, REGION));
     assert!(snapshot.svg().contains(&format!("process {}", consumer.pid())));
-    consumer.must(&format!("drop {held}"));
+    consumer.let_go(held);
     arena.give_back(arena.take(REGION, 1).expect("it let go"));
     assert_eq!(arena.snapshot().limbo_bytes, 0);
 }
 
 fn two_sessions() {
-    let gpu = agent::open_gpu();
+    let gpu = open_gpu();
     let arena = arena(&gpu, options(1));
     let lender = Producer::manual(&gpu, &arena);
     arena.register(lender.session.reclaim());
     let other = Producer::registered(&gpu, &arena);
-    let mut consumer = Agent::start();
+    let mut consumer = Consumer::start();
     let held = lender.turning(|| {
         let id = consumer.connect(&lender.session);
         lender.lend(&mut consumer, id, REGION)
     });
-    consumer.must(&format!("drop {held}"));
+    consumer.let_go(held);
     assert_eq!(lender.session.stats().limbo_blocks, 1);
     let block = other.session.alloc(REGION).expect("the other session's limbo was collected");
     assert_eq!(lender.session.stats().limbo_blocks, 0);
@@ -227,17 +222,17 @@ fn two_sessions() {
 }
 
 fn private() {
-    let gpu = agent::open_gpu();
+    let gpu = open_gpu();
     let state = ProcessState::new([gpu.clone()]);
     let limit = ProcessOptions::default().limit(MemoryLimit::Bytes(4 * REGION)).patience(WATCHDOG);
     state.configure(limit.arena_growth(Growth::Fixed(3 * REGION))).expect("nothing is made yet");
     let arena = state.arena(FIRST).expect("an arena");
     let device = state.allocator(FIRST, AllocatorAttributes::default()).expect("memory");
     let producer = Producer::registered(&gpu, &arena);
-    let mut consumer = Agent::start();
+    let mut consumer = Consumer::start();
     let id = consumer.connect(&producer.session);
     let held = producer.lend(&mut consumer, id, 3 * REGION);
-    consumer.must(&format!("drop {held}"));
+    consumer.let_go(held);
     // The block is in limbo, and its region is mapped: it takes a collect, an unmapping and a trim.
     let placed = device.alloc(Request::new(2 * REGION)).expect("the arena gave its region back");
     assert_eq!(arena.stats().reserved, 0);
@@ -245,10 +240,10 @@ fn private() {
 }
 
 fn dead_holder() {
-    let gpu = agent::open_gpu();
+    let gpu = open_gpu();
     let arena = arena(&gpu, options(1).wait(WATCHDOG));
     let producer = Producer::registered(&gpu, &arena);
-    let mut consumer = Agent::start();
+    let mut consumer = Consumer::start();
     let id = consumer.connect(&producer.session);
     producer.lend(&mut consumer, id, REGION);
     let waiter = thread::spawn({
@@ -262,28 +257,27 @@ fn dead_holder() {
 }
 
 fn many() {
-    let gpu = agent::open_gpu();
+    let gpu = open_gpu();
     // Of 200 blocks of half a region at most four are there at once.
     let arena = arena(&gpu, options(2).wait(WATCHDOG));
     let producer = Producer::registered(&gpu, &arena);
-    let mut consumers: Vec<(Agent, ParticipantId)> = (0..4)
+    let mut consumers: Vec<(Consumer, ParticipantId)> = (0..4)
         .map(|_| {
-            let mut agent = Agent::start();
-            let id = agent.connect(&producer.session);
-            (agent, id)
+            let mut consumer = Consumer::start();
+            let id = consumer.connect(&producer.session);
+            (consumer, id)
         })
         .collect();
     let stream = gpu_ipc::Stream::create(&gpu).expect("a stream");
     for number in 0..200u64 {
         let (consumer, id) = &mut consumers[number as usize % 4];
         let block = producer.session.alloc(REGION / 2).expect("room, sooner or later");
-        agent::write_stamp(&gpu, &stream, block.ptr(), number);
+        write_stamp(&gpu, &stream, block.ptr(), number);
         let descriptor = producer.share(&block, *id);
         drop(block);
         let held = consumer.claim(&descriptor);
-        assert_eq!(consumer.must(&format!("stamp {held}")), [number.to_string()]);
-        consumer.tell(&format!("drop {held}"));
-        consumer.answer().expect("it lives");
+        assert_eq!(consumer.stamp(held), number);
+        consumer.let_go(held);
     }
     assert!(arena.stats().reserved <= 2 * REGION);
     wait_until("everything to be back", || {
@@ -293,7 +287,7 @@ fn many() {
 }
 
 fn forked() {
-    let gpu = agent::open_gpu();
+    let gpu = open_gpu();
     let arena = arena(&gpu, options(1));
     let piece = arena.take(1, 1).expect("room");
     // SAFETY: `fork` asks that the child of a process with threads calls only what is safe there: the calls return
