@@ -8,6 +8,7 @@
 //! | a consumer: connect, claim, use, drop | [`Participant`], [`ReceivedBlock`], [`Wait`], [`State`] |
 //! | streams that work is ordered on | [`Stream`] |
 //! | what a vendor provides | [`GpuBackend`], [`Gpu`] |
+//! | every allocator of the process | [`allocators`], [`Global`], [`open_session`] |
 //! | errors | [`Error`], [`ClaimError`] |
 //!
 //! ```
@@ -22,10 +23,15 @@
 //! ```
 
 mod detect;
+mod state;
 
 pub use detect::{Detected, detect, detect_only};
 pub use gpu_api::*;
 pub use ipc_rc::*;
+pub use state::{Global, open_session};
+
+/// Allocators of device and host memory, and the value that owns those of a process.
+pub use ::allocators;
 
 /// NVIDIA GPUs.
 #[cfg(feature = "cuda")]

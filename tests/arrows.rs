@@ -9,7 +9,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-backend-host", &["gpu-ipc-gpu-api"]),
     ("gpu-ipc-backend-cuda", &["gpu-ipc-gpu-api"]),
     ("gpu-ipc-ipc-rc", &["gpu-ipc-gpu-api"]),
-    ("gpu-ipc", &["gpu-ipc-gpu-api", "gpu-ipc-backend-host", "gpu-ipc-backend-cuda", "gpu-ipc-ipc-rc"]),
+    ("gpu-ipc-allocators", &["gpu-ipc-gpu-api"]),
+    (
+        "gpu-ipc",
+        &["gpu-ipc-gpu-api", "gpu-ipc-backend-host", "gpu-ipc-backend-cuda", "gpu-ipc-ipc-rc", "gpu-ipc-allocators"],
+    ),
     ("gpu-ipc-conformance", &["gpu-ipc"]),
     ("gpu-ipc-cli", &["gpu-ipc"]),
 ];

@@ -1,0 +1,260 @@
+//! What every allocator can do, so that wrappers stack and a process can hold any of them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use gpu_api::{Error, Result, StreamIdentity};
+
+use crate::upstream::no_memory;
+use crate::{AllocatorStats, Bfc, Completion, Memory, Placed, Request, Snapshot, SubAllocator};
+
+/// An allocator of addresses in device or host memory.
+///
+/// # Safety
+///
+/// For implementors. Wrappers such as [`Guard`](crate::Guard) read and write what an allocator hands out, from safe code:
+///
+/// - What `alloc` hands out, [`Placed::bytes`] from [`Placed::address`] on, overlaps nothing that was handed out and not
+///   taken back since.
+/// - If `memory` succeeds, it can be read and written through that until it is taken back.
+pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
+    /// Returns what reports call it.
+    fn name(&self) -> &str;
+
+    /// Allocates.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) after everything that it can do about it,
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for no bytes or an alignment that is no power of two,
+    /// [`Error::Forked`](gpu_api::Error::Forked) in a forked child.
+    fn alloc(&self, request: Request) -> Result<Placed>;
+
+    /// Takes an allocation back: its bytes may be used again at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out; nothing changes then.
+    fn free(&self, address: u64) -> Result<()>;
+
+    /// Takes an allocation back whose bytes may be used again once `done` says so, and by `stream` in its order at once
+    /// ([`Request::on`]).
+    ///
+    /// `done` stands for the work that was queued on `stream` before this call.
+    ///
+    /// # Errors
+    ///
+    /// As [`free`](Allocator::free), and [`Error::Unsupported`] of an allocator that has to look at the memory when it is
+    /// freed or gives it away at once.
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        let _ = (address, stream, done);
+        Err(Error::Unsupported {
+            what: "freeing memory that is still worked on",
+            why: format!("{} cannot keep it until then", self.name()),
+            remedy: "synchronise the stream, then free it",
+        })
+    }
+
+    /// Returns what is known of an allocation; `None` for an address that is not handed out.
+    fn get(&self, address: u64) -> Option<Placed>;
+
+    /// Returns what it counts.
+    fn stats(&self) -> AllocatorStats;
+
+    /// Starts counting anew: no allocations, the peak is what is in use.
+    fn clear_stats(&self);
+
+    /// Gives back to its upstream what nobody uses, and says how many bytes. May block.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gave; the memory is leaked then, never freed twice.
+    fn trim(&self) -> Result<u64>;
+
+    /// Says how the memory is read and written from here.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`](gpu_api::Error::Unsupported) for addresses without memory behind them.
+    fn memory(&self) -> Result<Arc<dyn Memory>> {
+        Err(no_memory())
+    }
+
+    /// Lists every region and chunk; `None` for an allocator that has no regions.
+    fn snapshot(&self) -> Option<Snapshot> {
+        None
+    }
+
+    /// Fails in a forked child of the process that made it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`](gpu_api::Error::Forked).
+    fn check_owner(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Hands on to the allocator beneath what a wrapper does not change.
+macro_rules! hand_on {
+    ($inner:tt: $($method:ident),*) => { $(crate::allocator::hand_on!(@$method $inner);)* };
+    (@name $inner:tt) => {
+        fn name(&self) -> &str {
+            self.$inner.name()
+        }
+    };
+    (@alloc $inner:tt) => {
+        fn alloc(&self, request: crate::Request) -> gpu_api::Result<crate::Placed> {
+            self.$inner.alloc(request)
+        }
+    };
+    (@free $inner:tt) => {
+        fn free(&self, address: u64) -> gpu_api::Result<()> {
+            self.$inner.free(address)
+        }
+    };
+    (@free_after $inner:tt) => {
+        fn free_after(
+            &self,
+            address: u64,
+            stream: gpu_api::StreamIdentity,
+            done: std::sync::Arc<dyn crate::Completion>,
+        ) -> gpu_api::Result<()> {
+            self.$inner.free_after(address, stream, done)
+        }
+    };
+    (@get $inner:tt) => {
+        fn get(&self, address: u64) -> Option<crate::Placed> {
+            self.$inner.get(address)
+        }
+    };
+    (@stats $inner:tt) => {
+        fn stats(&self) -> crate::AllocatorStats {
+            self.$inner.stats()
+        }
+    };
+    (@clear_stats $inner:tt) => {
+        fn clear_stats(&self) {
+            self.$inner.clear_stats();
+        }
+    };
+    (@trim $inner:tt) => {
+        fn trim(&self) -> gpu_api::Result<u64> {
+            self.$inner.trim()
+        }
+    };
+    (@memory $inner:tt) => {
+        fn memory(&self) -> gpu_api::Result<std::sync::Arc<dyn crate::Memory>> {
+            self.$inner.memory()
+        }
+    };
+    (@snapshot $inner:tt) => {
+        fn snapshot(&self) -> Option<crate::Snapshot> {
+            self.$inner.snapshot()
+        }
+    };
+    (@check_owner $inner:tt) => {
+        fn check_owner(&self) -> gpu_api::Result<()> {
+            self.$inner.check_owner()
+        }
+    };
+}
+pub(crate) use hand_on;
+
+// Object-safe on purpose: wrappers stack in any order.
+const _: Option<&dyn Allocator> = None;
+
+// SAFETY: `Allocator` asks that what is handed out does not overlap: chunks of a heap do not, and upstream's extents do
+// not (`SubAllocator`). `memory` is upstream's.
+unsafe impl<U: SubAllocator> Allocator for Bfc<U> {
+    fn name(&self) -> &str {
+        &self.options().name
+    }
+
+    fn alloc(&self, request: Request) -> Result<Placed> {
+        Bfc::alloc(self, request).map(|placed| placed.untied())
+    }
+
+    fn free(&self, address: u64) -> Result<()> {
+        Bfc::free(self, address)
+    }
+
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        self.free_when(address, stream, done)
+    }
+
+    fn get(&self, address: u64) -> Option<Placed> {
+        Bfc::get(self, address).map(|placed| placed.untied())
+    }
+
+    fn stats(&self) -> AllocatorStats {
+        Bfc::stats(self)
+    }
+
+    fn clear_stats(&self) {
+        Bfc::clear_stats(self);
+    }
+
+    fn trim(&self) -> Result<u64> {
+        Bfc::trim(self)
+    }
+
+    fn memory(&self) -> Result<Arc<dyn Memory>> {
+        self.upstream().memory()
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        Some(Bfc::snapshot(self))
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        self.upstream().check_owner()
+    }
+}
+
+// SAFETY: what it points to keeps the promises.
+unsafe impl<A: Allocator + ?Sized> Allocator for Arc<A> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn alloc(&self, request: Request) -> Result<Placed> {
+        (**self).alloc(request)
+    }
+
+    fn free(&self, address: u64) -> Result<()> {
+        (**self).free(address)
+    }
+
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        (**self).free_after(address, stream, done)
+    }
+
+    fn get(&self, address: u64) -> Option<Placed> {
+        (**self).get(address)
+    }
+
+    fn stats(&self) -> AllocatorStats {
+        (**self).stats()
+    }
+
+    fn clear_stats(&self) {
+        (**self).clear_stats();
+    }
+
+    fn trim(&self) -> Result<u64> {
+        (**self).trim()
+    }
+
+    fn memory(&self) -> Result<Arc<dyn Memory>> {
+        (**self).memory()
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        (**self).snapshot()
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        (**self).check_owner()
+    }
+}

@@ -1,0 +1,198 @@
+//! Regions from upstream, and back.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use gpu_api::{Error, Result};
+
+use super::best_fit::Bfc;
+use super::chunk::UNIT;
+use super::heap::{Fit, Unfit};
+use super::options::{BfcOptions, Growth};
+use crate::{Extent, Placed, Request, SubAllocator};
+
+/// How much comes next. Its lock is held while upstream is called, so that one region is made at a time and the
+/// limit is kept.
+pub(crate) struct Grower {
+    next: u64,
+}
+
+impl Grower {
+    pub(crate) fn new(options: &BfcOptions) -> Grower {
+        Grower { next: options.first_region() }
+    }
+}
+
+impl<U: SubAllocator> Bfc<U> {
+    /// Returns whole regions that nobody uses and upstream may free, and says how many bytes. May block.
+    ///
+    /// # Errors
+    ///
+    /// The first error of upstream's; the other regions are given back all the same. What failed is leaked.
+    pub fn trim(&self) -> Result<u64> {
+        self.upstream.check_owner()?;
+        self.settle();
+        let _grower = self.grower();
+        self.give_regions_back()
+    }
+
+    /// Grows, or makes room to grow, and allocates; fails with the reason when that cannot be.
+    pub(crate) fn grow_for(&self, request: &Request, fit: Fit) -> Result<Placed<U::Token>> {
+        let mut grower = self.grower();
+        // Whoever held the lock before may have brought a region with room for both.
+        if let Some(placed) = self.try_fit(request, fit) {
+            return Ok(placed);
+        }
+        let mut grown = self.grow(&mut grower, fit);
+        if matches!(grown, Err(Error::OutOfMemory { .. })) && self.options.collect_regions && self.would_help(fit) {
+            if let Err(error) = self.give_regions_back() {
+                tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
+            }
+            grown = self.grow(&mut grower, fit);
+        }
+        grown?;
+        self.try_fit(request, fit).ok_or_else(|| self.out_of_memory(fit, "the region is not aligned as was asked"))
+    }
+
+    /// Takes a region with room for the request from upstream.
+    pub(crate) fn grow(&self, grower: &mut Grower, fit: Fit) -> Result<()> {
+        let step = self.upstream.granularity().max(UNIT);
+        let reserved = self.state().counters.reserved;
+        let room = self.options.limit.saturating_sub(reserved) / step * step;
+        let Some(need) = fit.bytes().checked_next_multiple_of(step).filter(|&need| need <= room) else {
+            return Err(self.out_of_memory(fit, "the limit is reached"));
+        };
+        let (asked, doubled) = self.next_region(grower, fit);
+        // With the bytes for a start that is not aligned, if there is room for them.
+        let asked = asked.max(fit.bytes_anywhere().unwrap_or(need));
+        let asked = asked.checked_next_multiple_of(step).unwrap_or(room).min(room);
+        let (extent, token) = self.ask_upstream(asked, need, step, fit)?;
+        if !doubled && let Growth::Doubling(_) = self.options.growth {
+            grower.next = grower.next.saturating_mul(2);
+        }
+        let mut state = self.state();
+        match state.heap.add(extent, token, self.upstream.merges()) {
+            Ok(()) => {
+                state.counters.grown(extent.len);
+                self.wake(state);
+                Ok(())
+            }
+            Err((unfit, token)) => {
+                drop(state);
+                Err(self.refuse(extent, token, unfit))
+            }
+        }
+    }
+
+    pub(crate) fn grower(&self) -> MutexGuard<'_, Grower> {
+        self.grower.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives idle regions back. The caller holds the lock of growth.
+    pub(crate) fn give_regions_back(&self) -> Result<u64> {
+        let idle = {
+            let mut state = self.state();
+            let may_free = |parts: &[(Extent, U::Token)]| parts.iter().all(|(_, token)| self.upstream.may_free(token));
+            let idle = state.heap.remove_idle(|region| may_free(&region.parts));
+            state.counters.reserved -= idle.iter().map(|region| region.reserved()).sum::<u64>();
+            idle
+        };
+        let mut freed = 0;
+        let mut leaked = 0;
+        let mut failed = None;
+        for (extent, token) in idle.into_iter().flat_map(|region| region.parts) {
+            match self.upstream.free(extent, token) {
+                Ok(()) => freed += extent.len,
+                Err(error) => {
+                    leaked += extent.len;
+                    failed = failed.or(Some(error));
+                }
+            }
+        }
+        if leaked > 0 {
+            self.state().counters.leaked += leaked;
+        }
+        failed.map_or(Ok(freed), Err)
+    }
+
+    /// Returns how much to ask for, and whether that was raised because the request is larger.
+    fn next_region(&self, grower: &mut Grower, fit: Fit) -> (u64, bool) {
+        let need = fit.bytes();
+        match self.options.growth {
+            Growth::Doubling(_) => {
+                let before = grower.next;
+                while grower.next < need {
+                    grower.next = grower.next.saturating_mul(2);
+                }
+                (grower.next, grower.next != before)
+            }
+            Growth::Fixed(_) | Growth::Whole => (grower.next.max(need), false),
+        }
+    }
+
+    /// Asks for `asked` bytes, and while upstream has no room for a tenth less, down to `need`.
+    fn ask_upstream(&self, asked: u64, need: u64, step: u64, fit: Fit) -> Result<(Extent, U::Token)> {
+        let align = (fit.align_bytes()).max(UNIT);
+        let mut bytes = asked;
+        loop {
+            match self.upstream.alloc(bytes, align) {
+                Ok((extent, token)) if extent.len >= bytes => return Ok((extent, token)),
+                Ok((extent, token)) => return Err(self.refuse(extent, token, Unfit::Small)),
+                Err(Error::OutOfMemory { hint, .. }) => {
+                    if bytes == need {
+                        return Err(self.out_of_memory(fit, &format!("upstream has no room ({hint})")));
+                    }
+                    // Rounded down, so that it ends; the last try is for just what is needed.
+                    bytes = ((bytes as f64 * 0.9) as u64 / step * step).min(bytes - step).max(need);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Gives back what upstream should not have given.
+    fn refuse(&self, extent: Extent, token: U::Token, unfit: Unfit) -> Error {
+        let got = format!("{} bytes at {:#x} ({unfit:?})", extent.len, extent.base);
+        if unfit != Unfit::Overlap
+            && let Err(error) = self.upstream.free(extent, token)
+        {
+            self.state().counters.leaked += extent.len;
+            tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
+        }
+        Error::Invalid {
+            what: "region from upstream",
+            got,
+            must: "as long as was asked for, below 2^56, apart from every other, and one of at most 65,536",
+        }
+    }
+
+    /// Says whether idle regions, given back, would leave room within the limit for one with this request.
+    fn would_help(&self, fit: Fit) -> bool {
+        let state = self.state();
+        let idle: u64 = state
+            .heap
+            .idle_regions()
+            .filter(|region| region.parts.iter().all(|(_, token)| self.upstream.may_free(token)))
+            .map(|region| region.reserved())
+            .sum();
+        idle > 0 && self.options.limit.saturating_sub(state.counters.reserved - idle) >= fit.bytes()
+    }
+
+    /// Makes the error that says what holds the memory.
+    pub(crate) fn out_of_memory(&self, fit: Fit, why: &str) -> Error {
+        let stats = self.stats();
+        let limit = match stats.bytes_limit {
+            Some(limit) => format!("limit {limit}"),
+            None => "no limit".into(),
+        };
+        let free = stats.bytes_reserved.saturating_sub(stats.bytes_in_use);
+        Error::OutOfMemory {
+            device: self.options.device,
+            asked: fit.asked,
+            free,
+            hint: format!(
+                "{}: {why}; {limit}, reserved {}, in use {}, largest free piece {}",
+                self.options.name, stats.bytes_reserved, stats.bytes_in_use, stats.largest_free_block_bytes
+            ),
+        }
+    }
+}

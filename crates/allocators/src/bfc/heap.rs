@@ -1,0 +1,393 @@
+//! Best fit with coalescing over regions, as numbers and for one thread.
+
+use super::addresses::Addresses;
+use super::chunk::{Chunk, ChunkId, Chunks, MAX_ADDRESS, MAX_CHUNK, Standing, UNIT};
+use super::index::{Cursor, Entry, Index};
+use super::region::{Region, Regions};
+use crate::Extent;
+
+/// How many chunks that might be aligned by luck are looked at before one that is large enough whatever its address.
+const LUCK: u32 = 64;
+
+/// What to look for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fit {
+    pub(crate) asked: u64,
+    units: u32,
+    /// In units.
+    align: u64,
+}
+
+impl Fit {
+    /// Rounds a request up to units; `None` for one that no chunk can hold. `align` is a power of two.
+    pub(crate) fn new(asked: u64, align: u64) -> Option<Fit> {
+        if align > MAX_CHUNK {
+            return None;
+        }
+        let units = asked.checked_next_multiple_of(UNIT)? / UNIT;
+        Some(Fit { asked, units: u32::try_from(units).ok()?, align: (align / UNIT).max(1) })
+    }
+
+    pub(crate) fn units(self) -> u32 {
+        self.units
+    }
+
+    pub(crate) fn align_bytes(self) -> u64 {
+        self.align.saturating_mul(UNIT)
+    }
+
+    /// Returns the bytes of the smallest chunk that holds it.
+    pub(crate) fn bytes(self) -> u64 {
+        u64::from(self.units) * UNIT
+    }
+
+    /// Returns the bytes that hold it wherever they start; `None` beyond what a number can say.
+    pub(crate) fn bytes_anywhere(self) -> Option<u64> {
+        self.bytes().checked_add((self.align - 1).checked_mul(UNIT)?)
+    }
+}
+
+/// A chunk that was handed out or given back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handed {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) asked: u64,
+    pub(crate) number: u64,
+    pub(crate) region: u16,
+}
+
+/// Why a region was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unfit {
+    /// It is beyond what addresses can be.
+    Far,
+    /// It overlaps one that is there.
+    Overlap,
+    /// It holds no whole unit.
+    Small,
+    /// There are too many.
+    Many,
+}
+
+/// Regions, the chunks that they are cut into, and where those are found.
+pub(crate) struct Heap<T> {
+    pub(crate) chunks: Chunks,
+    pub(crate) regions: Regions<T>,
+    addresses: Addresses,
+    index: Index,
+    /// The last allocation's number.
+    number: u64,
+    /// Bytes from which on slack is cut off whatever the chunk's size.
+    max_slack: u64,
+}
+
+impl<T> Heap<T> {
+    pub(crate) fn new(max_slack: u64) -> Heap<T> {
+        Heap {
+            chunks: Chunks::default(),
+            regions: Regions::default(),
+            addresses: Addresses::default(),
+            index: Index::default(),
+            number: 0,
+            // Slack has 32 bits in a chunk.
+            max_slack: max_slack.clamp(UNIT, u64::from(u32::MAX) - 2 * UNIT),
+        }
+    }
+
+    /// Adds what upstream gave, merged with the region before it when `merges`.
+    pub(crate) fn add(&mut self, extent: Extent, token: T, merges: bool) -> Result<(), (Unfit, T)> {
+        let start = extent.base.div_ceil(UNIT);
+        let Some(end) = extent.base.checked_add(extent.len).filter(|&end| end <= MAX_ADDRESS).map(|end| end / UNIT)
+        else {
+            return Err((Unfit::Far, token));
+        };
+        if end <= start {
+            return Err((Unfit::Small, token));
+        }
+        let units = end - start;
+        if self.regions.overlaps(start, units) {
+            return Err((Unfit::Overlap, token));
+        }
+        let whole = extent.base.is_multiple_of(UNIT);
+        let before = (merges && whole).then(|| self.regions.ends_at(start)).flatten();
+        let number = match before {
+            Some(number) => {
+                let region = &mut self.regions[number];
+                region.units += units;
+                region.parts.push((extent, token));
+                number
+            }
+            None => {
+                let (first, last) = (ChunkId::NONE, ChunkId::NONE);
+                let region = Region { start, units, first, last, parts: vec![(extent, token)] };
+                match self.regions.insert(region) {
+                    Ok(number) => number,
+                    Err(mut region) => {
+                        let (_, token) = region.parts.pop().expect("the part that was pushed");
+                        return Err((Unfit::Many, token));
+                    }
+                }
+            }
+        };
+        let mut at = start;
+        while at < end {
+            let units = (end - at).min(MAX_CHUNK / UNIT);
+            self.append(number, at, units as u32);
+            at += units;
+        }
+        Ok(())
+    }
+
+    /// Finds the best chunk, cuts off what is too much, and hands it out.
+    #[inline]
+    pub(crate) fn take(&mut self, fit: Fit) -> Option<Handed> {
+        let (cursor, entry, prefix) = self.find(fit)?;
+        let mut id = entry.id();
+        if prefix > 0 {
+            let rest = self.cut(id, prefix);
+            self.index.replace_at(cursor, Entry::of(id, &self.chunks[id]));
+            id = rest;
+            if self.is_wasted(self.chunks[id].units, fit.units) {
+                let rest = self.cut(id, fit.units);
+                self.index.insert(Entry::of(rest, &self.chunks[rest]));
+            }
+        } else if self.is_wasted(entry.units(), fit.units) {
+            let rest = self.cut(id, fit.units);
+            self.index.replace_at(cursor, Entry::of(rest, &self.chunks[rest]));
+        } else {
+            self.index.remove_at(cursor);
+        }
+        Some(self.hand_out(id, fit.asked))
+    }
+
+    /// Says whether a chunk that is in no index holds a request where it starts, with nothing to cut off.
+    pub(crate) fn fits_whole(&self, entry: Entry, fit: Fit) -> bool {
+        entry.start().is_multiple_of(fit.align) && !self.is_wasted(entry.units(), fit.units)
+    }
+
+    /// Says whether a chunk is so much larger than what is needed that the rest is cut off.
+    fn is_wasted(&self, units: u32, needed: u32) -> bool {
+        units / 2 >= needed || u64::from(units - needed) * UNIT >= self.max_slack
+    }
+
+    /// Hands out a chunk that is in no index.
+    #[inline]
+    pub(crate) fn hand_out(&mut self, id: ChunkId, asked: u64) -> Handed {
+        self.number += 1;
+        let number = self.number;
+        let chunk = &mut self.chunks[id];
+        chunk.hand_out(number, asked);
+        let handed = handed(chunk);
+        self.addresses.insert(&self.chunks, id);
+        handed
+    }
+
+    /// Takes the chunk at an address out of use, without making it free; `None` for an address that was not handed
+    /// out, or was given back.
+    #[inline]
+    pub(crate) fn withdraw(&mut self, address: u64) -> Option<(ChunkId, Handed)> {
+        if !address.is_multiple_of(UNIT) {
+            return None;
+        }
+        let id = self.addresses.remove(&self.chunks, address / UNIT)?;
+        Some((id, handed(&self.chunks[id])))
+    }
+
+    /// Makes a withdrawn chunk free, and one with its free neighbours.
+    #[inline]
+    pub(crate) fn release(&mut self, id: ChunkId) {
+        let Chunk { mut units, prev, next, .. } = self.chunks[id];
+        let mut kept = id;
+        // What the neighbours were in the index, before they change.
+        let mut after = None;
+        let mut before = None;
+        if let Some(more) = self.mergeable(next, units) {
+            after = Some(Entry::of(next, &self.chunks[next]));
+            units += more;
+            self.join(kept, next, units);
+        }
+        if let Some(more) = self.mergeable(prev, units) {
+            before = Some(Entry::of(prev, &self.chunks[prev]));
+            units += more;
+            self.join(prev, kept, units);
+            kept = prev;
+        }
+        let chunk = &mut self.chunks[kept];
+        chunk.set_standing(Standing::Free);
+        chunk.slack = 0;
+        let merged = Entry::of(kept, chunk);
+        match (before, after) {
+            (None, None) => self.index.insert(merged),
+            (Some(only), None) | (None, Some(only)) => self.index.replace(only, merged),
+            (Some(before), Some(after)) => {
+                // The whole is nearer to the larger.
+                self.index.remove(before.min(after));
+                self.index.replace(before.max(after), merged);
+            }
+        }
+    }
+
+    /// Finds the chunk in use at an address.
+    pub(crate) fn get(&self, address: u64) -> Option<Handed> {
+        if !address.is_multiple_of(UNIT) {
+            return None;
+        }
+        self.addresses.get(&self.chunks, address / UNIT).map(|id| handed(&self.chunks[id]))
+    }
+
+    /// Returns what upstream said of the extent that a chunk in use starts in.
+    #[inline]
+    pub(crate) fn token(&self, handed: Handed) -> T
+    where
+        T: Clone,
+    {
+        let parts = &self.regions[handed.region].parts;
+        let part = match &parts[..] {
+            [one] => one,
+            several => {
+                let behind = several.partition_point(|(extent, _)| extent.base <= handed.address);
+                &several[behind.saturating_sub(1)]
+            }
+        };
+        part.1.clone()
+    }
+
+    /// Lists the regions that no chunk is in use of.
+    pub(crate) fn idle_regions(&self) -> impl Iterator<Item = &Region<T>> + '_ {
+        self.regions.numbers().filter(|&number| self.is_idle(number)).map(|number| &self.regions[number])
+    }
+
+    /// Takes out the regions that no chunk is in use of and `may_go` agrees to.
+    pub(crate) fn remove_idle(&mut self, mut may_go: impl FnMut(&Region<T>) -> bool) -> Vec<Region<T>> {
+        let idle: Vec<u16> =
+            self.regions.numbers().filter(|&number| self.is_idle(number) && may_go(&self.regions[number])).collect();
+        idle.into_iter().map(|number| self.remove_region(number)).collect()
+    }
+
+    /// Says whether no chunk of a region is in use or pending.
+    pub(crate) fn is_idle(&self, number: u16) -> bool {
+        self.chunks_of(number).all(|(_, chunk)| chunk.standing() == Standing::Free)
+    }
+
+    /// Lists a region's chunks in the order of their addresses.
+    pub(crate) fn chunks_of(&self, number: u16) -> impl Iterator<Item = (ChunkId, &Chunk)> + '_ {
+        let mut id = self.regions[number].first;
+        std::iter::from_fn(move || {
+            let this = (!id.is_none()).then(|| (id, &self.chunks[id]))?;
+            id = this.1.next;
+            Some(this)
+        })
+    }
+
+    /// Returns the bytes of the largest free chunk.
+    pub(crate) fn largest_free(&self) -> u64 {
+        self.index.largest().map_or(0, |entry| u64::from(entry.units()) * UNIT)
+    }
+
+    /// Returns the bytes of host memory that the tables take.
+    pub(crate) fn bookkeeping(&self) -> usize {
+        self.chunks.bookkeeping() + self.addresses.bookkeeping() + self.index.bookkeeping()
+    }
+
+    #[inline]
+    fn find(&self, fit: Fit) -> Option<(Cursor, Entry, u32)> {
+        let (mut cursor, mut entry) = self.index.best(fit.units)?;
+        if fit.align == 1 {
+            return Some((cursor, entry, 0));
+        }
+        let prefix = |entry: Entry| {
+            let prefix = entry.start().next_multiple_of(fit.align) - entry.start();
+            (prefix + u64::from(fit.units) <= u64::from(entry.units())).then_some(prefix as u32)
+        };
+        let mut looked = 0;
+        loop {
+            if let Some(prefix) = prefix(entry) {
+                return Some((cursor, entry, prefix));
+            }
+            looked += 1;
+            if looked == LUCK
+                && let Ok(certain) = u32::try_from(u64::from(fit.units) + fit.align - 1)
+                && let Some((cursor, entry)) = self.index.best(certain)
+            {
+                return prefix(entry).map(|prefix| (cursor, entry, prefix));
+            }
+            (cursor, entry) = self.index.after(cursor)?;
+        }
+    }
+
+    /// Cuts a chunk that is in no index, so that `units` are left; returns the rest, which is free and in no index.
+    fn cut(&mut self, id: ChunkId, units: u32) -> ChunkId {
+        let chunk = self.chunks[id];
+        let mut rest = Chunk::free(chunk.start() + u64::from(units), chunk.region(), chunk.units - units);
+        (rest.prev, rest.next) = (id, chunk.next);
+        let rest = self.chunks.insert(rest);
+        self.relink(chunk.region(), chunk.next, rest);
+        let chunk = &mut self.chunks[id];
+        (chunk.units, chunk.next) = (units, rest);
+        rest
+    }
+
+    /// Lets `lower` have `units`, which are its own and those of `upper`, which is gone.
+    fn join(&mut self, lower: ChunkId, upper: ChunkId, units: u32) {
+        let next = self.chunks[upper].next;
+        let chunk = &mut self.chunks[lower];
+        (chunk.units, chunk.next) = (units, next);
+        let region = chunk.region();
+        self.relink(region, next, lower);
+        self.chunks.remove(upper);
+    }
+
+    /// Notes that `before` lies before `next`, or last in its region.
+    fn relink(&mut self, region: u16, next: ChunkId, before: ChunkId) {
+        if next.is_none() {
+            self.regions[region].last = before;
+        } else {
+            self.chunks[next].prev = before;
+        }
+    }
+
+    /// Returns the units of a neighbour that is free and with which `units` still make one chunk.
+    fn mergeable(&self, neighbour: ChunkId, units: u32) -> Option<u32> {
+        if neighbour.is_none() {
+            return None;
+        }
+        let chunk = &self.chunks[neighbour];
+        (chunk.standing() == Standing::Free && chunk.units.checked_add(units).is_some()).then_some(chunk.units)
+    }
+
+    /// Adds a free chunk at the end of a region.
+    fn append(&mut self, number: u16, start: u64, units: u32) {
+        let last = self.regions[number].last;
+        let mut chunk = Chunk::free(start, number, units);
+        chunk.prev = last;
+        let id = self.chunks.insert(chunk);
+        let region = &mut self.regions[number];
+        region.last = id;
+        if last.is_none() {
+            region.first = id;
+        } else {
+            self.chunks[last].next = id;
+        }
+        self.release(id);
+    }
+
+    fn remove_region(&mut self, number: u16) -> Region<T> {
+        let chunks: Vec<ChunkId> = self.chunks_of(number).map(|(id, _)| id).collect();
+        for id in chunks {
+            self.index.remove(Entry::of(id, &self.chunks[id]));
+            self.chunks.remove(id);
+        }
+        self.regions.remove(number)
+    }
+}
+
+fn handed(chunk: &Chunk) -> Handed {
+    Handed {
+        address: chunk.start() * UNIT,
+        bytes: chunk.bytes(),
+        asked: chunk.asked(),
+        number: chunk.number(),
+        region: chunk.region(),
+    }
+}

@@ -1,0 +1,30 @@
+//! Best fit with coalescing over regions from upstream: addresses as numbers, nothing is ever read through them.
+//!
+//! 1. `chunk`: the table of chunks, 32 bytes each.
+//! 2. `addresses`: from the address of a chunk in use to its number.
+//! 3. `index`: free chunks in the order of best fit.
+//! 4. `region`: what upstream gave.
+//! 5. `heap`: the four together, for one thread: find, cut, merge.
+//! 6. `pending`: chunks that were given back while work on them was under way.
+//! 7. `options`, `stats`: how it is set up, and what it counts.
+//! 8. `best_fit`: [`Bfc`], the heap under its lock; `growth`: regions from upstream and back.
+//! 9. `census`: what [`Snapshot`](crate::Snapshot) shows of a heap.
+#![forbid(unsafe_code)]
+
+mod addresses;
+mod best_fit;
+mod census;
+mod chunk;
+mod growth;
+mod heap;
+mod index;
+mod options;
+mod pending;
+mod region;
+mod stats;
+
+pub use best_fit::Bfc;
+pub use options::{BfcOptions, Growth};
+pub use pending::Completion;
+pub(crate) use stats::Counters;
+pub use stats::{AllocatorStats, Scope, ScopeStats};

@@ -1,0 +1,157 @@
+//! How an allocator is set up.
+
+use gpu_api::DeviceId;
+
+use super::chunk::UNIT;
+
+/// How much is taken from upstream at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Growth {
+    /// First this many bytes, then twice as many each time.
+    Doubling(u64),
+    /// This many bytes each time, or what a larger request needs.
+    Fixed(u64),
+    /// Everything up to the limit, at the first request.
+    Whole,
+}
+
+impl Growth {
+    /// 2 MiB first, which is what drivers round up to, then twice as many each time.
+    pub const DEFAULT: Growth = Growth::Doubling(2 << 20);
+
+    /// Lets the value of an environment variable decide: `true` grows, `false` takes everything at once, anything else
+    /// changes nothing.
+    #[must_use]
+    pub fn overridden(self, value: Option<&str>) -> Growth {
+        match (value, self) {
+            (Some("true"), Growth::Whole) => Growth::DEFAULT,
+            (Some("false"), _) => Growth::Whole,
+            _ => self,
+        }
+    }
+}
+
+/// How a [`Bfc`](crate::Bfc) is set up.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct BfcOptions {
+    /// What reports call it.
+    pub name: String,
+    /// The device that errors name.
+    pub device: DeviceId,
+    /// The most bytes taken from upstream.
+    pub limit: u64,
+    /// How much at a time.
+    pub growth: Growth,
+    /// The part of the limit from which on slack is cut off even when less than the request; 0 for 128 MiB.
+    pub fragmentation_fraction: f64,
+    /// The most slack of a chunk; what the fraction says when `None`.
+    pub max_slack: Option<u64>,
+    /// Whether idle regions go back to upstream when a request does not fit otherwise.
+    pub collect_regions: bool,
+}
+
+impl BfcOptions {
+    /// Sets nothing but the name: no limit, growth from 2 MiB, idle regions given back when that helps.
+    pub fn new(name: impl Into<String>) -> BfcOptions {
+        BfcOptions {
+            name: name.into(),
+            device: DeviceId(0),
+            limit: u64::MAX,
+            growth: Growth::DEFAULT,
+            fragmentation_fraction: 0.0,
+            max_slack: None,
+            collect_regions: true,
+        }
+    }
+
+    /// Sets the most bytes taken from upstream.
+    #[must_use]
+    pub fn limit(mut self, bytes: u64) -> BfcOptions {
+        self.limit = bytes;
+        self
+    }
+
+    /// Sets how much is taken at a time.
+    #[must_use]
+    pub fn growth(mut self, growth: Growth) -> BfcOptions {
+        self.growth = growth;
+        self
+    }
+
+    /// Sets the device that errors name.
+    #[must_use]
+    pub fn device(mut self, device: DeviceId) -> BfcOptions {
+        self.device = device;
+        self
+    }
+
+    /// Sets the part of the limit from which on slack is always cut off.
+    #[must_use]
+    pub fn fragmentation_fraction(mut self, fraction: f64) -> BfcOptions {
+        self.fragmentation_fraction = fraction;
+        self
+    }
+
+    /// Cuts off slack of this many bytes or more, whatever the request: more chunks, less that nobody can use.
+    #[must_use]
+    pub fn max_slack(mut self, bytes: u64) -> BfcOptions {
+        self.max_slack = Some(bytes);
+        self
+    }
+
+    /// Sets whether idle regions go back to upstream when a request does not fit otherwise.
+    #[must_use]
+    pub fn collect_regions(mut self, collect: bool) -> BfcOptions {
+        self.collect_regions = collect;
+        self
+    }
+
+    /// Returns the slack that is always cut off.
+    pub(crate) fn slack(&self) -> u64 {
+        if let Some(bytes) = self.max_slack {
+            bytes
+        } else if self.fragmentation_fraction > 0.0 {
+            (self.limit as f64 * self.fragmentation_fraction) as u64
+        } else {
+            128 << 20
+        }
+    }
+
+    /// Returns the bytes of the first region.
+    pub(crate) fn first_region(&self) -> u64 {
+        let bytes = match self.growth {
+            Growth::Doubling(bytes) | Growth::Fixed(bytes) => bytes.min(self.limit),
+            Growth::Whole => self.limit,
+        };
+        round_down(bytes).max(UNIT)
+    }
+}
+
+/// Rounds bytes down to units.
+pub(crate) fn round_down(bytes: u64) -> u64 {
+    bytes / UNIT * UNIT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn force_allow_growth() {
+        let first = |growth: Growth, value| {
+            BfcOptions::new("bfc").limit(1 << 31).growth(growth.overridden(value)).first_region()
+        };
+        assert_eq!(first(Growth::DEFAULT, None), 2 << 20);
+        assert_eq!(first(Growth::DEFAULT, Some("unparseable")), 2 << 20);
+        assert_eq!(first(Growth::Whole, Some("true")), 2 << 20);
+        assert_eq!(first(Growth::DEFAULT, Some("false")), 1 << 31);
+        assert_eq!(first(Growth::Whole, Some("unparseable")), 1 << 31);
+    }
+
+    #[test]
+    fn the_first_region_is_never_above_the_limit() {
+        assert_eq!(BfcOptions::new("bfc").limit(1 << 20).first_region(), 1 << 20);
+        assert_eq!(BfcOptions::new("bfc").limit((1 << 20) + 255).first_region(), 1 << 20);
+    }
+}

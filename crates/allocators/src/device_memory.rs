@@ -1,0 +1,215 @@
+//! Regions from a device's driver: private ones, and ones that other processes may map.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use gpu_api::{Allocation, DevicePtr, Error, Export, Gpu, Region, RegionId, Result, Sharing};
+
+use crate::fork::ForkGuard;
+use crate::{Budget, DeviceBytes, Extent, Memory, SubAllocator};
+
+/// Memory of a device that no other process ever sees.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    gpu: Gpu,
+    sharing: Sharing,
+    budget: Option<Arc<Budget>>,
+    fork: ForkGuard,
+    bytes: OnceLock<Arc<DeviceBytes>>,
+}
+
+impl DeviceMemory {
+    /// Takes memory of this device, the way that it is shared by default: by file descriptor where the device can,
+    /// since freeing such memory waits for no stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] on a device whose memory cannot be shared at all; [`Error::System`] when the kernel has no
+    /// page for the fork guard.
+    pub fn new(gpu: Gpu) -> Result<DeviceMemory> {
+        let sharing = gpu.default_sharing()?;
+        Ok(DeviceMemory { gpu, sharing, budget: None, fork: ForkGuard::new()?, bytes: OnceLock::new() })
+    }
+
+    /// Chooses the kind of memory by how it could be shared.
+    #[must_use]
+    pub fn sharing(mut self, sharing: Sharing) -> DeviceMemory {
+        self.sharing = sharing;
+        self
+    }
+
+    /// Takes no more than a budget allows.
+    #[must_use]
+    pub fn budget(mut self, budget: Arc<Budget>) -> DeviceMemory {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// Returns the device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    fn allocate(&self, len: u64) -> Result<Allocation> {
+        self.check_owner()?;
+        let device = self.gpu.device();
+        let rounded = len.checked_next_multiple_of(self.granularity()).unwrap_or(u64::MAX);
+        self.afford(rounded, len)?;
+        let allocation = match self.gpu.backend().alloc(device, rounded, self.sharing) {
+            Ok(allocation) => allocation,
+            Err(error) => {
+                self.forgo(rounded);
+                return Err(error);
+            }
+        };
+        // A driver that rounds up to more than it says is held to the budget all the same.
+        let more = allocation.len.saturating_sub(rounded);
+        if let Err(error) = self.afford(more, len) {
+            self.forgo(rounded);
+            // SAFETY: `free` asks for a base from `alloc` that nothing uses: nobody has seen it yet.
+            if let Err(error) = unsafe { self.gpu.backend().free(allocation.base) } {
+                tracing::warn!(%error, "a region is leaked");
+            }
+            return Err(error);
+        }
+        Ok(allocation)
+    }
+
+    /// Takes bytes of the budget.
+    fn afford(&self, bytes: u64, asked: u64) -> Result<()> {
+        let Some(budget) = &self.budget else { return Ok(()) };
+        budget.take(bytes).map_err(|free| {
+            let hint = format!("of a budget of {} bytes", budget.limit());
+            Error::OutOfMemory { device: self.gpu.device(), asked, free, hint }
+        })
+    }
+
+    fn release(&self, extent: Extent) -> Result<()> {
+        self.check_owner()?;
+        // SAFETY: `GpuBackend::free` asks for
+        // - a base from `alloc`, not yet freed: `SubAllocator::free` gets each extent once, as `allocate` gave it;
+        // - no GPU work that touches it: whoever freed the last piece of it said that its bytes may be used again;
+        // - no process with its handle open: a private extent has none, and `Shareable::may_free` said so of its own.
+        let freed = unsafe { self.gpu.backend().free(DevicePtr(extent.base)) };
+        // What failed is leaked and stays counted.
+        if freed.is_ok() {
+            self.forgo(extent.len);
+        }
+        freed
+    }
+
+    fn forgo(&self, bytes: u64) {
+        if let Some(budget) = &self.budget {
+            budget.give_back(bytes);
+        }
+    }
+}
+
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed, which `GpuBackend::alloc` promises,
+// and that `memory` reaches them: it copies on the device that they lie on.
+unsafe impl SubAllocator for DeviceMemory {
+    type Token = ();
+
+    fn alloc(&self, len: u64, _align: u64) -> Result<(Extent, ())> {
+        let allocation = self.allocate(len)?;
+        Ok((Extent { base: allocation.base.0, len: allocation.len }, ()))
+    }
+
+    fn free(&self, extent: Extent, (): ()) -> Result<()> {
+        self.release(extent)
+    }
+
+    fn granularity(&self) -> u64 {
+        self.gpu.caps().granularity.max(1)
+    }
+
+    fn capacity(&self) -> u64 {
+        self.gpu.info().total_bytes.min(self.budget.as_ref().map_or(u64::MAX, |budget| budget.limit()))
+    }
+
+    fn memory(&self) -> Result<Arc<dyn Memory>> {
+        if let Some(bytes) = self.bytes.get() {
+            return Ok(Arc::<DeviceBytes>::clone(bytes));
+        }
+        let bytes = Arc::new(DeviceBytes::new(self.gpu.clone())?);
+        Ok(Arc::<DeviceBytes>::clone(self.bytes.get_or_init(|| bytes)))
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        self.fork.check("this allocator")
+    }
+}
+
+/// Memory of a device that is exported as soon as it is allocated, for blocks of sessions and nothing else.
+///
+/// A region is mapped by others as a whole, so nothing private may lie in one.
+#[derive(Debug)]
+pub struct Shareable {
+    device: DeviceMemory,
+    next: AtomicU64,
+}
+
+impl Shareable {
+    /// Exports what comes from there.
+    pub fn new(device: DeviceMemory) -> Shareable {
+        Shareable { device, next: AtomicU64::new(0) }
+    }
+
+    fn export(&self, allocation: Allocation) -> Result<Export> {
+        let backend = self.device.gpu.backend();
+        match self.device.sharing {
+            Sharing::Handle => backend.export_handle(allocation.base).map(Export::Handle),
+            Sharing::Fd => backend.export_fd(allocation.base).map(Export::Fd),
+            other => Err(Error::Unsupported {
+                what: "an arena of shareable memory",
+                why: format!("it knows no {other:?} regions"),
+                remedy: "choose `Sharing::Fd` or `Sharing::Handle`",
+            }),
+        }
+    }
+}
+
+// SAFETY: as `DeviceMemory`, whose extents these are.
+unsafe impl SubAllocator for Shareable {
+    type Token = Arc<Region>;
+
+    fn alloc(&self, len: u64, _align: u64) -> Result<(Extent, Arc<Region>)> {
+        let allocation = self.device.allocate(len)?;
+        let extent = Extent { base: allocation.base.0, len: allocation.len };
+        let export = self.export(allocation).inspect_err(|_| {
+            // Nobody has seen the allocation yet. That it could not be shared is what the caller can mend.
+            if let Err(error) = self.device.release(extent) {
+                tracing::warn!(%error, "a region is leaked");
+            }
+        })?;
+        let id = RegionId(self.next.fetch_add(1, Ordering::Relaxed));
+        let region = Region::new(id, self.device.gpu.device(), allocation.base, allocation.len, export);
+        Ok((extent, Arc::new(region)))
+    }
+
+    fn free(&self, extent: Extent, region: Arc<Region>) -> Result<()> {
+        // A descriptor keeps the memory: with the last piece gone, this is the last of it but for somebody's report.
+        drop(region);
+        self.device.release(extent)
+    }
+
+    fn may_free(&self, region: &Arc<Region>) -> bool {
+        !region.is_pinned()
+    }
+
+    fn granularity(&self) -> u64 {
+        self.device.granularity()
+    }
+
+    fn capacity(&self) -> u64 {
+        self.device.capacity()
+    }
+
+    fn memory(&self) -> Result<Arc<dyn Memory>> {
+        self.device.memory()
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        self.device.check_owner()
+    }
+}

@@ -1,0 +1,181 @@
+//! Allocators that ask upstream for every single request.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gpu_api::{Error, Gpu, HostMemory, Result};
+
+use crate::allocator::hand_on;
+use crate::bfc::Counters;
+use crate::request::foreign;
+use crate::{Allocator, AllocatorStats, Extent, HostPages, Placed, Request, SubAllocator};
+
+/// An allocator that hands each extent of upstream out as it is.
+pub struct Direct<U: SubAllocator> {
+    name: String,
+    upstream: U,
+    state: Mutex<State<U::Token>>,
+}
+
+struct State<T> {
+    live: HashMap<u64, (Placed, T)>,
+    counters: Counters,
+    number: u64,
+}
+
+impl<U: SubAllocator> Direct<U> {
+    /// Hands out what comes from there.
+    pub fn new(name: impl Into<String>, upstream: U) -> Direct<U> {
+        let state = State { live: HashMap::new(), counters: Counters::default(), number: 0 };
+        Direct { name: name.into(), upstream, state: Mutex::new(state) }
+    }
+
+    /// Returns where memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<U::Token>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// SAFETY: `Allocator` asks that what is handed out does not overlap: each is an extent of its own, which the promises of
+// `SubAllocator` keep apart until it is freed, and each is freed once, when it is taken back. `memory` is upstream's.
+unsafe impl<U: SubAllocator> Allocator for Direct<U> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alloc(&self, request: Request) -> Result<Placed> {
+        request.check()?;
+        self.upstream.check_owner()?;
+        let (Extent { base, len }, token) = self.upstream.alloc(request.bytes, request.align)?;
+        if !base.is_multiple_of(request.align) {
+            self.upstream.free(Extent { base, len }, token)?;
+            return Err(Error::Unsupported {
+                what: "this alignment",
+                why: format!("upstream gave {base:#x}, which is no multiple of {}", request.align),
+                remedy: "put a best-fit allocator over it",
+            });
+        }
+        let mut state = self.state();
+        state.number += 1;
+        let placed = Placed { address: base, bytes: len, asked: request.bytes, number: state.number, token: () };
+        state.live.insert(base, (placed, token));
+        state.counters.allocated(len, request.bytes);
+        state.counters.grown(len);
+        Ok(placed)
+    }
+
+    fn free(&self, address: u64) -> Result<()> {
+        self.upstream.check_owner()?;
+        let (placed, token) = {
+            let mut state = self.state();
+            let (placed, token) = state.live.remove(&address).ok_or_else(|| foreign(address))?;
+            state.counters.freed(placed.bytes, placed.asked);
+            state.counters.reserved -= placed.bytes;
+            (placed, token)
+        };
+        self.upstream.free(Extent { base: address, len: placed.bytes }, token)
+    }
+
+    fn get(&self, address: u64) -> Option<Placed> {
+        self.state().live.get(&address).map(|(placed, _)| *placed)
+    }
+
+    fn stats(&self) -> AllocatorStats {
+        self.state().counters.stats(u64::MAX, 0)
+    }
+
+    fn clear_stats(&self) {
+        self.state().counters.clear();
+    }
+
+    fn trim(&self) -> Result<u64> {
+        self.upstream.check_owner()?;
+        Ok(0)
+    }
+
+    hand_on!(upstream: memory, check_owner);
+}
+
+impl<U: SubAllocator> fmt::Debug for Direct<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Direct").field("name", &self.name).field("upstream", &self.upstream).finish_non_exhaustive()
+    }
+}
+
+/// Host memory, plain, an allocation of the kernel's for each request: what a [`Pool`](crate::Pool) is put over.
+///
+/// # Examples
+///
+/// ```
+/// use allocators::{Allocator, BasicCpu, Request};
+/// use backend_host::{HostBackend, HostConfig};
+/// use gpu_api::{DeviceId, Gpu};
+///
+/// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// let cpu = BasicCpu::new(gpu, None)?;
+/// let placed = cpu.alloc(Request::new(100).align(4096))?;
+/// assert_eq!(placed.address % 4096, 0);
+/// cpu.free(placed.address)?;
+/// # Ok::<(), gpu_api::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct BasicCpu(Direct<HostPages>);
+
+/// Host memory that a device reaches: pinned, an allocation of the driver's for each request.
+#[derive(Debug)]
+pub struct PinnedHost(Direct<HostPages>);
+
+impl BasicCpu {
+    /// Takes memory of a NUMA node, or of any.
+    ///
+    /// # Errors
+    ///
+    /// As [`HostPages::new`].
+    pub fn new(gpu: Gpu, numa_node: Option<u32>) -> Result<BasicCpu> {
+        direct("cpu", gpu, HostMemory { pinned: false, numa_node }).map(BasicCpu)
+    }
+
+    /// Returns the allocator beneath.
+    pub fn direct(&self) -> &Direct<HostPages> {
+        &self.0
+    }
+}
+
+impl PinnedHost {
+    /// Takes memory of a NUMA node, or of any.
+    ///
+    /// # Errors
+    ///
+    /// As [`HostPages::new`].
+    pub fn new(gpu: Gpu, numa_node: Option<u32>) -> Result<PinnedHost> {
+        direct("pinned", gpu, HostMemory { pinned: true, numa_node }).map(PinnedHost)
+    }
+
+    /// Returns the allocator beneath.
+    pub fn direct(&self) -> &Direct<HostPages> {
+        &self.0
+    }
+}
+
+fn direct(what: &str, gpu: Gpu, kind: HostMemory) -> Result<Direct<HostPages>> {
+    let name = match kind.numa_node {
+        Some(node) => format!("{what} of node {node}"),
+        None => what.to_owned(),
+    };
+    Ok(Direct::new(name, HostPages::new(gpu, kind)?))
+}
+
+// SAFETY: as the allocator beneath, which does everything.
+unsafe impl Allocator for BasicCpu {
+    hand_on!(0: name, alloc, free, get, stats, clear_stats, trim, memory, check_owner);
+}
+
+// SAFETY: as the allocator beneath, which does everything.
+unsafe impl Allocator for PinnedHost {
+    hand_on!(0: name, alloc, free, get, stats, clear_stats, trim, memory, check_owner);
+}

@@ -1,0 +1,62 @@
+//! Best fit with coalescing, pools, wrappers, and the value that owns every allocator of a process.
+//!
+//! Read in this order:
+//!
+//! 1. [`Request`], [`Placed`]: what is asked and answered. [`Allocator`]: what every allocator can do.
+//! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`Shareable`], [`HostPages`]: a backend's;
+//!    [`Simulated`]: addresses without memory behind them.
+//! 3. [`Bfc`]: best fit with coalescing over any upstream.
+//!    [`Recorded`]: work on a stream, after which memory is free.
+//! 4. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error that explains itself.
+//! 5. [`Arena`]: memory for the blocks of sessions.
+//! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory.
+//! 7. [`Tracking`], [`Guard`], [`NanFill`], [`Limit`], [`Log`]: allocators over another; [`Trace`]: a log, replayed.
+//! 8. [`ProcessState`]: all of them in one value, by device and [`AllocatorAttributes`].
+//! 9. [`snapshot`]: what a heap looks like at one moment.
+//!
+//! # Glossary
+//!
+//! The words of `gpu_api`, and two more: a *chunk* is a piece of a region inside an allocator, in use or not; *slack*
+//! is what a chunk has beyond what was asked for.
+
+mod allocator;
+mod arena;
+pub mod bfc;
+mod budget;
+mod device_memory;
+mod direct;
+mod fork;
+mod host_memory;
+mod memory;
+mod pool;
+mod process_state;
+mod recorded;
+mod relief;
+mod request;
+mod simulated;
+pub mod snapshot;
+mod trace;
+mod upstream;
+mod wrappers;
+
+pub use allocator::Allocator;
+pub use arena::{Arena, ArenaOptions, ArenaStats};
+pub use bfc::{AllocatorStats, Bfc, BfcOptions, Completion, Growth, Scope, ScopeStats};
+pub use budget::Budget;
+pub use device_memory::{DeviceMemory, Shareable};
+pub use direct::{BasicCpu, Direct, PinnedHost};
+pub use host_memory::HostPages;
+pub use memory::{DeviceBytes, HostBytes, Memory};
+pub use pool::{Pool, PoolCounts, PoolOptions, Rounding};
+pub use process_state::{
+    AllocatorAttributes, AllocatorKey, MemoryLimit, PhysicalDevice, ProcessOptions, ProcessState, VirtualDevice,
+    VirtualDevices, Wrap,
+};
+pub use recorded::Recorded;
+pub use relief::{Relief, Relieved, Trim};
+pub use request::{Placed, Request};
+pub use simulated::Simulated;
+pub use snapshot::Snapshot;
+pub use trace::{Replayed, Step, Trace};
+pub use upstream::{Extent, SubAllocator};
+pub use wrappers::{Damage, Guard, Limit, Log, NanFill, Sizes, TagUse, Tracked, Tracking};

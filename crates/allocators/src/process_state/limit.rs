@@ -1,0 +1,91 @@
+//! How much of a device a process may take.
+
+use gpu_api::{Error, MemoryInfo, Result};
+
+/// How much of a device's memory a process may take.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum MemoryLimit {
+    /// This many bytes.
+    Bytes(u64),
+    /// This part of all its memory, above 0 and up to 1.
+    Fraction(f64),
+    /// What is free when it is first used, but for this many bytes.
+    AllBut(u64),
+    /// What is free when it is first used, but for what a driver and its libraries need besides.
+    Most,
+}
+
+impl MemoryLimit {
+    const MIB: u64 = 1 << 20;
+
+    /// Returns the limit in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for more than the device has, a part beyond 0 to 1, or a reserve that leaves nothing.
+    pub fn bytes(self, memory: MemoryInfo) -> Result<u64> {
+        let MemoryInfo { free_bytes: free, total_bytes: total } = memory;
+        let what = "the memory limit";
+        match self {
+            MemoryLimit::Bytes(bytes) if bytes > 0 && bytes <= total => Ok(bytes),
+            MemoryLimit::Bytes(bytes) => {
+                let got = format!("{bytes} bytes of a device of {total}");
+                Err(Error::Invalid { what, got, must: "at least 1 byte and no more than the device has" })
+            }
+            MemoryLimit::Fraction(part) if part > 0.0 && part <= 1.0 => Ok(((total as f64 * part) as u64).max(1)),
+            MemoryLimit::Fraction(part) => {
+                Err(Error::Invalid { what, got: part.to_string(), must: "a part above 0 and up to 1" })
+            }
+            MemoryLimit::AllBut(reserve) => free.checked_sub(reserve).filter(|&left| left > 0).ok_or_else(|| {
+                let got = format!("all but {reserve} bytes, of which {free} are free");
+                Error::Invalid { what, got, must: "more than nothing" }
+            }),
+            MemoryLimit::Most => MemoryLimit::AllBut(MemoryLimit::reserve(free)).bytes(memory),
+        }
+    }
+
+    /// Returns what is left to others when nobody says: an eighth of a small device, and so much of a larger one that
+    /// kernels, communicators and a second context find room.
+    fn reserve(free: u64) -> u64 {
+        if free < 2048 * MemoryLimit::MIB { (225 * MemoryLimit::MIB).min(free / 8) } else { 1050 * MemoryLimit::MIB }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn limit(limit: MemoryLimit) -> Result<u64> {
+        limit.bytes(MemoryInfo { free_bytes: 60 * GIB, total_bytes: 80 * GIB })
+    }
+
+    #[test]
+    fn by_bytes_by_fraction_and_all_but_a_reserve() {
+        assert_eq!(limit(MemoryLimit::Bytes(GIB)).expect("fits"), GIB);
+        assert_eq!(limit(MemoryLimit::Bytes(80 * GIB)).expect("fits"), 80 * GIB);
+        assert_eq!(limit(MemoryLimit::Fraction(0.25)).expect("fits"), 20 * GIB);
+        assert_eq!(limit(MemoryLimit::Fraction(1.0)).expect("fits"), 80 * GIB);
+        assert_eq!(limit(MemoryLimit::AllBut(10 * GIB)).expect("fits"), 50 * GIB);
+        assert_eq!(limit(MemoryLimit::Most).expect("fits"), 60 * GIB - (1050 << 20));
+        let small = MemoryInfo { free_bytes: GIB, total_bytes: GIB };
+        assert_eq!(MemoryLimit::Most.bytes(small).expect("fits"), GIB - (128 << 20));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for wrong in [
+            MemoryLimit::Bytes(0),
+            MemoryLimit::Bytes(80 * GIB + 1),
+            MemoryLimit::Fraction(0.0),
+            MemoryLimit::Fraction(1.01),
+            MemoryLimit::Fraction(f64::NAN),
+            MemoryLimit::AllBut(60 * GIB),
+            MemoryLimit::AllBut(u64::MAX),
+        ] {
+            assert!(matches!(limit(wrong), Err(Error::Invalid { what: "the memory limit", .. })), "{wrong:?}");
+        }
+    }
+}

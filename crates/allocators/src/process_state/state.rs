@@ -1,0 +1,395 @@
+//! The owner of every allocator.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use gpu_api::{BackendKind, Error, Gpu, HostMemory, Reclaim, RegionSource, Result};
+
+use super::{AllocatorAttributes, MemoryLimit, PhysicalDevice, ProcessOptions, VirtualDevice};
+use crate::{
+    Allocator, Arena, ArenaOptions, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, HostPages, Pool, Relief, Relieved,
+    Snapshot,
+};
+
+/// Names an allocator of a [`ProcessState`]. In this order they are destroyed: device memory first, while host memory
+/// that the device might still read exists.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub enum AllocatorKey {
+    /// Memory of a virtual device for this process alone.
+    Device(VirtualDevice),
+    /// Memory of a virtual device for blocks of sessions.
+    Arena(VirtualDevice),
+    /// Pinned host memory that a vendor's devices reach, of a NUMA node or of any.
+    Pinned(BackendKind, Option<u32>),
+    /// Plain host memory of a NUMA node or of any.
+    Cpu(Option<u32>),
+}
+
+/// An allocator that was made.
+enum Made {
+    Allocator(Arc<dyn Allocator>),
+    Arena(Arc<Arena>),
+}
+
+/// What a device's allocators have in common.
+struct Shared {
+    /// By virtual device.
+    budgets: BTreeMap<VirtualDevice, Arc<Budget>>,
+    /// By device.
+    reliefs: BTreeMap<PhysicalDevice, Arc<Relief>>,
+}
+
+struct Inner {
+    options: ProcessOptions,
+    /// Whether an allocator was ever made: from then on options stay.
+    used: bool,
+    made: BTreeMap<AllocatorKey, Made>,
+    shared: Shared,
+}
+
+/// Owns every allocator of a process: makes each when it is first asked for, and destroys them in order.
+///
+/// An allocator is asked for by device and [`AllocatorAttributes`]. Each virtual device has a limit that its private
+/// memory and its arena share. When one of them runs out, the sessions and the other allocators of the same device are
+/// asked for what they do not need ([`Relief`]).
+///
+/// # Dropping
+///
+/// Destroys what nobody else holds, in the order of [`AllocatorKey`]. In a forked child it does nothing.
+///
+/// # Examples
+///
+/// ```
+/// use allocators::{AllocatorAttributes, AllocatorKey, MemoryLimit, ProcessOptions, ProcessState, Request, VirtualDevice};
+/// use backend_host::{HostBackend, HostConfig};
+/// use gpu_api::{DeviceId, Gpu};
+///
+/// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// let state = ProcessState::new([gpu]);
+/// state.configure(ProcessOptions::default().limit(MemoryLimit::Bytes(64 << 20)))?;
+/// let device = state.allocator(VirtualDevice(0), AllocatorAttributes::default())?;
+/// let placed = device.alloc(Request::new(1 << 20))?;
+/// device.free(placed.address)?;
+/// drop(device);
+/// assert_eq!(state.tear_down(AllocatorKey::Device(VirtualDevice(0)))?, 2 << 20);
+/// # Ok::<(), gpu_api::Error>(())
+/// ```
+pub struct ProcessState {
+    gpus: Vec<Gpu>,
+    inner: Mutex<Inner>,
+}
+
+impl ProcessState {
+    /// Makes no allocator yet. Unless options say otherwise, each device is a virtual device, in this order.
+    pub fn new(gpus: impl IntoIterator<Item = Gpu>) -> ProcessState {
+        let inner = Inner {
+            options: ProcessOptions::default(),
+            used: false,
+            made: BTreeMap::new(),
+            shared: Shared { budgets: BTreeMap::new(), reliefs: BTreeMap::new() },
+        };
+        ProcessState { gpus: gpus.into_iter().collect(), inner: Mutex::new(inner) }
+    }
+
+    /// Sets how allocators are made.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] once one was made: what was made already would not heed it; and for a virtual device on a
+    /// device that is not here.
+    pub fn configure(&self, options: ProcessOptions) -> Result<()> {
+        let mut inner = self.inner();
+        if inner.used {
+            return Err(Error::Invalid {
+                what: "options of the process state",
+                got: "given after an allocator was made".into(),
+                must: "given before",
+            });
+        }
+        for (_, on) in options.devices.iter() {
+            self.gpu(on)?;
+        }
+        inner.options = options;
+        Ok(())
+    }
+
+    /// Returns the devices.
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// Returns the allocator of memory that does what is asked, for use with a device; makes it if need be.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a virtual device that is not mapped, and for limits that the device cannot keep;
+    /// what a backend gives when an allocator is made.
+    pub fn allocator(&self, device: VirtualDevice, attributes: AllocatorAttributes) -> Result<Arc<dyn Allocator>> {
+        let mut inner = self.inner();
+        let on = self.physical(&inner, device)?;
+        let node = inner.options.numa_nodes.get(&device).copied();
+        let key = match attributes {
+            AllocatorAttributes { on_host: false, .. } => AllocatorKey::Device(device),
+            AllocatorAttributes { gpu_compatible: false, nic_compatible: false, .. } => AllocatorKey::Cpu(node),
+            _ => AllocatorKey::Pinned(on.backend, node),
+        };
+        self.made(&mut inner, key)
+    }
+
+    /// Returns the allocator of host memory of a NUMA node, pinned for one vendor's devices or plain; makes it if need be.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a vendor without a device here; what a backend gives when an allocator is made.
+    pub fn host_allocator(&self, pinned_for: Option<BackendKind>, node: Option<u32>) -> Result<Arc<dyn Allocator>> {
+        let key = pinned_for.map_or(AllocatorKey::Cpu(node), |backend| AllocatorKey::Pinned(backend, node));
+        self.made(&mut self.inner(), key)
+    }
+
+    /// Returns the memory for sessions of a device; makes it if need be.
+    ///
+    /// # Errors
+    ///
+    /// As [`allocator`](ProcessState::allocator), and [`Error::Unsupported`] on a device whose memory cannot be shared.
+    pub fn arena(&self, device: VirtualDevice) -> Result<Arc<Arena>> {
+        let mut inner = self.inner();
+        let key = AllocatorKey::Arena(device);
+        if let Some(Made::Arena(arena)) = inner.made.get(&key) {
+            return Ok(arena.clone());
+        }
+        let on = self.physical(&inner, device)?;
+        let budget = self.budget(&mut inner, device)?;
+        let relief = inner.shared.reliefs.entry(on).or_default().clone();
+        let options = &inner.options;
+        let mut arena = ArenaOptions::default()
+            .name(format!("arena of {device}"))
+            .limit(budget.limit())
+            .growth(options.arena_growth)
+            .wait(options.wait)
+            .patience(options.patience)
+            .budget(budget)
+            .relief(relief);
+        arena.sharing = options.sharing;
+        let arena = Arena::new(self.gpu(on)?.clone(), arena)?;
+        inner.used = true;
+        inner.made.insert(key, Made::Arena(arena.clone()));
+        Ok(arena)
+    }
+
+    /// Adds a session to those that the allocators of its device turn to when they are out of memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a virtual device that is not mapped.
+    pub fn register(&self, device: VirtualDevice, session: Weak<dyn Reclaim>) -> Result<()> {
+        let mut inner = self.inner();
+        let on = self.physical(&inner, device)?;
+        inner.shared.reliefs.entry(on).or_default().register(session);
+        Ok(())
+    }
+
+    /// Destroys an allocator, and says how many bytes went back; the next who asks for it gets a fresh one. May block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] while somebody holds it, memory of it is in use, or others may have it mapped: what still needs
+    /// it would not know. An allocator that was not made is no error.
+    pub fn tear_down(&self, key: AllocatorKey) -> Result<u64> {
+        // Held all the while, so that nobody builds it again before its memory is back.
+        let mut inner = self.inner();
+        let (Some(made), refuse) = (inner.made.get(&key), |got: String| Error::Invalid {
+            what: "an allocator to be torn down",
+            got: format!("{key:?} with {got}"),
+            must: "one that nobody holds and that nothing is in use of",
+        }) else {
+            return Ok(0);
+        };
+        let (handles, in_use, mapped, reserved) = match made {
+            Made::Allocator(allocator) => {
+                allocator.check_owner()?;
+                let stats = allocator.stats();
+                (Arc::strong_count(allocator), stats.bytes_in_use, 0, stats.bytes_reserved)
+            }
+            Made::Arena(arena) => {
+                arena.check_owner()?;
+                let usage = arena.usage();
+                (Arc::strong_count(arena), usage.in_use, usage.pinned, usage.reserved)
+            }
+        };
+        if in_use > 0 {
+            return Err(refuse(format!("{in_use} bytes in use")));
+        }
+        if mapped > 0 {
+            return Err(refuse(format!("{mapped} bytes that others may have mapped")));
+        }
+        // New handles come from here alone, under this lock.
+        if handles > 1 {
+            return Err(refuse(format!("{} handles elsewhere", handles - 1)));
+        }
+        inner.made.remove(&key);
+        Ok(reserved)
+    }
+
+    /// Lists what was made, with every region and chunk of those that have regions.
+    pub fn snapshots(&self) -> Vec<(AllocatorKey, Option<Snapshot>)> {
+        let made: Vec<(AllocatorKey, Made)> =
+            self.inner().made.iter().map(|(&key, made)| (key, made.another())).collect();
+        // With no lock of ours held: sessions are asked what they hold.
+        let snapshot = |made: &Made| match made {
+            Made::Allocator(allocator) => allocator.snapshot(),
+            Made::Arena(arena) => Some(arena.snapshot()),
+        };
+        made.iter().map(|(key, made)| (*key, snapshot(made))).collect()
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn gpu(&self, on: PhysicalDevice) -> Result<&Gpu> {
+        self.gpus.iter().find(|gpu| physical(gpu) == on).ok_or_else(|| Error::Invalid {
+            what: "a device",
+            got: on.to_string(),
+            must: "one that the process state was given",
+        })
+    }
+
+    fn physical(&self, inner: &Inner, device: VirtualDevice) -> Result<PhysicalDevice> {
+        if inner.options.devices.is_empty()
+            && let Some(gpu) = self.gpus.get(device.0 as usize)
+        {
+            return Ok(physical(gpu));
+        }
+        inner.options.devices.physical(device)
+    }
+
+    fn made(&self, inner: &mut Inner, key: AllocatorKey) -> Result<Arc<dyn Allocator>> {
+        if let Some(Made::Allocator(allocator)) = inner.made.get(&key) {
+            return Ok(allocator.clone());
+        }
+        let mut allocator = self.make(inner, key)?;
+        if let Some(wrap) = &inner.options.wrap {
+            allocator = wrap(key, allocator)?;
+        }
+        inner.used = true;
+        inner.made.insert(key, Made::Allocator(allocator.clone()));
+        Ok(allocator)
+    }
+
+    fn make(&self, inner: &mut Inner, key: AllocatorKey) -> Result<Arc<dyn Allocator>> {
+        match key {
+            AllocatorKey::Device(device) => {
+                let on = self.physical(inner, device)?;
+                let gpu = self.gpu(on)?.clone();
+                let budget = self.budget(inner, device)?;
+                let relief = inner.shared.reliefs.entry(on).or_default().clone();
+                let options = BfcOptions::new(device.to_string())
+                    .device(gpu.device())
+                    .limit(budget.limit())
+                    .growth(inner.options.growth);
+                let bfc = Bfc::new(options, DeviceMemory::new(gpu)?.budget(budget));
+                Ok(Relieved::with_patience(bfc, relief, inner.options.patience))
+            }
+            AllocatorKey::Pinned(backend, node) => {
+                let gpu = self.gpus.iter().find(|gpu| gpu.kind() == backend);
+                let gpu = gpu.ok_or_else(|| no_device(backend.name()))?.clone();
+                let options = BfcOptions::new(name("pinned host memory", node))
+                    .device(gpu.device())
+                    .limit(inner.options.pinned_limit)
+                    .growth(inner.options.growth);
+                let pages = HostPages::new(gpu, HostMemory { pinned: true, numa_node: node })?;
+                Ok(Arc::new(Bfc::new(options, pages)))
+            }
+            AllocatorKey::Cpu(node) => {
+                let gpu = self.gpus.first().ok_or_else(|| no_device("any vendor"))?.clone();
+                let mut options = inner.options.cpu_pool.clone();
+                options.name = name(&options.name, node);
+                Ok(Arc::new(Pool::new(options, BasicCpu::new(gpu, node)?)))
+            }
+            AllocatorKey::Arena(_) => unreachable!("arenas are made by `arena`"),
+        }
+    }
+
+    /// Returns the limit of a virtual device, shared by its private memory and its arena, and kept when they are torn
+    /// down.
+    fn budget(&self, inner: &mut Inner, device: VirtualDevice) -> Result<Arc<Budget>> {
+        if let Some(budget) = inner.shared.budgets.get(&device) {
+            return Ok(budget.clone());
+        }
+        let on = self.physical(inner, device)?;
+        let gpu = self.gpu(on)?;
+        let memory = gpu.backend().memory_info(gpu.device())?;
+        let options = &inner.options;
+        let own = |device| options.limits.get(&device).copied();
+        let together = options.devices.on(on);
+        if together.len() > 1 {
+            let mut sum = 0u64;
+            for other in together {
+                // 'All but a reserve' of each would be most of it several times over.
+                let limit = own(other).unwrap_or(options.limit);
+                if matches!(limit, MemoryLimit::AllBut(_) | MemoryLimit::Most) {
+                    return Err(Error::Invalid {
+                        what: "the memory limit",
+                        got: format!("{limit:?} for {other}, which shares {on}"),
+                        must: "in bytes or a fraction where several virtual devices lie on one device",
+                    });
+                }
+                sum = sum.saturating_add(limit.bytes(memory)?);
+            }
+            if sum > memory.total_bytes {
+                return Err(Error::Invalid {
+                    what: "the memory limit",
+                    got: format!("{sum} bytes of the {} of {on}, summed over its virtual devices", memory.total_bytes),
+                    must: "no more than the device has",
+                });
+            }
+        }
+        let bytes = own(device).unwrap_or(options.limit).bytes(memory)?;
+        let budget = Arc::new(Budget::new(bytes));
+        inner.shared.budgets.insert(device, budget.clone());
+        Ok(budget)
+    }
+}
+
+impl Made {
+    fn another(&self) -> Made {
+        match self {
+            Made::Allocator(allocator) => Made::Allocator(allocator.clone()),
+            Made::Arena(arena) => Made::Arena(arena.clone()),
+        }
+    }
+}
+
+fn physical(gpu: &Gpu) -> PhysicalDevice {
+    PhysicalDevice { backend: gpu.kind(), device: gpu.device() }
+}
+
+fn name(what: &str, node: Option<u32>) -> String {
+    node.map_or_else(|| what.to_owned(), |node| format!("{what} of node {node}"))
+}
+
+fn no_device(of: &str) -> Error {
+    Error::Invalid { what: "the devices of the process state", got: format!("none of {of}"), must: "at least one" }
+}
+
+impl Drop for ProcessState {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // The map has no order of destruction of its own that it promises.
+        while let Some((key, made)) = inner.made.pop_first() {
+            tracing::trace!(?key, "destroyed");
+            drop(made);
+        }
+    }
+}
+
+impl fmt::Debug for ProcessState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = self.inner();
+        f.debug_struct("ProcessState")
+            .field("gpus", &self.gpus.len())
+            .field("made", &inner.made.keys().collect::<Vec<_>>())
+            .finish_non_exhaustive()
+    }
+}

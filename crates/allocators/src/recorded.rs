@@ -1,0 +1,123 @@
+//! Work on a stream, by an event of the device's.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gpu_api::{CaptureStatus, Error, EventKind, Gpu, RawEvent, RawStream, Result, StreamIdentity};
+
+use crate::fork::ForkGuard;
+use crate::{Allocator, Completion};
+
+/// Stands for the work that a stream had at one moment.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use allocators::{Allocator, Bfc, BfcOptions, DeviceMemory, Recorded, Request};
+/// # use backend_host::{HostBackend, HostConfig};
+/// # let gpu = gpu_api::Gpu::new(HostBackend::new(HostConfig::default())?, gpu_api::DeviceId(0))?;
+/// # let stream = gpu.backend().create_stream(gpu.device())?;
+/// let bfc = Bfc::new(BfcOptions::new("bfc"), DeviceMemory::new(gpu.clone())?);
+/// let placed = bfc.alloc(Request::new(1 << 20))?;
+/// // Kernels are queued that use it; then, without waiting for them:
+/// // SAFETY: the stream is alive.
+/// unsafe { Recorded::free_on(&bfc, placed.address, &gpu, stream) }?;
+/// # // SAFETY: the stream is alive, and nobody uses it afterwards.
+/// # unsafe { gpu.backend().destroy_stream(stream) }?;
+/// # Ok::<(), gpu_api::Error>(())
+/// ```
+pub struct Recorded {
+    gpu: Gpu,
+    event: RawEvent,
+    done: AtomicBool,
+    fork: ForkGuard,
+}
+
+impl Recorded {
+    /// Records what is in a stream at this moment, and says which stream it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`] for a stream that is being captured: its work runs when the graph is launched, perhaps more
+    /// than once; what the driver gives.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive and of this device.
+    pub unsafe fn on(gpu: &Gpu, stream: RawStream) -> Result<(StreamIdentity, Recorded)> {
+        let backend = gpu.backend();
+        // SAFETY: `capture_status` asks for a live stream: the caller vouches for it.
+        if unsafe { backend.capture_status(stream) }? != CaptureStatus::None {
+            let remedy = "free the memory after the capture, when no graph uses it any more";
+            return Err(Error::Capturing { stream: stream.0, remedy });
+        }
+        // SAFETY: `stream_info` asks as `capture_status`.
+        let info = unsafe { backend.stream_info(stream) }?;
+        let fork = ForkGuard::new()?;
+        let event = backend.create_event(gpu.device(), EventKind::Local)?;
+        let recorded = Recorded { gpu: gpu.clone(), event, done: AtomicBool::new(false), fork };
+        // SAFETY: `record_event` asks for a live event and stream of one device: the event was made just now, and the
+        // caller vouches for the stream.
+        unsafe { backend.record_event(event, stream) }?;
+        Ok((info.identity, recorded))
+    }
+
+    /// Takes an allocation back whose bytes may be used again once the work that is queued on a stream has finished, and
+    /// in that stream's order at once. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`on`](Recorded::on) and [`Allocator::free_after`]; the allocation stays then.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive and of this device.
+    pub unsafe fn free_on(allocator: &dyn Allocator, address: u64, gpu: &Gpu, stream: RawStream) -> Result<()> {
+        // SAFETY: `on` asks what this function asks.
+        let (identity, recorded) = unsafe { Recorded::on(gpu, stream) }?;
+        allocator.free_after(address, identity, Arc::new(recorded))
+    }
+}
+
+impl Completion for Recorded {
+    fn is_done(&self) -> bool {
+        if self.done.load(Ordering::Acquire) {
+            return true;
+        }
+        if self.fork.check("this event").is_err() {
+            return false;
+        }
+        // SAFETY: `query_event` asks for a live event: it is destroyed by the drop alone.
+        match unsafe { self.gpu.backend().query_event(self.event) } {
+            Ok(done) => {
+                self.done.store(done, Ordering::Release);
+                done
+            }
+            // Nobody knows whether the work has ended: the memory is not used again while the driver says so.
+            Err(error) => {
+                tracing::debug!(%error, "an event cannot be asked");
+                false
+            }
+        }
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if self.fork.check("this event").is_err() {
+            return;
+        }
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this is its owner's drop.
+        if let Err(error) = unsafe { self.gpu.backend().destroy_event(self.event) } {
+            tracing::warn!(%error, "an event is leaked");
+        }
+    }
+}
+
+impl fmt::Debug for Recorded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorded").field("event", &self.event).finish_non_exhaustive()
+    }
+}

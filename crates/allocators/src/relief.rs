@@ -1,0 +1,298 @@
+//! Who can give memory back when an allocator of a device runs out, and the order in which they are asked.
+//!
+//! 1. Free blocks.
+//! 2. What sessions have in limbo and nothing holds any more ([`Reclaim::collect_all`]).
+//! 3. More from the driver, for which the allocator gives its own idle regions back if that makes room.
+//! 4. Mappings that consumers do not use ([`Reclaim::ask_to_unmap`]), and idle regions of every allocator of the device.
+//! 5. Waiting: as long as the request allows, and a little for those who were asked to unmap.
+//! 6. An error that says who holds the memory.
+//!
+//! Consumers are asked only when the driver has no more, not before every region: each has to map again what it uses
+//! next.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use gpu_api::{Error, Reclaim, Result, StreamIdentity};
+
+use crate::allocator::hand_on;
+use crate::snapshot::{HolderSnapshot, Snapshot};
+use crate::{Allocator, Bfc, Completion, Placed, Request, SubAllocator};
+
+/// How long those who were asked to unmap are waited for, unless said.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+/// How often they are asked.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// How long the first wait between two looks is, and the longest: nobody tells of an unmapping.
+const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
+
+/// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
+const DRAWN: usize = 1 << 16;
+
+/// An allocator that can give idle memory back to the driver.
+pub trait Trim: Send + Sync + 'static {
+    /// Gives back what nobody uses, and says how many bytes. May block.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gave; the memory is leaked then.
+    fn trim(&self) -> Result<u64>;
+}
+
+/// The sessions and allocators of one device, none of which it keeps alive.
+#[derive(Default)]
+pub struct Relief {
+    sessions: Mutex<Vec<Weak<dyn Reclaim>>>,
+    neighbours: Mutex<Vec<Weak<dyn Trim>>>,
+}
+
+impl Relief {
+    /// Knows nobody yet.
+    pub fn new() -> Relief {
+        Relief::default()
+    }
+
+    /// Adds a session of the device; one that is there is not added again.
+    pub fn register(&self, session: Weak<dyn Reclaim>) {
+        let mut sessions = lock(&self.sessions);
+        sessions.retain(|other| other.strong_count() > 0);
+        if !sessions.iter().any(|other| other.ptr_eq(&session)) {
+            sessions.push(session);
+        }
+    }
+
+    /// Adds an allocator of the device.
+    pub fn register_neighbour(&self, neighbour: Weak<dyn Trim>) {
+        let mut neighbours = lock(&self.neighbours);
+        neighbours.retain(|other| other.strong_count() > 0);
+        neighbours.push(neighbour);
+    }
+
+    /// Lets every session look at every lease; says how many bytes left limbo.
+    pub fn collect(&self) -> u64 {
+        self.sessions().iter().map(|session| session.collect_all().bytes).sum()
+    }
+
+    /// Asks the participants of every session to unmap what they do not use; says how many were asked.
+    pub fn ask_to_unmap(&self) -> usize {
+        self.sessions().iter().map(|session| session.ask_to_unmap()).sum()
+    }
+
+    /// Lets every allocator give idle memory back; says how many bytes.
+    pub fn trim(&self) -> u64 {
+        let neighbours: Vec<Arc<dyn Trim>> = lock(&self.neighbours).iter().filter_map(Weak::upgrade).collect();
+        let trim = |neighbour: &Arc<dyn Trim>| {
+            neighbour.trim().unwrap_or_else(|error| {
+                tracing::warn!(%error, "a region is leaked");
+                0
+            })
+        };
+        neighbours.iter().map(trim).sum()
+    }
+
+    /// Adds to a snapshot what sessions hold.
+    pub fn annotate(&self, snapshot: &mut Snapshot) {
+        for session in self.sessions() {
+            snapshot.limbo_bytes += session.limbo_bytes();
+            for holder in session.holders().into_iter().filter(|holder| holder.leases + holder.mappings > 0) {
+                if holder.dying {
+                    snapshot.quarantined_bytes += holder.bytes;
+                }
+                snapshot.holders.push(HolderSnapshot::from(holder));
+            }
+        }
+    }
+
+    /// Sessions are called with no lock held.
+    fn sessions(&self) -> Vec<Arc<dyn Reclaim>> {
+        lock(&self.sessions).iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl fmt::Debug for Relief {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relief")
+            .field("sessions", &lock(&self.sessions).len())
+            .field("neighbours", &lock(&self.neighbours).len())
+            .finish()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A [`Bfc`] that turns to the sessions and the other allocators of its device before it is out of memory.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use allocators::{Bfc, BfcOptions, Relief, Relieved, Request, Simulated};
+///
+/// let bfc = Bfc::new(BfcOptions::new("device 0").limit(1 << 20), Simulated::new());
+/// let relieved = Relieved::new(bfc, Arc::new(Relief::new()));
+/// let error = relieved.place(Request::new(2 << 20)).unwrap_err();
+/// assert!(error.to_string().contains("limit 1048576"));
+/// ```
+pub struct Relieved<U: SubAllocator> {
+    bfc: Bfc<U>,
+    relief: Arc<Relief>,
+    patience: Duration,
+}
+
+impl<U: SubAllocator> Relieved<U> {
+    /// Joins the allocators of a device.
+    pub fn new(bfc: Bfc<U>, relief: Arc<Relief>) -> Arc<Relieved<U>> {
+        Relieved::with_patience(bfc, relief, PATIENCE)
+    }
+
+    /// Joins the allocators of a device, and waits so long for consumers that were asked to unmap.
+    pub fn with_patience(bfc: Bfc<U>, relief: Arc<Relief>, patience: Duration) -> Arc<Relieved<U>> {
+        let this = Arc::new(Relieved { bfc, relief, patience });
+        let weak: Weak<dyn Trim> = Arc::<Relieved<U>>::downgrade(&this);
+        this.relief.register_neighbour(weak);
+        this
+    }
+
+    /// Returns the allocator beneath.
+    pub fn bfc(&self) -> &Bfc<U> {
+        &self.bfc
+    }
+
+    /// Returns whom it turns to.
+    pub fn relief(&self) -> &Arc<Relief> {
+        &self.relief
+    }
+
+    /// Allocates; when nothing is free, goes through everything that may give some.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`] after all that, with who holds the memory, a histogram and a map of the regions; as
+    /// [`Bfc::alloc`] otherwise.
+    pub fn place(&self, request: Request) -> Result<Placed<U::Token>> {
+        match self.bfc.try_alloc(request)? {
+            Some(placed) => Ok(placed),
+            None => self.place_slowly(request),
+        }
+    }
+
+    /// Lists every region and chunk, and who holds memory of the sessions on the device.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.bfc.snapshot();
+        self.relief.annotate(&mut snapshot);
+        snapshot
+    }
+
+    #[cold]
+    fn place_slowly(&self, request: Request) -> Result<Placed<U::Token>> {
+        let mut patience = Some(self.patience);
+        let mut until = request.until;
+        let mut ask = Instant::now();
+        let mut nap = NAPS.0;
+        loop {
+            let seen = self.bfc.generation();
+            self.relief.collect();
+            if let Some(placed) = self.bfc.try_alloc(request)? {
+                return Ok(placed);
+            }
+            let error = match self.bfc.alloc(request.at_once()) {
+                Err(error @ Error::OutOfMemory { .. }) => error,
+                other => return other,
+            };
+            // Nothing that anybody gives back makes room for more than there could ever be.
+            if request.bytes > self.bfc.options().limit.min(self.bfc.upstream().capacity()) {
+                return Err(self.explain(error));
+            }
+            let now = Instant::now();
+            if now >= ask {
+                ask = now + ASK_AGAIN;
+                if self.relief.ask_to_unmap() > 0
+                    && let Some(patience) = patience.take()
+                {
+                    until = until.max(now.checked_add(patience));
+                }
+            }
+            if self.relief.trim() > 0 {
+                match self.bfc.alloc(request.at_once()) {
+                    Err(Error::OutOfMemory { .. }) => {}
+                    other => return other,
+                }
+            }
+            let Some(end) = until.filter(|&until| now < until) else { return Err(self.explain(error)) };
+            if let Some(placed) = self.watch(&request, seen, end.min(now + nap))? {
+                return Ok(placed);
+            }
+            nap = (2 * nap).min(NAPS.1);
+        }
+    }
+
+    /// Tries again whenever memory may have become free here, which costs little, until it is time to turn to others
+    /// again, which does not.
+    fn watch(&self, request: &Request, mut seen: u64, until: Instant) -> Result<Option<Placed<U::Token>>> {
+        while self.bfc.wait(seen, until) {
+            seen = self.bfc.generation();
+            if let Some(placed) = self.bfc.try_alloc(*request)? {
+                return Ok(Some(placed));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adds to an error who holds the memory and where it lies.
+    fn explain(&self, error: Error) -> Error {
+        match error {
+            Error::OutOfMemory { device, asked, free, hint } => {
+                let draw = self.bfc.numbers() <= DRAWN;
+                let mut snapshot = if draw { self.bfc.snapshot() } else { self.bfc.outline() };
+                self.relief.annotate(&mut snapshot);
+                let hint = format!("{hint}, {}", snapshot.rest_of_error(draw).trim_end());
+                Error::OutOfMemory { device, asked, free, hint }
+            }
+            other => other,
+        }
+    }
+}
+
+impl<U: SubAllocator> Trim for Relieved<U> {
+    fn trim(&self) -> Result<u64> {
+        self.bfc.trim()
+    }
+}
+
+// SAFETY: as the `Bfc` beneath, which hands out and takes back.
+unsafe impl<U: SubAllocator> Allocator for Relieved<U> {
+    fn name(&self) -> &str {
+        &self.bfc.options().name
+    }
+
+    fn alloc(&self, request: Request) -> Result<Placed> {
+        self.place(request).map(|placed| placed.untied())
+    }
+
+    fn free(&self, address: u64) -> Result<()> {
+        self.bfc.free(address)
+    }
+
+    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+        self.bfc.free_when(address, stream, done)
+    }
+
+    fn get(&self, address: u64) -> Option<Placed> {
+        Allocator::get(&self.bfc, address)
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        Some(Relieved::snapshot(self))
+    }
+
+    hand_on!(bfc: stats, clear_stats, trim, memory, check_owner);
+}
+
+impl<U: SubAllocator> fmt::Debug for Relieved<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relieved").field("bfc", &self.bfc).field("relief", &self.relief).finish_non_exhaustive()
+    }
+}

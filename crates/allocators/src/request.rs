@@ -1,0 +1,130 @@
+//! What is asked of an allocator, and what it answers.
+
+use std::panic::Location;
+use std::time::Instant;
+
+use gpu_api::{Error, Result, StreamIdentity};
+
+/// What is asked for.
+///
+/// # Examples
+///
+/// ```
+/// use allocators::Request;
+///
+/// let request = Request::new(64 << 20).align(4096).tag("kv cache");
+/// assert_eq!(request.bytes(), 64 << 20);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    pub(crate) bytes: u64,
+    pub(crate) align: u64,
+    pub(crate) stream: Option<StreamIdentity>,
+    pub(crate) until: Option<Instant>,
+    pub(crate) tag: &'static str,
+    pub(crate) from: &'static Location<'static>,
+}
+
+impl Request {
+    /// Asks for this many bytes, aligned to 256, without waiting. Notes the caller's line, for reports.
+    #[track_caller]
+    pub fn new(bytes: u64) -> Request {
+        Request { bytes, align: 1, stream: None, until: None, tag: "", from: Location::caller() }
+    }
+
+    /// Asks for a multiple of this power of two as the address.
+    #[must_use]
+    pub fn align(mut self, align: u64) -> Request {
+        self.align = align;
+        self
+    }
+
+    /// Allows memory that was given back on this stream and whose work is not done: the bytes will only be used in
+    /// this stream's order.
+    #[must_use]
+    pub fn on(mut self, stream: StreamIdentity) -> Request {
+        self.stream = Some(stream);
+        self
+    }
+
+    /// Waits until then for somebody to free memory, when there is none.
+    #[must_use]
+    pub fn wait_until(mut self, deadline: Instant) -> Request {
+        self.until = Some(deadline);
+        self
+    }
+
+    /// Says what it is for, for reports.
+    #[must_use]
+    pub fn tag(mut self, tag: &'static str) -> Request {
+        self.tag = tag;
+        self
+    }
+
+    /// Returns the bytes that are asked for.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Refuses nonsense.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.bytes == 0 {
+            return Err(Error::Invalid { what: "size", got: "0 bytes".into(), must: "at least 1 byte" });
+        }
+        if !self.align.is_power_of_two() {
+            return Err(Error::Invalid { what: "alignment", got: self.align.to_string(), must: "a power of two" });
+        }
+        Ok(())
+    }
+
+    /// Says who asked: the tag, if there is one, and the line.
+    pub(crate) fn asker(&self) -> String {
+        let space = if self.tag.is_empty() { "" } else { " " };
+        format!("{}{space}({}:{})", self.tag, self.from.file(), self.from.line())
+    }
+
+    /// Asks the same without waiting.
+    pub(crate) fn at_once(mut self) -> Request {
+        self.until = None;
+        self
+    }
+
+    /// Asks the same for other bytes.
+    pub(crate) fn resized(mut self, bytes: u64) -> Request {
+        self.bytes = bytes;
+        self
+    }
+}
+
+/// What was handed out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placed<T = ()> {
+    /// The first byte.
+    pub address: u64,
+    /// Bytes that it may use: what was asked for, rounded up, and slack that was not worth cutting off.
+    pub bytes: u64,
+    /// Bytes that were asked for.
+    pub asked: u64,
+    /// Numbers the allocation, from 1, never used again by its allocator.
+    pub number: u64,
+    /// What upstream said of the region that it lies in.
+    pub token: T,
+}
+
+impl<T> Placed<T> {
+    /// Leaves the token out.
+    pub fn untied(&self) -> Placed {
+        Placed { address: self.address, bytes: self.bytes, asked: self.asked, number: self.number, token: () }
+    }
+}
+
+/// Makes the error for an address that is not handed out.
+#[cold]
+pub(crate) fn foreign(address: u64) -> Error {
+    Error::Invalid {
+        what: "address",
+        got: format!("{address:#x}"),
+        must: "one that this allocator handed out and that was not freed since",
+    }
+}

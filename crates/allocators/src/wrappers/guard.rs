@@ -1,0 +1,213 @@
+//! Marks on both ends of every allocation.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gpu_api::{Error, Result};
+
+use crate::allocator::hand_on;
+use crate::request::foreign;
+use crate::{Allocator, Memory, Placed, Request};
+
+/// Bytes of a mark, and what the front one is rounded up to so that alignment is kept.
+const MARK: u64 = 256;
+/// What each byte of the mark in front is, and of the one behind.
+const FRONT: u8 = 0xab;
+const BEHIND: u8 = 0xcd;
+
+/// An allocation whose marks are not what was written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Damage {
+    /// The allocation.
+    pub placed: Placed,
+    /// Where the first wrong byte lies, counted from the allocation's first byte: below 0 in front of it.
+    pub at: i64,
+    /// What is there.
+    pub found: u8,
+    /// Who asked for the allocation: the tag and the line.
+    pub asker: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Damage { placed: Placed { number, asked, .. }, at, found, asker } = self;
+        write!(f, "{found:#04x} at byte {at} of allocation {number}, {asked} bytes for {asker}")
+    }
+}
+
+/// Puts 256 bytes of marks before and behind every allocation, and looks at them when it is freed.
+///
+/// Who wrote beyond an end is found at the free at the latest, and by [`check`](Guard::check) at any time. An allocation
+/// that was written beyond is not freed, so that nobody gets it next; [`free_damaged`](Guard::free_damaged) does. The
+/// alignment that was asked for is kept.
+///
+/// # Examples
+///
+/// ```
+/// use allocators::{Allocator, BasicCpu, Guard, Request};
+/// # use backend_host::{HostBackend, HostConfig};
+/// # let gpu = gpu_api::Gpu::new(HostBackend::new(HostConfig::default())?, gpu_api::DeviceId(0))?;
+/// let guard = Guard::new(BasicCpu::new(gpu, None)?)?;
+/// let placed = guard.alloc(Request::new(100).tag("row"))?;
+/// // SAFETY: the byte behind belongs to the guard, and is still within what it took.
+/// unsafe { guard.memory()?.write(placed.address + 100, &[0]) }?;
+/// let error = guard.free(placed.address).unwrap_err();
+/// assert!(error.to_string().contains("0x00 at byte 100 of allocation 1, 100 bytes for row"));
+/// # Ok::<(), gpu_api::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Guard<A: Allocator> {
+    inner: A,
+    memory: Arc<dyn Memory>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    live: HashMap<u64, Guarded>,
+    number: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Guarded {
+    placed: Placed,
+    request: Request,
+    /// The address that `inner` gave.
+    start: u64,
+}
+
+impl<A: Allocator> Guard<A> {
+    /// Guards what an allocator of memory hands out.
+    ///
+    /// # Errors
+    ///
+    /// As [`Allocator::memory`].
+    pub fn new(inner: A) -> Result<Guard<A>> {
+        let memory = inner.memory()?;
+        Ok(Guard { inner, memory, state: Mutex::default() })
+    }
+
+    /// Looks at the marks of an allocation; `None` when they are whole.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for an address that is not handed out; what the driver gives.
+    pub fn check(&self, address: u64) -> Result<Option<Damage>> {
+        self.check_owner()?;
+        // The lock keeps it from being freed meanwhile.
+        let state = self.state();
+        self.look(state.live.get(&address).ok_or_else(|| foreign(address))?)
+    }
+
+    /// Looks at the marks of every allocation, and lists the damaged ones in the order in which they were made.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives.
+    pub fn check_all(&self) -> Result<Vec<Damage>> {
+        self.check_owner()?;
+        let state = self.state();
+        let mut damaged = Vec::new();
+        for guarded in state.live.values() {
+            damaged.extend(self.look(guarded)?);
+        }
+        damaged.sort_by_key(|damage| damage.placed.number);
+        Ok(damaged)
+    }
+
+    /// Frees an allocation whatever its marks are.
+    ///
+    /// # Errors
+    ///
+    /// As [`Allocator::free`].
+    pub fn free_damaged(&self, address: u64) -> Result<()> {
+        self.check_owner()?;
+        let guarded = self.state().live.remove(&address).ok_or_else(|| foreign(address))?;
+        self.give_back(guarded)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(&self, guarded: &Guarded) -> Result<Option<Damage>> {
+        let Placed { address, asked, .. } = guarded.placed;
+        let mut mark = [0; MARK as usize];
+        for (at, byte) in [(-(MARK as i64), FRONT), (asked as i64, BEHIND)] {
+            // SAFETY: `Memory::read` asks for a range of one allocation of `inner`'s that is not freed meanwhile: the
+            // marks lie within what was taken for it, and it is live; and that nothing writes them meanwhile, which is
+            // whoever writes beyond an end: the bytes are only compared.
+            unsafe { self.memory.read(address.wrapping_add_signed(at), &mut mark) }?;
+            if let Some(wrong) = mark.iter().position(|&found| found != byte) {
+                let asker = guarded.request.asker();
+                let at = at + wrong as i64;
+                return Ok(Some(Damage { placed: guarded.placed, at, found: mark[wrong], asker }));
+            }
+        }
+        Ok(None)
+    }
+
+    fn give_back(&self, guarded: Guarded) -> Result<()> {
+        let freed = self.inner.free(guarded.start);
+        if freed.is_err() {
+            self.state().live.insert(guarded.placed.address, guarded);
+        }
+        freed
+    }
+}
+
+// SAFETY: `Allocator` asks that what is handed out does not overlap: each is a part of what `inner` handed out, which
+// does not. `memory` is `inner`'s.
+unsafe impl<A: Allocator> Allocator for Guard<A> {
+    fn alloc(&self, request: Request) -> Result<Placed> {
+        request.check()?;
+        let before = request.align.max(MARK);
+        let whole = before.checked_add(request.bytes).and_then(|bytes| bytes.checked_add(MARK));
+        let taken = self.inner.alloc(request.resized(whole.unwrap_or(u64::MAX)))?;
+        let address = taken.address + before;
+        let marked =
+            [(address - MARK, FRONT), (address + request.bytes, BEHIND)].into_iter().try_for_each(|(at, byte)| {
+                // SAFETY: `Memory::write` asks for a range of one allocation that nothing else uses: both lie within what was
+                // taken just now.
+                unsafe { self.memory.write(at, &[byte; MARK as usize]) }
+            });
+        if let Err(error) = marked {
+            // Why it cannot be marked is what the caller can mend; what cannot be freed stays with `inner`.
+            let _ = self.inner.free(taken.address);
+            return Err(error);
+        }
+        let mut state = self.state();
+        state.number += 1;
+        let placed = Placed { address, bytes: request.bytes, asked: request.bytes, number: state.number, token: () };
+        state.live.insert(address, Guarded { placed, request, start: taken.address });
+        Ok(placed)
+    }
+
+    fn free(&self, address: u64) -> Result<()> {
+        self.check_owner()?;
+        let guarded = self.state().live.remove(&address).ok_or_else(|| foreign(address))?;
+        let looked = match self.look(&guarded) {
+            Ok(None) => return self.give_back(guarded),
+            Ok(Some(damage)) => Err(Error::Invalid {
+                what: "a mark around an allocation",
+                got: damage.to_string(),
+                must: "what was written when it was made: somebody wrote beyond its end",
+            }),
+            Err(error) => Err(error),
+        };
+        self.state().live.insert(address, guarded);
+        looked
+    }
+
+    fn get(&self, address: u64) -> Option<Placed> {
+        self.state().live.get(&address).map(|guarded| guarded.placed)
+    }
+
+    fn memory(&self) -> Result<Arc<dyn Memory>> {
+        Ok(self.memory.clone())
+    }
+
+    hand_on!(inner: name, stats, clear_stats, trim, snapshot, check_owner);
+}

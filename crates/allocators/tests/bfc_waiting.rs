@@ -1,0 +1,212 @@
+//! Waiting for memory that another thread frees, and memory that a stream still works on.
+
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use allocators::{Bfc, BfcOptions, Request, Simulated};
+use gpu_api::{Error, StreamIdentity};
+
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// Ends the process when a test has not ended in time: a thread that waits for ever cannot be joined.
+fn watched(test: impl FnOnce()) {
+    let (done, ended) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if ended.recv_timeout(WATCHDOG) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("no end within {WATCHDOG:?}");
+            process::abort();
+        }
+    });
+    test();
+    drop(done);
+}
+
+fn room_for(blocks: u64) -> Arc<Bfc<Simulated>> {
+    Arc::new(Bfc::new(BfcOptions::new("bfc").limit(blocks << 20), Simulated::new()))
+}
+
+fn patient() -> Request {
+    Request::new(1 << 20).wait_until(Instant::now() + 2 * WATCHDOG)
+}
+
+#[test]
+fn retry_success_with_three_users_and_room_for_two() {
+    watched(|| {
+        let bfc = room_for(2);
+        let most = Arc::new(AtomicU64::new(0));
+        let users: Vec<_> = (0..3)
+            .map(|_| {
+                let (bfc, most) = (bfc.clone(), most.clone());
+                thread::spawn(move || {
+                    for _ in 0..2000 {
+                        let placed = bfc.alloc(patient()).expect("the other two give theirs back");
+                        most.fetch_max(bfc.stats().bytes_in_use, Ordering::SeqCst);
+                        bfc.free(placed.address).expect("in use");
+                    }
+                })
+            })
+            .collect();
+        users.into_iter().for_each(|user| user.join().expect("no panic"));
+        assert!(most.load(Ordering::SeqCst) <= 2 << 20);
+        assert_eq!((bfc.stats().bytes_in_use, bfc.stats().num_allocs), (0, 6000));
+    });
+}
+
+#[test]
+fn no_retry_fail() {
+    let bfc = room_for(2);
+    let held = [(); 2].map(|()| bfc.alloc(Request::new(1 << 20)).expect("room"));
+    assert!(matches!(bfc.alloc(Request::new(1 << 20)), Err(Error::OutOfMemory { .. })));
+    held.into_iter().for_each(|placed| bfc.free(placed.address).expect("in use"));
+}
+
+#[test]
+fn retry_insufficient_fail() {
+    watched(|| {
+        // Everyone holds and waits: only the deadline ends that.
+        let bfc = room_for(2);
+        let held = [(); 2].map(|()| bfc.alloc(Request::new(1 << 20)).expect("room"));
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let error = bfc.alloc(Request::new(1 << 20).wait_until(deadline)).expect_err("nobody frees");
+        assert!(matches!(error, Error::OutOfMemory { .. }));
+        assert!(Instant::now() >= deadline, "it did wait");
+        held.into_iter().for_each(|placed| bfc.free(placed.address).expect("in use"));
+    });
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    watched(|| {
+        // Hands one block to and fro; a wake-up that got lost would leave both waiting.
+        let bfc = room_for(1);
+        let users: Vec<_> = (0..2)
+            .map(|_| {
+                let bfc = bfc.clone();
+                thread::spawn(move || {
+                    for _ in 0..20_000 {
+                        let placed = bfc.alloc(patient()).expect("the other gives it back");
+                        bfc.free(placed.address).expect("in use");
+                    }
+                })
+            })
+            .collect();
+        users.into_iter().for_each(|user| user.join().expect("no panic"));
+    });
+}
+
+#[test]
+fn a_waiter_finds_out_that_pending_work_has_finished() {
+    watched(|| {
+        let bfc = room_for(1);
+        let done = Arc::new(AtomicBool::new(false));
+        let placed = bfc.alloc(Request::new(1 << 20)).expect("room");
+        let is_done = done.clone();
+        bfc.free_after(placed.address, StreamIdentity(1), move || is_done.load(Ordering::SeqCst)).expect("in use");
+        assert!(bfc.alloc(Request::new(1 << 20)).is_err(), "still worked on");
+        let waiter = thread::spawn({
+            let bfc = bfc.clone();
+            move || bfc.alloc(patient())
+        });
+        done.store(true, Ordering::SeqCst);
+        assert_eq!(waiter.join().expect("no panic").expect("the work is done").address, placed.address);
+    });
+}
+
+#[test]
+fn a_stream_takes_its_own_memory_again_at_once() {
+    let bfc = room_for(2);
+    let (own, other) = (StreamIdentity(1), StreamIdentity(2));
+    let placed = bfc.alloc(Request::new(1 << 20).on(own)).expect("room");
+    bfc.alloc(Request::new(1 << 20)).expect("room");
+    bfc.free_after(placed.address, own, || false).expect("in use");
+    assert_eq!(bfc.snapshot().pending_bytes, 1 << 20);
+    assert!(bfc.alloc(Request::new(1 << 20).on(other)).is_err(), "another stream is not ordered behind it");
+    let again = bfc.alloc(Request::new(1 << 20).on(own)).expect("its own");
+    assert_eq!(again.address, placed.address);
+    assert_ne!(again.number, placed.number);
+    bfc.free(again.address).expect("in use");
+    assert_eq!(bfc.settle(), 0, "the old work has no say in what the chunk is by now");
+    bfc.alloc(Request::new(1 << 20).on(other)).expect("free");
+}
+
+#[test]
+fn work_is_asked_for_with_no_lock_held() {
+    let bfc = room_for(1);
+    let placed = bfc.alloc(Request::new(1)).expect("room");
+    let inner = Arc::downgrade(&bfc);
+    let asks_back = move || inner.upgrade().is_none_or(|bfc| bfc.stats().bytes_in_use == 0);
+    bfc.free_after(placed.address, StreamIdentity(1), asks_back).expect("in use");
+    assert_eq!(bfc.settle(), 256);
+}
+
+#[test]
+fn what_stands_for_work_is_dropped_with_no_lock_held() {
+    watched(|| {
+        struct AsksBack(std::sync::Weak<Bfc<Simulated>>);
+        impl Drop for AsksBack {
+            fn drop(&mut self) {
+                if let Some(bfc) = self.0.upgrade() {
+                    assert_eq!(bfc.stats().bytes_in_use, 0);
+                }
+            }
+        }
+        let bfc = room_for(1);
+        let placed = bfc.alloc(Request::new(1)).expect("room");
+        let asks_back = AsksBack(Arc::downgrade(&bfc));
+        let done = move || asks_back.0.strong_count() > 0;
+        bfc.free_after(placed.address, StreamIdentity(1), done).expect("in use");
+        assert_eq!(bfc.settle(), 256);
+    });
+}
+
+#[test]
+fn scopes_nest() {
+    let bfc = room_for(8);
+    let outer = bfc.scope();
+    let first = bfc.alloc(Request::new(1000)).expect("room");
+    let inner = bfc.scope();
+    bfc.alloc(Request::new(2000)).expect("room");
+    bfc.free(first.address).expect("in use");
+    let counted = inner.finish();
+    assert_eq!((counted.allocs, counted.frees, counted.total_bytes), (1, 1, 2048));
+    assert_eq!((counted.bytes, counted.peak_bytes), (1024, 2048));
+    let counted = outer.finish();
+    assert_eq!((counted.allocs, counted.frees, counted.total_bytes), (2, 1, 3072));
+    assert_eq!((counted.bytes, counted.peak_bytes), (2048, 3072));
+    bfc.alloc(Request::new(1)).expect("room");
+    let after = bfc.scope();
+    drop(bfc.scope());
+    assert_eq!(after.finish().allocs, 0, "what ended before counts nothing");
+}
+
+#[test]
+fn threads_get_bytes_of_their_own() {
+    watched(|| {
+        let bfc = room_for(64);
+        thread::scope(|scope| {
+            for seed in 1..5u64 {
+                let bfc = &bfc;
+                scope.spawn(move || {
+                    let mut random = seed;
+                    let mut held = Vec::new();
+                    for _ in 0..20_000 {
+                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        if held.len() > 40 || ((random >> 33) % 3 == 0 && !held.is_empty()) {
+                            bfc.free(held.swap_remove((random >> 40) as usize % held.len())).expect("in use");
+                        } else {
+                            let request = Request::new(1 + (random >> 45) % 60_000).align(1 << ((random >> 60) % 14));
+                            held.push(bfc.alloc(request).expect("room").address);
+                        }
+                    }
+                    held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+                });
+            }
+        });
+        assert_eq!(bfc.stats().bytes_in_use, 0);
+        assert!(bfc.snapshot().regions.iter().all(|region| region.chunks.len() == 1));
+    });
+}

@@ -1,0 +1,243 @@
+//! A device with numbers for memory, and host memory that says which node it was asked for.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use gpu_api::*;
+
+/// Bytes that a real driver rounds up to.
+pub const GRANULARITY: u64 = 4096;
+
+/// What the device holds and how it misbehaves.
+#[derive(Debug, Default)]
+pub struct State {
+    /// Length by base.
+    pub live: BTreeMap<u64, u64>,
+    pub allocs: usize,
+    /// Bytes that may be live at once.
+    pub room: u64,
+    pub refuses_free: bool,
+    pub refuses_export: bool,
+    /// Which call of `alloc` or of an export fails, counted from 1; none for 0.
+    pub fails_at: usize,
+    /// How many there were.
+    pub calls: usize,
+    /// The nodes that host memory can be bound to; any when `None`.
+    pub nodes: Option<Vec<u32>>,
+    /// What host memory was asked for, in order.
+    pub host: Vec<HostMemory>,
+    /// Live host memory by address.
+    host_live: BTreeMap<usize, Box<[u64]>>,
+    next: u64,
+}
+
+impl State {
+    pub fn host_live(&self) -> usize {
+        self.host_live.len()
+    }
+}
+
+#[derive(Debug)]
+pub struct Fake {
+    state: Mutex<State>,
+    devices: u32,
+}
+
+impl Fake {
+    pub fn new(room: u64) -> Arc<Fake> {
+        Fake::with_devices(room, 1)
+    }
+
+    pub fn with_devices(room: u64, devices: u32) -> Arc<Fake> {
+        Arc::new(Fake { state: Mutex::new(State { room, next: 1 << 40, ..State::default() }), devices })
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no test panics under it")
+    }
+
+    pub fn live_bytes(&self) -> u64 {
+        self.state().live.values().sum()
+    }
+
+    pub fn gpu(self: &Arc<Fake>) -> Gpu {
+        self.device(0)
+    }
+
+    pub fn device(self: &Arc<Fake>, ordinal: u32) -> Gpu {
+        Gpu::new(self.clone(), DeviceId(ordinal)).expect("a device")
+    }
+
+    /// Counts a call; the one that is to fail does.
+    fn call(&self, call: &'static str) -> Result<()> {
+        let mut state = self.state();
+        state.calls += 1;
+        if state.calls == state.fails_at { Err(Fake::failure(call)) } else { Ok(()) }
+    }
+
+    fn failure(call: &'static str) -> Error {
+        let source = DriverError { backend: BackendKind::Host, code: 700, name: "made to fail".into() };
+        Error::Driver { call, device: DeviceId(0), source }
+    }
+}
+
+// SAFETY: `GpuBackend` asks that live allocations do not overlap: bases only rise. There is neither an event nor a
+// stream.
+unsafe impl GpuBackend for Fake {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Host
+    }
+    fn device_count(&self) -> Result<u32> {
+        Ok(self.devices)
+    }
+    fn device_info(&self, device: DeviceId) -> Result<DeviceInfo> {
+        let uuid = DeviceUuid([device.0 as u8; 16]);
+        Ok(DeviceInfo { device, uuid, name: "fake".into(), total_bytes: self.state().room })
+    }
+    fn memory_info(&self, _: DeviceId) -> Result<MemoryInfo> {
+        let used = self.live_bytes();
+        let room = self.state().room;
+        Ok(MemoryInfo { free_bytes: room - used, total_bytes: room })
+    }
+    fn caps(&self, _: DeviceId) -> Result<Caps> {
+        Ok(Caps { handle: true, fd: true, granularity: GRANULARITY, ..Caps::default() })
+    }
+    fn device_files(&self) -> &[&'static str] {
+        &[]
+    }
+    fn alloc(&self, device: DeviceId, len: u64, _: Sharing) -> Result<Allocation> {
+        self.call("alloc")?;
+        let mut state = self.state();
+        let free = state.room - state.live.values().sum::<u64>();
+        let Some(rounded) = len.checked_next_multiple_of(GRANULARITY).filter(|&rounded| rounded <= free) else {
+            return Err(Error::OutOfMemory { device, asked: len, free, hint: "the fake is full".into() });
+        };
+        let base = state.next;
+        // Bases are aligned to 256 bytes and to no more.
+        state.next += rounded.next_multiple_of(2 * GRANULARITY) + 256;
+        state.live.insert(base, rounded);
+        state.allocs += 1;
+        Ok(Allocation { base: DevicePtr(base), len: rounded })
+    }
+    unsafe fn free(&self, base: DevicePtr) -> Result<()> {
+        let mut state = self.state();
+        if state.refuses_free {
+            return Err(Fake::failure("free"));
+        }
+        state.live.remove(&base.0).map(|_| ()).ok_or_else(|| panic!("{base} was freed twice"))
+    }
+    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
+        self.call("export")?;
+        if self.state().refuses_export {
+            return Err(Fake::failure("export"));
+        }
+        let mut handle = [0; 64];
+        handle[..8].copy_from_slice(&base.0.to_le_bytes());
+        Ok(MemHandle(handle))
+    }
+    fn export_fd(&self, _: DevicePtr) -> Result<OwnedFd> {
+        let (end, _) = std::io::pipe().expect("a pipe");
+        Ok(end.into())
+    }
+    fn host_alloc(&self, _: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
+        let mut state = self.state();
+        state.host.push(memory);
+        if let (Some(node), Some(nodes)) = (memory.numa_node, &state.nodes)
+            && !nodes.contains(&node)
+        {
+            return Err(Error::system("mbind", "ask for another", std::io::Error::from_raw_os_error(libc::EINVAL)));
+        }
+        let mut words = vec![0u64; len.div_ceil(8) + 8].into_boxed_slice();
+        let start = words.as_mut_ptr().expose_provenance();
+        state.host_live.insert(start, words);
+        Ok(HostPtr(start.next_multiple_of(64)))
+    }
+    unsafe fn host_free(&self, ptr: HostPtr) -> Result<()> {
+        let mut state = self.state();
+        let start = state.host_live.range(..=ptr.0).next_back().map(|(&start, _)| start);
+        let start = start.filter(|start| start.next_multiple_of(64) == ptr.0).expect("memory that is out");
+        state.host_live.remove(&start);
+        Ok(())
+    }
+
+    fn address_range(&self, _: DevicePtr) -> Result<AddressRange> {
+        unreachable!()
+    }
+    fn classify(&self, _: DevicePtr) -> Result<PointerInfo> {
+        unreachable!()
+    }
+    fn open_handle(&self, _: DeviceId, _: &MemHandle) -> Result<DevicePtr> {
+        unreachable!()
+    }
+    fn import_fd(&self, _: DeviceId, _: BorrowedFd<'_>, _: u64, _: Access) -> Result<DevicePtr> {
+        unreachable!()
+    }
+    unsafe fn close(&self, _: DevicePtr) -> Result<()> {
+        unreachable!()
+    }
+    fn create_event(&self, _: DeviceId, _: EventKind) -> Result<RawEvent> {
+        unreachable!()
+    }
+    unsafe fn record_event(&self, _: RawEvent, _: RawStream) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn query_event(&self, _: RawEvent) -> Result<bool> {
+        unreachable!()
+    }
+    unsafe fn stream_wait_event(&self, _: RawStream, _: RawEvent) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn event_handle(&self, _: RawEvent) -> Result<EventHandle> {
+        unreachable!()
+    }
+    fn open_event(&self, _: DeviceId, _: &EventHandle) -> Result<RawEvent> {
+        unreachable!()
+    }
+    unsafe fn destroy_event(&self, _: RawEvent) -> Result<()> {
+        unreachable!()
+    }
+    fn create_stream(&self, _: DeviceId) -> Result<RawStream> {
+        unreachable!()
+    }
+    unsafe fn destroy_stream(&self, _: RawStream) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn query_stream(&self, _: RawStream) -> Result<bool> {
+        unreachable!()
+    }
+    unsafe fn synchronize_stream(&self, _: RawStream) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn stream_info(&self, _: RawStream) -> Result<StreamInfo> {
+        unreachable!()
+    }
+    unsafe fn capture_status(&self, _: RawStream) -> Result<CaptureStatus> {
+        unreachable!()
+    }
+    unsafe fn host_function(&self, _: RawStream, _: Box<dyn FnOnce() + Send>) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn register_words(&self, _: HostPtr, _: usize) -> Result<WordPtr> {
+        unreachable!()
+    }
+    unsafe fn unregister_words(&self, _: HostPtr) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn stream_batch(&self, _: RawStream, _: &[StreamOp]) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn copy_to_device(&self, _: RawStream, _: DevicePtr, _: *const u8, _: usize) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn copy_to_host(&self, _: RawStream, _: *mut u8, _: DevicePtr, _: usize) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn copy(&self, _: RawStream, _: DevicePtr, _: DevicePtr, _: u64) -> Result<()> {
+        unreachable!()
+    }
+    unsafe fn fill(&self, _: RawStream, _: DevicePtr, _: u8, _: u64) -> Result<()> {
+        unreachable!()
+    }
+}

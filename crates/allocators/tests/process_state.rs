@@ -1,0 +1,314 @@
+//! The value that owns every allocator.
+
+mod fake;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use allocators::*;
+use fake::Fake;
+use gpu_api::{BackendKind, DeviceId, Error, GpuBackend, Piece, RegionSource, Result, Sharing};
+
+const MIB: u64 = 1 << 20;
+const ROOM: u64 = 64 * MIB;
+const FIRST: VirtualDevice = VirtualDevice(0);
+const SECOND: VirtualDevice = VirtualDevice(1);
+
+fn state() -> (Arc<Fake>, ProcessState) {
+    let fake = Fake::new(ROOM);
+    let state = ProcessState::new([fake.gpu()]);
+    (fake, state)
+}
+
+fn options() -> ProcessOptions {
+    ProcessOptions::default().limit(MemoryLimit::Bytes(32 * MIB)).sharing(Sharing::Handle)
+}
+
+fn on_device() -> AllocatorAttributes {
+    AllocatorAttributes::default()
+}
+
+fn on_host() -> AllocatorAttributes {
+    AllocatorAttributes::default().on_host()
+}
+
+fn physical(device: u32) -> PhysicalDevice {
+    PhysicalDevice { backend: BackendKind::Host, device: DeviceId(device) }
+}
+
+fn is_invalid<T>(result: Result<T>, part: &str) {
+    match result.err() {
+        Some(error @ Error::Invalid { .. }) if error.to_string().contains(part) => {}
+        other => panic!("{part}\nnot in\n{other:?}"),
+    }
+}
+
+#[test]
+fn allocators_are_made_on_first_use_and_once() {
+    let (fake, state) = state();
+    state.configure(options()).expect("nothing is made yet");
+    assert!(state.snapshots().is_empty());
+    let device = state.allocator(FIRST, on_device()).expect("made");
+    assert!(Arc::ptr_eq(&device, &state.allocator(FIRST, on_device()).expect("made")));
+    assert_eq!(fake.state().allocs, 0, "no memory before it is asked for");
+    let placed = device.alloc(Request::new(1)).expect("room");
+    assert_eq!(fake.live_bytes(), 2 * MIB);
+    device.free(placed.address).expect("in use");
+    assert_eq!(state.snapshots().len(), 1);
+}
+
+#[test]
+fn attributes_choose_the_memory() {
+    let (fake, state) = state();
+    let name = |attributes| state.allocator(FIRST, attributes).expect("made").name().to_owned();
+    assert_eq!(name(on_device()), "virtual device 0");
+    assert_eq!(name(on_device().gpu_compatible()), "virtual device 0");
+    assert_eq!(name(on_host()), "cpu");
+    assert_eq!(name(on_host().gpu_compatible()), "pinned host memory");
+    assert_eq!(name(on_host().nic_compatible()), "pinned host memory");
+    assert!(fake.state().host.is_empty());
+    let take = |attributes| state.allocator(FIRST, attributes).expect("made").alloc(Request::new(1)).expect("room");
+    take(on_host());
+    take(on_host().gpu_compatible());
+    let pinned: Vec<bool> = fake.state().host.iter().map(|memory| memory.pinned).collect();
+    assert_eq!(pinned, [false, true]);
+    is_invalid(state.allocator(SECOND, on_device()), "a virtual device is 1");
+}
+
+#[test]
+fn options_after_the_first_use_are_an_error() {
+    let (_fake, state) = state();
+    state.configure(options()).expect("nothing is made yet");
+    state.configure(options()).expect("still nothing");
+    state.allocator(FIRST, on_host()).expect("made");
+    is_invalid(state.configure(options()), "given after an allocator was made");
+}
+
+#[test]
+fn host_memory_differs_by_node() {
+    let fake = Fake::with_devices(ROOM, 2);
+    fake.state().nodes = Some(vec![0, 1]);
+    let state = ProcessState::new([fake.device(0), fake.device(1)]);
+    state.configure(options().numa_node(FIRST, 0).numa_node(SECOND, 1)).expect("nothing is made yet");
+    for attributes in [on_host(), on_host().gpu_compatible()] {
+        let [first, second] = [FIRST, SECOND].map(|device| state.allocator(device, attributes).expect("made"));
+        assert!(!Arc::ptr_eq(&first, &second));
+        fake.state().host.clear();
+        first.alloc(Request::new(1)).expect("room");
+        second.alloc(Request::new(1)).expect("room");
+        let nodes: Vec<Option<u32>> = fake.state().host.iter().map(|memory| memory.numa_node).collect();
+        assert_eq!(nodes, [Some(0), Some(1)]);
+    }
+    let pinned = state.host_allocator(Some(BackendKind::Host), Some(1)).expect("made");
+    assert_eq!(pinned.name(), "pinned host memory of node 1");
+    assert!(Arc::ptr_eq(&pinned, &state.allocator(SECOND, on_host().gpu_compatible()).expect("made")));
+    is_invalid(state.host_allocator(Some(BackendKind::Cuda), None), "none of cuda");
+}
+
+#[test]
+fn a_kernel_that_cannot_bind_gives_memory_all_the_same() {
+    let fake = Fake::new(ROOM);
+    fake.state().nodes = Some(vec![0]);
+    let pages = HostPages::new(fake.gpu(), gpu_api::HostMemory { pinned: true, numa_node: Some(7) }).expect("pages");
+    assert!(pages.is_bound());
+    let bfc = Bfc::new(BfcOptions::new("bfc"), pages);
+    bfc.alloc(Request::new(1)).expect("room");
+    assert!(!bfc.upstream().is_bound());
+    let asked: Vec<Option<u32>> = fake.state().host.iter().map(|memory| memory.numa_node).collect();
+    assert_eq!(asked, [Some(7), None]);
+}
+
+#[test]
+fn one_is_torn_down_and_built_again() {
+    let (fake, state) = state();
+    state.configure(options()).expect("nothing is made yet");
+    let key = AllocatorKey::Device(FIRST);
+    assert_eq!(state.tear_down(key).expect("there is none"), 0);
+    for _ in 0..2 {
+        let device = state.allocator(FIRST, on_device()).expect("made");
+        let placed = device.alloc(Request::new(30 * MIB)).expect("the whole limit is there again");
+        is_invalid(state.tear_down(key), "bytes in use");
+        device.free(placed.address).expect("in use");
+        is_invalid(state.tear_down(key), "1 handles elsewhere");
+        drop(device);
+        assert_eq!(state.tear_down(key).expect("nobody uses it"), 32 * MIB);
+        assert_eq!(fake.live_bytes(), 0);
+    }
+}
+
+#[test]
+fn an_arena_that_others_may_have_mapped_is_not_torn_down() {
+    let (fake, state) = state();
+    let key = AllocatorKey::Arena(FIRST);
+    state.configure(options().arena_growth(Growth::Fixed(MIB))).expect("nothing is made yet");
+    let arena = state.arena(FIRST).expect("made");
+    let piece: Piece = arena.take(1, 1).expect("room");
+    let region = piece.region.clone();
+    region.pin();
+    is_invalid(state.tear_down(key), "bytes in use");
+    arena.give_back(piece);
+    is_invalid(state.tear_down(key), "others may have mapped");
+    region.unpin();
+    is_invalid(state.tear_down(key), "1 handles elsewhere");
+    drop(arena);
+    assert_eq!(state.tear_down(key).expect("nobody uses it"), MIB);
+    assert_eq!(fake.live_bytes(), 0);
+    state.arena(FIRST).expect("another one").take(1, 1).expect("room");
+}
+
+#[test]
+fn private_memory_and_the_arena_share_the_limit() {
+    let (fake, state) = state();
+    state.configure(options().arena_growth(Growth::Fixed(MIB))).expect("nothing is made yet");
+    let (device, arena) = (state.allocator(FIRST, on_device()).expect("made"), state.arena(FIRST).expect("made"));
+    let placed = device.alloc(Request::new(20 * MIB)).expect("room");
+    assert!(matches!(arena.take(20 * MIB, 1), Err(Error::OutOfMemory { .. })));
+    assert_eq!(fake.live_bytes(), 32 * MIB, "the driver has more, the limit is reached");
+    device.free(placed.address).expect("in use");
+    // The arena has the private allocator give its idle region back.
+    let piece = arena.take(20 * MIB, 1).expect("room");
+    assert_eq!(fake.live_bytes(), 20 * MIB);
+    assert!(device.alloc(Request::new(20 * MIB)).is_err());
+    arena.give_back(piece);
+    device.alloc(Request::new(20 * MIB)).expect("the other way round");
+}
+
+#[test]
+fn private_memory_never_lies_in_a_region_that_is_shared() {
+    let (_fake, state) = state();
+    state.configure(options().arena_growth(Growth::Fixed(MIB))).expect("nothing is made yet");
+    let (device, arena) = (state.allocator(FIRST, on_device()).expect("made"), state.arena(FIRST).expect("made"));
+    let mut shared = Vec::new();
+    let mut private = Vec::new();
+    for at in 0..200 {
+        shared.push(arena.take(1 + at * 37, 1).expect("room"));
+        private.push(device.alloc(Request::new(1 + at * 53)).expect("room"));
+        if at % 3 == 0 {
+            arena.give_back(shared.swap_remove(0));
+            device.free(private.swap_remove(0).address).expect("in use");
+        }
+    }
+    for piece in &shared {
+        let region = &piece.region;
+        let end = region.base().0 + region.len();
+        assert!(private.iter().all(|p| p.address + p.bytes <= region.base().0 || end <= p.address));
+    }
+}
+
+#[test]
+fn virtual_devices_on_one_gpu_have_limits_of_their_own() {
+    let (fake, state) = state();
+    let mut devices = VirtualDevices::new();
+    for device in [FIRST, SECOND] {
+        devices.map(device, physical(0)).expect("on one");
+    }
+    let options = || options().devices(devices.clone());
+    let limits = options().limit_of(FIRST, MemoryLimit::Bytes(8 * MIB)).limit_of(SECOND, MemoryLimit::Fraction(0.25));
+    state.configure(limits).expect("nothing is made yet");
+    let [first, second] = [FIRST, SECOND].map(|device| state.allocator(device, on_device()).expect("made"));
+    assert_eq!(first.stats().bytes_limit, Some(8 * MIB));
+    assert_eq!(second.stats().bytes_limit, Some(16 * MIB));
+    first.alloc(Request::new(8 * MIB)).expect("room");
+    second.alloc(Request::new(16 * MIB)).expect("room");
+    assert!(first.alloc(Request::new(1)).is_err());
+    assert_eq!(fake.live_bytes(), 24 * MIB);
+}
+
+#[test]
+fn limits_that_a_device_cannot_keep_are_refused() {
+    let mut devices = VirtualDevices::new();
+    for device in [FIRST, SECOND] {
+        devices.map(device, physical(0)).expect("on one");
+    }
+    let refused = |options: ProcessOptions, part: &str| {
+        let (_fake, state) = state();
+        state.configure(options).expect("nothing is made yet");
+        is_invalid(state.allocator(FIRST, on_device()), part);
+    };
+    let shared = || ProcessOptions::default().devices(devices.clone());
+    refused(shared(), "in bytes or a fraction where several virtual devices");
+    refused(shared().limit(MemoryLimit::Fraction(0.6)), "summed over its virtual devices");
+    refused(ProcessOptions::default().limit(MemoryLimit::Bytes(ROOM + 1)), "no more than the device has");
+    refused(ProcessOptions::default().limit(MemoryLimit::AllBut(ROOM)), "more than nothing");
+    let (_fake, state) = state();
+    let mut elsewhere = VirtualDevices::new();
+    elsewhere.map(FIRST, physical(9)).expect("the first");
+    is_invalid(state.configure(ProcessOptions::default().devices(elsewhere)), "a device is host device 9");
+}
+
+#[test]
+fn all_but_a_reserve_counts_what_is_free() {
+    let (fake, state) = state();
+    let taken = fake.alloc(DeviceId(0), 10 * MIB, Sharing::Handle).expect("room");
+    assert_eq!(taken.len, 10 * MIB);
+    state.configure(ProcessOptions::default().limit(MemoryLimit::AllBut(4 * MIB))).expect("nothing is made yet");
+    let device = state.allocator(FIRST, on_device()).expect("made");
+    assert_eq!(device.stats().bytes_limit, Some(50 * MIB));
+}
+
+#[test]
+fn wrappers_are_put_over_what_is_made() {
+    let (_fake, state) = state();
+    let made = Arc::new(AtomicUsize::new(0));
+    let count = made.clone();
+    let options = options().wrap(move |key, allocator| {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(match key {
+            AllocatorKey::Cpu(_) => Arc::new(Guard::new(allocator)?),
+            _ => Arc::new(Tracking::new(allocator)),
+        })
+    });
+    state.configure(options).expect("nothing is made yet");
+    let cpu = state.allocator(FIRST, on_host()).expect("made");
+    let placed = cpu.alloc(Request::new(100)).expect("room");
+    assert_eq!(placed.bytes, 100, "a guard hands out exactly what was asked for");
+    state.allocator(FIRST, on_device()).expect("made");
+    state.allocator(FIRST, on_device()).expect("made");
+    assert_eq!(made.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn everything_is_destroyed_with_the_state() {
+    let (fake, state) = state();
+    state.configure(options()).expect("nothing is made yet");
+    for attributes in [on_device(), on_host(), on_host().gpu_compatible()] {
+        let allocator = state.allocator(FIRST, attributes).expect("made");
+        let placed = allocator.alloc(Request::new(1)).expect("room");
+        allocator.free(placed.address).expect("in use");
+    }
+    let arena = state.arena(FIRST).expect("made");
+    arena.give_back(arena.take(1, 1).expect("room"));
+    drop(arena);
+    assert!(fake.live_bytes() > 0 && fake.state().host_live() == 2);
+    drop(state);
+    assert_eq!((fake.live_bytes(), fake.state().host_live()), (0, 0));
+    assert!(
+        AllocatorKey::Device(SECOND) < AllocatorKey::Arena(FIRST)
+            && AllocatorKey::Arena(SECOND) < AllocatorKey::Pinned(BackendKind::Host, None)
+            && AllocatorKey::Pinned(BackendKind::Hip, Some(9)) < AllocatorKey::Cpu(None)
+    );
+}
+
+#[test]
+fn a_forked_child_leaves_everything_alone() {
+    let (fake, state) = state();
+    let device = state.allocator(FIRST, on_device()).expect("made");
+    let placed = device.alloc(Request::new(1)).expect("room");
+    // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal handler: the calls return
+    // before they lock or allocate anything, and `_exit` follows.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let refused = matches!(device.alloc(Request::new(1)), Err(Error::Forked { .. }))
+            && matches!(device.free(placed.address), Err(Error::Forked { .. }))
+            && matches!(device.trim(), Err(Error::Forked { .. }));
+        // SAFETY: `_exit` has no conditions.
+        unsafe { libc::_exit(i32::from(!refused)) };
+    }
+    assert!(pid > 0, "fork: {}", std::io::Error::last_os_error());
+    let mut status = 0;
+    // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    device.free(placed.address).expect("in use");
+    assert!(fake.live_bytes() > 0);
+}

@@ -1,0 +1,309 @@
+//! Running out of memory, with real processes: what limbo, idle mappings and idle regions give back, and what the error
+//! says when nothing does.
+//!
+//! With `GPU_IPC_TEST_BACKEND=cuda` they run on a GPU. Nothing here sleeps to be in time.
+
+mod consumer;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpu_ipc::allocators::{
+    AllocatorAttributes, Arena, ArenaOptions, Growth, MemoryLimit, ProcessOptions, ProcessState, Request, VirtualDevice,
+};
+use gpu_ipc::{
+    After, Descriptor, Error, Gpu, ParticipantId, Piece, RegionSource, SentBlock, Session, SessionBuilder, To,
+    open_session,
+};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use consumer::{Consumer, WATCHDOG, open_gpu, write_stamp};
+
+/// Two of what a GPU's driver rounds up to.
+const REGION: u64 = 4 << 20;
+const FIRST: VirtualDevice = VirtualDevice(0);
+
+const CASES: &[(&str, fn())] = &[
+    ("an_allocation_succeeds_only_because_limbo_was_collected", limbo),
+    ("an_allocation_succeeds_only_because_a_peer_dropped_an_idle_mapping", idle_mapping),
+    ("an_error_names_the_process_that_holds_the_memory", named),
+    ("a_session_gets_memory_from_another_sessions_limbo", two_sessions),
+    ("private_memory_gets_what_an_arena_does_not_need", private),
+    ("an_allocation_waits_for_a_dead_holder", dead_holder),
+    ("many_processes_share_more_than_there_is_at_once", many),
+    ("a_forked_child_leaves_the_arena_alone", forked),
+];
+
+fn main() {
+    if std::env::var_os(consumer::ROLE).is_some() {
+        consumer::run();
+        return;
+    }
+    let trial = |&(name, run): &(&'static str, fn())| {
+        Trial::test(name, move || {
+            run();
+            Ok::<(), Failed>(())
+        })
+    };
+    libtest_mimic::run(&Arguments::from_args(), CASES.iter().map(trial).collect()).exit();
+}
+
+fn options(regions: u64) -> ArenaOptions {
+    ArenaOptions::default().limit(regions * REGION).growth(Growth::Fixed(REGION)).patience(WATCHDOG)
+}
+
+fn arena(gpu: &Gpu, options: ArenaOptions) -> Arc<Arena> {
+    Arena::new(gpu.clone(), options).expect("an arena")
+}
+
+/// A session on an arena that does not know of it, which gives nothing back unless somebody calls it.
+struct Producer {
+    session: Session,
+    /// Kept for its removal.
+    _dir: tempfile::TempDir,
+}
+
+fn builder(gpu: &Gpu) -> (SessionBuilder, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    (Session::builder(gpu.clone()).socket(dir.path().join("s")).quarantine(Duration::from_millis(1)), dir)
+}
+
+impl Producer {
+    /// Opens one without a thread of its own: what it does, it does because it is told to.
+    fn manual(gpu: &Gpu, arena: &Arc<Arena>) -> Producer {
+        let (builder, _dir) = builder(gpu);
+        let session = builder.source(Arc::<Arena>::clone(arena)).manual().open().expect("a session");
+        Producer { session, _dir }
+    }
+
+    /// Opens one that the arena knows of.
+    fn registered(gpu: &Gpu, arena: &Arc<Arena>) -> Producer {
+        let (builder, _dir) = builder(gpu);
+        Producer { session: open_session(builder, arena).expect("a session"), _dir }
+    }
+
+    fn share(&self, block: &SentBlock, to: ParticipantId) -> Descriptor {
+        block.share(To::Participant(to), After::Done).expect("shared")
+    }
+
+    /// Lets a consumer hold a block that this side has dropped; returns the consumer's number of it.
+    fn lend(&self, consumer: &mut Consumer, to: ParticipantId, bytes: u64) -> u64 {
+        let block = self.session.alloc(bytes).expect("room");
+        let descriptor = self.share(&block, to);
+        drop(block);
+        consumer.claim(&descriptor)
+    }
+
+    /// Runs the session while something is done that needs its answers.
+    fn turning<T>(&self, work: impl FnOnce() -> T) -> T {
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    self.session.turn().expect("it is manual");
+                    thread::yield_now();
+                }
+            });
+            let result = work();
+            done.store(true, Ordering::Release);
+            result
+        })
+    }
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < WATCHDOG, "waited too long for: {what}");
+        thread::yield_now();
+    }
+}
+
+#[track_caller]
+fn is_out_of_memory(result: gpu_ipc::Result<Piece>) -> String {
+    match result {
+        Err(error @ Error::OutOfMemory { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn limbo() {
+    let gpu = open_gpu();
+    let arena = arena(&gpu, options(1));
+    let producer = Producer::manual(&gpu, &arena);
+    let mut consumer = Consumer::start();
+    let held = producer.turning(|| {
+        let id = consumer.connect(&producer.session);
+        producer.lend(&mut consumer, id, REGION)
+    });
+    consumer.let_go(held);
+    // The consumer has let go, and nobody has looked: everything is in limbo.
+    assert_eq!(arena.stats().in_use, REGION);
+    is_out_of_memory(arena.take(REGION, 1));
+    arena.register(producer.session.reclaim());
+    let piece = arena.take(REGION, 1).expect("limbo was collected");
+    assert_eq!((arena.stats().in_use, arena.stats().reserved), (REGION, REGION));
+    arena.give_back(piece);
+}
+
+fn idle_mapping() {
+    let gpu = open_gpu();
+    let arena = arena(&gpu, options(2).patience(Duration::ZERO));
+    let (builder, _dir) = builder(&gpu);
+    let session = builder.source(Arc::<Arena>::clone(&arena)).open().expect("a session");
+    let producer = Producer { session, _dir };
+    let mut consumer = Consumer::start();
+    let id = consumer.connect(&producer.session);
+    let held = producer.lend(&mut consumer, id, 4096);
+    consumer.let_go(held);
+    wait_until("the block to be back", || {
+        producer.session.collect();
+        arena.stats().in_use == 0
+    });
+    // Nothing is in use, but the consumer keeps the region mapped for the next block.
+    assert_eq!(arena.stats().exported, REGION);
+    assert_eq!(consumer.mappings(), 1);
+    is_out_of_memory(arena.take(2 * REGION, 1));
+    assert_eq!(arena.trim().expect("the driver takes nothing"), 0);
+
+    arena.register(producer.session.reclaim());
+    let patient = Instant::now() + WATCHDOG;
+    let piece = loop {
+        match arena.take(2 * REGION, 1) {
+            Ok(piece) => break piece,
+            Err(error) => assert!(Instant::now() < patient, "{error}"),
+        }
+    };
+    assert_eq!(consumer.mappings(), 0);
+    assert_eq!((arena.stats().reserved, arena.stats().exported), (2 * REGION, 0));
+    arena.give_back(piece);
+}
+
+fn named() {
+    let gpu = open_gpu();
+    let arena = arena(&gpu, options(1).patience(Duration::ZERO));
+    let producer = Producer::registered(&gpu, &arena);
+    let mut consumer = Consumer::start();
+    let id = consumer.connect(&producer.session);
+    let held = producer.lend(&mut consumer, id, REGION);
+    let text = is_out_of_memory(arena.take(REGION, 1));
+    let name = format!("process {} (", consumer.pid());
+    for part in [&name, "holds 4 MiB in 1 leases", "in limbo 4 MiB", "limit 4194304", "|****"] {
+        assert!(text.contains(part), "{part}\nnot in\n{text}");
+    }
+    let snapshot = arena.snapshot();
+    assert_eq!((snapshot.holders[0].pid, snapshot.holders[0].bytes), (consumer.pid(), REGION));
+    assert_eq!((arena.stats().limbo, arena.stats().exported), (REGION, REGION));
+    assert!(snapshot.svg().contains(&format!("process {}", consumer.pid())));
+    consumer.let_go(held);
+    arena.give_back(arena.take(REGION, 1).expect("it let go"));
+    assert_eq!(arena.snapshot().limbo_bytes, 0);
+}
+
+fn two_sessions() {
+    let gpu = open_gpu();
+    let arena = arena(&gpu, options(1));
+    let lender = Producer::manual(&gpu, &arena);
+    arena.register(lender.session.reclaim());
+    let other = Producer::registered(&gpu, &arena);
+    let mut consumer = Consumer::start();
+    let held = lender.turning(|| {
+        let id = consumer.connect(&lender.session);
+        lender.lend(&mut consumer, id, REGION)
+    });
+    consumer.let_go(held);
+    assert_eq!(lender.session.stats().limbo_blocks, 1);
+    let block = other.session.alloc(REGION).expect("the other session's limbo was collected");
+    assert_eq!(lender.session.stats().limbo_blocks, 0);
+    drop(block);
+}
+
+fn private() {
+    let gpu = open_gpu();
+    let state = ProcessState::new([gpu.clone()]);
+    let limit = ProcessOptions::default().limit(MemoryLimit::Bytes(4 * REGION)).patience(WATCHDOG);
+    state.configure(limit.arena_growth(Growth::Fixed(3 * REGION))).expect("nothing is made yet");
+    let arena = state.arena(FIRST).expect("an arena");
+    let device = state.allocator(FIRST, AllocatorAttributes::default()).expect("memory");
+    let producer = Producer::registered(&gpu, &arena);
+    let mut consumer = Consumer::start();
+    let id = consumer.connect(&producer.session);
+    let held = producer.lend(&mut consumer, id, 3 * REGION);
+    consumer.let_go(held);
+    // The block is in limbo, and its region is mapped: it takes a collect, an unmapping and a trim.
+    let placed = device.alloc(Request::new(2 * REGION)).expect("the arena gave its region back");
+    assert_eq!(arena.stats().reserved, 0);
+    device.free(placed.address).expect("in use");
+}
+
+fn dead_holder() {
+    let gpu = open_gpu();
+    let arena = arena(&gpu, options(1).wait(WATCHDOG));
+    let producer = Producer::registered(&gpu, &arena);
+    let mut consumer = Consumer::start();
+    let id = consumer.connect(&producer.session);
+    producer.lend(&mut consumer, id, REGION);
+    let waiter = thread::spawn({
+        let arena = arena.clone();
+        move || arena.take(REGION, 1)
+    });
+    consumer.kill();
+    let piece = waiter.join().expect("no panic").expect("the dead hold nothing");
+    arena.give_back(piece);
+    assert_eq!(producer.session.stats().deaths, 1);
+}
+
+fn many() {
+    let gpu = open_gpu();
+    // Of 200 blocks of half a region at most four are there at once.
+    let arena = arena(&gpu, options(2).wait(WATCHDOG));
+    let producer = Producer::registered(&gpu, &arena);
+    let mut consumers: Vec<(Consumer, ParticipantId)> = (0..4)
+        .map(|_| {
+            let mut consumer = Consumer::start();
+            let id = consumer.connect(&producer.session);
+            (consumer, id)
+        })
+        .collect();
+    let stream = gpu_ipc::Stream::create(&gpu).expect("a stream");
+    for number in 0..200u64 {
+        let (consumer, id) = &mut consumers[number as usize % 4];
+        let block = producer.session.alloc(REGION / 2).expect("room, sooner or later");
+        write_stamp(&gpu, &stream, block.ptr(), number);
+        let descriptor = producer.share(&block, *id);
+        drop(block);
+        let held = consumer.claim(&descriptor);
+        assert_eq!(consumer.stamp(held), number);
+        consumer.let_go(held);
+    }
+    assert!(arena.stats().reserved <= 2 * REGION);
+    wait_until("everything to be back", || {
+        producer.session.collect();
+        arena.stats().in_use == 0
+    });
+}
+
+fn forked() {
+    let gpu = open_gpu();
+    let arena = arena(&gpu, options(1));
+    let piece = arena.take(1, 1).expect("room");
+    // SAFETY: `fork` asks that the child of a process with threads calls only what is safe there: the calls return
+    // before they lock anything, and `_exit` follows.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let good =
+            matches!(arena.take(1, 1), Err(Error::Forked { .. })) && matches!(arena.trim(), Err(Error::Forked { .. }));
+        arena.give_back(piece.clone());
+        // SAFETY: `_exit` has no conditions.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    let mut status = 0;
+    // SAFETY: `waitpid` asks for a valid place for the status.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    arena.give_back(piece);
+    assert_eq!(arena.trim().expect("the driver takes it"), REGION);
+}
