@@ -40,7 +40,7 @@ impl Child {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|e| format!("a process cannot be started: {e}; raise RLIMIT_NPROC"))?;
+            .map_err(|e| format!("a process cannot be started: {e}"))?;
         let to = child.stdin.take();
         let lines = BufReader::new(child.stdout.take().ok_or("the process has no output")?).lines();
         let (sender, from) = channel();

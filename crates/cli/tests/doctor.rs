@@ -124,6 +124,37 @@ fn wrong_usage_ends_with_2() {
     }
 }
 
+/// Whoever reads a line of the report finds it in the document, and every field of the data.
+#[test]
+fn the_document_explains_every_line() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/DOCTOR.md");
+    let document = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let report = json(&run(&mut doctor(&["--json"])));
+    let mut names: Vec<String> = Vec::new();
+    let mut add = |checks: &Value| {
+        for check in checks.as_array().expect("a list") {
+            names.push(check["name"].as_str().expect("a name").to_owned());
+        }
+    };
+    add(&report["kernel"]);
+    add(&report["limits"]);
+    for backend in report["backends"].as_array().expect("a list") {
+        add(&backend["checks"]);
+        backend["devices"].as_array().expect("a list").iter().for_each(|device| add(&device["checks"]));
+    }
+    assert!(names.len() > 20, "the report has only {names:?}");
+    let host = backend(&report, "host");
+    for object in [&report, host, &host["devices"][0], &host["devices"][0]["caps"], &report["kernel"][0]] {
+        names.extend(object.as_object().expect("an object").keys().cloned());
+    }
+    for state in ["ok", "warning", "failed", "absent", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "sharing"] {
+        names.push(state.to_owned());
+    }
+    for name in names {
+        assert!(document.contains(&format!("`{name}`")), "docs/DOCTOR.md lacks `{name}`");
+    }
+}
+
 /// Compiles a driver of which nothing is there but what starts it.
 #[cfg(feature = "cuda")]
 fn fake_driver(directory: &Path, start: &str) {

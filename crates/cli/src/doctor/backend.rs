@@ -95,7 +95,11 @@ pub fn ask(kind: BackendKind, patience: Duration, tell: &dyn Fn(String)) -> Back
     let args = ["doctor-backend", "--backend", kind.name()];
     let mut backend = match Child::start(args, patience) {
         Ok(child) => listen(kind, child, tell),
-        Err(why) => Backend { state: State::Failed, why: Some(why), ..Backend::new(kind) },
+        Err(why) => {
+            let remedy =
+                "mend what is said below, or raise RLIMIT_NPROC: every driver is asked in a process of its own";
+            Backend { state: State::Failed, why: Some(why), remedy: Some(remedy.into()), ..Backend::new(kind) }
+        }
     };
     backend.checks = device_files::checks(kind);
     if kind == BackendKind::Cuda {
