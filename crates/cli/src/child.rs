@@ -172,6 +172,11 @@ pub fn reply(numbers: &[u64]) -> Result<(), String> {
     line(&format!("ok{words}"))
 }
 
+/// Answers the parent with the reason why there is no answer: in one line, whatever a driver says.
+pub fn refuse(why: &str) -> Result<(), String> {
+    line(&format!("error {}", why.replace('\n', " ")))
+}
+
 /// Writes a line to the parent.
 pub fn line(text: &str) -> Result<(), String> {
     let mut out = io::stdout().lock();

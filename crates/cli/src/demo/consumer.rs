@@ -21,7 +21,7 @@ use gpu_ipc::{BackendKind, ClaimError, Gpu, Participant, ParticipantId, Received
 use super::PATIENCE;
 use crate::args::ConsumerOptions;
 use crate::copier::Copier;
-use crate::{Outcome, child, device, hex, output, pattern};
+use crate::{Outcome, child, device, hex, pattern};
 
 /// What a consumer writes all over what it holds before it is killed, and its child after.
 const SCRIBBLE: u8 = 0xa5;
@@ -33,8 +33,8 @@ pub fn run(options: &ConsumerOptions) -> Outcome {
     child::die_with_parent();
     match serve(options) {
         Ok(()) => Outcome::Good,
-        Err(error) => {
-            output::complain(&format!("consumer {}: {error}", std::process::id()));
+        Err(why) => {
+            let _ = child::refuse(&why);
             Outcome::Finding
         }
     }

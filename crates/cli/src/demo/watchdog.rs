@@ -21,12 +21,23 @@ struct State {
 pub struct Watchdog(Arc<(Mutex<State>, Condvar)>);
 
 impl Watchdog {
-    /// Starts it.
+    /// Starts it: the process ends with the reason, as JSON where that is wanted.
     pub fn start(json: bool) -> Watchdog {
-        let watchdog =
-            Watchdog(Arc::new((Mutex::new(State { step: Some("opening a device"), steps: 0 }), Condvar::new())));
+        Watchdog::with(LIMIT, move |why| {
+            let outcome = output::fail(&why, json, Outcome::Finding);
+            std::process::exit(outcome as i32);
+        })
+    }
+
+    fn with(limit: Duration, bite: impl FnOnce(String) + Send + 'static) -> Watchdog {
+        let state = State { step: Some("opening a device"), steps: 0 };
+        let watchdog = Watchdog(Arc::new((Mutex::new(state), Condvar::new())));
         let watched = watchdog.clone();
-        std::thread::spawn(move || watched.watch(json));
+        std::thread::spawn(move || {
+            if let Some(step) = watched.watch(limit) {
+                bite(format!("the demo hangs: {step} takes longer than {} s", limit.as_secs()));
+            }
+        });
         watchdog
     }
 
@@ -48,19 +59,47 @@ impl Watchdog {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn watch(&self, json: bool) {
+    /// Waits until a step takes too long, and returns it; nothing once there is no step.
+    fn watch(&self, limit: Duration) -> Option<&'static str> {
         let mut state = self.state();
         while let Some(step) = state.step {
             let before = state.steps;
             let same = |state: &mut State| state.step.is_some() && state.steps == before;
-            let waited = self.0.1.wait_timeout_while(state, LIMIT, same);
+            let waited = self.0.1.wait_timeout_while(state, limit, same);
             let (guard, time) = waited.unwrap_or_else(PoisonError::into_inner);
             if time.timed_out() {
-                let why = format!("the demo hangs: {step} takes longer than {} s", LIMIT.as_secs());
-                let outcome = output::fail(&why, json, Outcome::Finding);
-                std::process::exit(outcome as i32);
+                return Some(step);
             }
             state = guard;
         }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+
+    /// Whoever waits longer than this for a thread waits in vain.
+    const GENEROUS: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_step_that_never_ends_is_named() {
+        let (sender, bitten) = channel();
+        // Held: without a handle nobody could say that a step ended.
+        let watchdog = Watchdog::with(Duration::from_millis(1), move |why| sender.send(why).expect("the test listens"));
+        let why = bitten.recv_timeout(GENEROUS).expect("it bites");
+        assert!(why.contains("opening a device"), "{why}");
+        watchdog.rest();
+    }
+
+    #[test]
+    fn at_rest_it_goes_away() {
+        let (sender, bitten) = channel::<String>();
+        let watchdog = Watchdog::with(GENEROUS * 60, move |why| sender.send(why).expect("the test listens"));
+        watchdog.step("something");
+        watchdog.rest();
+        assert_eq!(bitten.recv_timeout(GENEROUS), Err(RecvTimeoutError::Disconnected), "its thread has ended");
     }
 }

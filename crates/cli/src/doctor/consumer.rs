@@ -18,8 +18,7 @@ pub fn run(options: &ConsumerOptions) -> Outcome {
     match serve(options) {
         Ok(()) => Outcome::Good,
         Err(why) => {
-            // One line, whatever a driver says.
-            let _ = child::line(&format!("error {}", why.replace('\n', " ")));
+            let _ = child::refuse(&why);
             Outcome::Finding
         }
     }
