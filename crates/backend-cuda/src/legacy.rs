@@ -33,6 +33,7 @@ impl CudaBackend {
     ///
     /// `base` came out of the table, and no unfinished GPU work touches it.
     pub(crate) unsafe fn free_plain(&self, base: DevicePtr, device: DeviceId) -> Result<()> {
+        self.pass_own_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.cuMemFree, |function| {
             // SAFETY: `cuMemFree` asks for the base of memory that is not freed and not in use: it was taken out of
@@ -91,6 +92,7 @@ impl CudaBackend {
     ///
     /// `base` came out of the table, and no unfinished GPU work touches it.
     pub(crate) unsafe fn close_plain(&self, base: DevicePtr, device: DeviceId) -> Result<()> {
+        self.pass_own_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.cuIpcCloseMemHandle, |function| {
             // SAFETY: `cuIpcCloseMemHandle` asks for an address that was opened and is not in use: it was taken out

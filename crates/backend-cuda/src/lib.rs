@@ -9,7 +9,7 @@
 //! 4. `device`: the running driver, its devices and their primary contexts; `mps`, `peer`.
 //! 5. `memory`: the table of what was allocated and opened; `vmm`, `legacy` and `host` fill it; `pointer` looks at
 //!    addresses that others allocated.
-//! 6. `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued.
+//! 6. `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued; `pass`: waiting for it.
 //! 7. [`backend`]: [`CudaBackend`], which is all of that behind the trait.
 //! 8. [`interop`]: contexts, streams and addresses of other libraries, and ours for them.
 //!
@@ -36,6 +36,7 @@ pub mod launch;
 mod legacy;
 mod memory;
 mod mps;
+mod pass;
 mod peer;
 mod pointer;
 mod stream;

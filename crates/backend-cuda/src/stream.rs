@@ -20,10 +20,10 @@ use crate::sys::STREAM_NON_BLOCKING;
 /// Identities of our own begin here, far from the driver's, which counts from 1.
 const OWN_IDENTITIES: u64 = 1 << 63;
 
-/// Our own streams that were not destroyed, with their identities where the driver gives none.
+/// Our own streams that were not destroyed, with their devices, and identities where the driver gives none.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    own: RwLock<HashMap<u64, StreamIdentity>>,
+    own: RwLock<HashMap<u64, (StreamIdentity, DeviceId)>>,
     next: AtomicU64,
 }
 
@@ -34,16 +34,22 @@ impl Default for Streams {
 }
 
 impl Streams {
-    fn insert(&self, stream: RawStream, identity: StreamIdentity) {
-        self.own.write().unwrap_or_else(PoisonError::into_inner).insert(stream.0, identity);
+    fn insert(&self, stream: RawStream, own: (StreamIdentity, DeviceId)) {
+        self.own.write().unwrap_or_else(PoisonError::into_inner).insert(stream.0, own);
     }
 
-    fn remove(&self, stream: RawStream) -> Option<StreamIdentity> {
+    fn remove(&self, stream: RawStream) -> Option<(StreamIdentity, DeviceId)> {
         self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.0)
     }
 
     fn get(&self, stream: RawStream) -> Option<StreamIdentity> {
-        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.0).copied()
+        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.0).map(|own| own.0)
+    }
+
+    /// Collects what `see` gives for each of them. None is destroyed meanwhile.
+    pub(crate) fn for_each<T>(&self, see: impl Fn(RawStream, DeviceId) -> Option<T>) -> Vec<T> {
+        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        own.iter().filter_map(|(&raw, &(_, device))| see(RawStream(raw), device)).collect()
     }
 
     /// Says whether every stream was destroyed.
@@ -66,7 +72,7 @@ impl CudaBackend {
         })?;
         let raw = RawStream(made.expose_provenance() as u64);
         let identity = StreamIdentity(self.streams.next.fetch_add(1, Ordering::Relaxed));
-        self.streams.insert(raw, identity);
+        self.streams.insert(raw, (identity, device));
         Ok(raw)
     }
 

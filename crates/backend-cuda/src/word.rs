@@ -76,6 +76,7 @@ impl CudaBackend {
             must: "the start of what `register_words` took",
         })?;
         let address: *mut c_void = ptr::with_exposed_provenance_mut(start.0);
+        self.pass_own_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.cuMemHostUnregister, |function| {
             // SAFETY: `cuMemHostUnregister` asks for memory that is registered and not in use: it was taken out of

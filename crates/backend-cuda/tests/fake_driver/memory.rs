@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     case!(every_failure_of_an_opening_leaves_nothing),
     case!(every_failure_of_host_memory_leaves_nothing),
     case!(a_free_that_failed_is_never_tried_again),
+    case!(a_call_that_waits_for_the_context_waits_for_our_streams_first),
     case!(lengths_and_addresses_are_checked),
     case!(out_of_memory_says_how_much_is_free),
     case!(a_code_of_no_header_stays_a_number),
@@ -136,6 +137,37 @@ fn every_failure_of_host_memory_leaves_nothing() {
             unsafe { cuda.host_free(made) }.expect("no failure is left");
         },
     );
+}
+
+/// The driver waits under a lock that every other thread needs, so the waiting is done before.
+fn a_call_that_waits_for_the_context_waits_for_our_streams_first() {
+    let cuda = fake::cuda();
+    let stream = cuda.create_stream(GPU).expect("a stream");
+    let base = cuda.alloc(GPU, 1, Sharing::Handle).expect("there is room").base;
+    let opened = cuda.open_handle(GPU, &fake::foreign_handle()).expect("it is another process'");
+    let pinned = cuda.host_alloc(GPU, 100, HostMemory { pinned: true, numa_node: None }).expect("there is room");
+    let first_waits = |last: &str| {
+        let trace = fake::trace();
+        let at =
+            |name: &str| trace.iter().position(|call| call == name).unwrap_or_else(|| panic!("no {name}: {trace:?}"));
+        let order = [at("cuEventRecord"), at("cuEventQuery"), at("cuEventDestroy_v2"), at(last)];
+        assert!(order.is_sorted(), "{trace:?}");
+        fake::clear_trace();
+    };
+    fake::clear_trace();
+    // SAFETY: `free`: allocated above, and nothing uses it.
+    unsafe { cuda.free(base) }.expect("it was allocated");
+    first_waits("cuMemFree_v2");
+    // SAFETY: `close`: opened above, and nothing uses it.
+    unsafe { cuda.close(opened) }.expect("it was opened");
+    first_waits("cuIpcCloseMemHandle");
+    // SAFETY: `host_free`: allocated above, and nothing uses it.
+    unsafe { cuda.host_free(pinned) }.expect("it was allocated");
+    first_waits("cuMemFreeHost");
+    // SAFETY: `destroy_stream`: made above, and nothing uses it.
+    unsafe { cuda.destroy_stream(stream) }.expect("it was made");
+    drop(cuda);
+    assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
 }
 
 fn a_free_that_failed_is_never_tried_again() {
