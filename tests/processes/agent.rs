@@ -9,6 +9,7 @@ use std::num::NonZeroU32;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::str::FromStr;
+use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -161,9 +162,14 @@ pub fn is_host() -> bool {
     std::env::var(BACKEND).map_or(true, |backend| backend == "host")
 }
 
-/// Opens the first device of the backend that is tested.
+/// Opens the first device of the backend that is tested: of a GPU's, once in a process, as an application would. A driver
+/// waits for the whole process before some of its calls, and only one object of ours can know what it waits for.
 pub fn open_gpu() -> Gpu {
-    if is_host() { open_host().1 } else { open_named(&std::env::var(BACKEND).expect("it is set")) }
+    static OPENED: OnceLock<Gpu> = OnceLock::new();
+    if is_host() {
+        return open_host().1;
+    }
+    OPENED.get_or_init(|| open_named(&std::env::var(BACKEND).expect("it is set"))).clone()
 }
 
 fn open_named(name: &str) -> Gpu {

@@ -267,11 +267,18 @@ impl<'a> Demo<'a> {
         self.consumers[0].0.tell(&format!("forward {heir}"))?;
         let descriptor = self.consumers[0].0.word()?;
         self.report.forwarded += 1;
-        self.finish(vec![Sent { consumer: 0, kept: None }])?;
-        // What the first wrote as its reply is what the second finds.
-        self.consumers[1].0.tell(&format!("hold {descriptor} {}", pattern::reply(stamp)))?;
+        self.let_go(0)?;
+        self.consumers[1].0.tell(&format!("hold {descriptor} {stamp}"))?;
         self.held(1)?;
         self.finish(vec![Sent { consumer: 1, kept: None }])
+    }
+
+    /// Has a consumer let go of a block into which it does not reply, because others may read it.
+    fn let_go(&mut self, consumer: usize) -> Result<(), String> {
+        let changed = self.consumers[consumer].0.ask("let-go")?;
+        self.report.released += 1;
+        self.report.early_reuse += changed.first().copied().unwrap_or(1);
+        Ok(())
     }
 
     /// One ticket goes to all; the lease of each is its own.
@@ -289,14 +296,8 @@ impl<'a> Demo<'a> {
             self.report.broadcast += 1;
         }
         drop(block);
-        // Nobody replies into what others still read.
-        for (consumer, _) in &mut self.consumers {
-            consumer.tell("let-go")?;
-        }
-        for (consumer, _) in &mut self.consumers {
-            let changed = consumer.answer()?;
-            self.report.released += 1;
-            self.report.early_reuse += changed.first().copied().unwrap_or(1);
+        for consumer in 0..self.consumers.len() {
+            self.let_go(consumer)?;
         }
         Ok(())
     }
