@@ -22,6 +22,7 @@ use gpu_ipc::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::gate::Gate;
+use crate::kernel::Kernels;
 use crate::step;
 
 /// Set in a process that is an agent.
@@ -172,9 +173,17 @@ pub fn open_gpu() -> Gpu {
     OPENED.get_or_init(|| open_named(&std::env::var(BACKEND).expect("it is set"))).clone()
 }
 
+/// Names the device to open by its uuid, if it is not the first.
+pub const DEVICE: &str = "GPU_IPC_TEST_DEVICE";
+
 fn open_named(name: &str) -> Gpu {
     let kind = gpu_ipc::BackendKind::ALL.into_iter().find(|kind| kind.name() == name).expect("a backend's name");
-    gpu_ipc::detect().and_then(|found| found.first(kind)).expect("the backend that was asked for is here")
+    let found = gpu_ipc::detect().expect("the backends can be asked");
+    match std::env::var(DEVICE) {
+        Ok(uuid) => found.gpus().iter().find(|gpu| gpu.kind() == kind && gpu.uuid().to_string() == uuid).cloned(),
+        Err(_) => found.first(kind).ok(),
+    }
+    .expect("the backend that was asked for is here")
 }
 
 /// Opens the first host device.
@@ -216,6 +225,7 @@ struct State {
     sent: HashMap<u64, SentBlock>,
     serial: u64,
     stuck: Vec<Gate>,
+    kernels: Option<Kernels>,
 }
 
 /// Runs an agent until its standard input ends.
@@ -238,6 +248,7 @@ pub fn run() {
         sent: HashMap::new(),
         serial: 0,
         stuck: Vec::new(),
+        kernels: None,
     };
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -395,6 +406,31 @@ impl State {
             }
             "stick" => {
                 self.stuck.push(Gate::close(&self.gpu, &self.stream));
+                Ok(String::new())
+            }
+            // A kernel that writes on and on into a block.
+            "write-on" => {
+                let ptr = match (self.received.get(&index(1)), self.sent.get(&index(1))) {
+                    (Some(received), _) => {
+                        received.used_on(&self.stream);
+                        received.device_ptr()
+                    }
+                    (None, Some(sent)) => {
+                        sent.used_on(&self.stream);
+                        sent.ptr()
+                    }
+                    (None, None) => return Err("no such block".into()),
+                };
+                self.kernels.get_or_insert_with(Kernels::open).write_on(&self.stream, ptr, index(2));
+                Ok(String::new())
+            }
+            // A kernel that breaks the context.
+            "crash" => {
+                let stream = Stream::create(&self.gpu).map_err(text)?;
+                self.kernels.get_or_insert_with(Kernels::open).crash(&stream);
+                // The error is there once a stream tells of it.
+                while stream.synchronize().is_ok() {}
+                std::mem::forget(stream);
                 Ok(String::new())
             }
             "unstick" => {

@@ -13,6 +13,8 @@ mod death;
 mod fork;
 mod forward;
 mod gate;
+mod gpu;
+mod kernel;
 mod lifecycle;
 mod notice;
 mod order;
@@ -63,6 +65,9 @@ fn main() {
     let mut trials = trials(&here, true);
     trials.extend(self::trials(container::NAMESPACES, container::has_namespaces()));
     trials.extend(self::trials(container::USERS, container::has_users()));
+    let on_cuda = std::env::var(agent::BACKEND).is_ok_and(|backend| backend == "cuda");
+    trials.extend(self::trials(gpu::CASES, on_cuda));
+    trials.extend(self::trials(gpu::TWO_DEVICES, on_cuda && gpu::devices() >= 2));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 

@@ -1,0 +1,336 @@
+//! What only a real GPU can show. Ignored unless the backend that is tested is CUDA.
+
+use std::time::Instant;
+
+use gpu_ipc::{
+    After, Claims, Gpu, GraphBlocks, Participant, ParticipantId, SentBlock, Sharing, State, Stream, To, Wait,
+};
+
+use crate::agent::{Agent, WATCHDOG, hex, number, open_gpu, read_stamp, write_stamp};
+use crate::kernel::Kernels;
+use crate::{Case, Producer, wait_until};
+
+pub const CASES: &[Case] = &[
+    ("gpu::no_write_of_the_dead_lands_after_reuse_by_fd", || no_late_write(Sharing::Fd, Fork::Never)),
+    ("gpu::no_write_of_the_dead_lands_after_reuse_by_handle", || no_late_write(Sharing::Handle, Fork::Never)),
+    ("gpu::no_write_of_the_dead_lands_after_reuse_by_fd_forked_before", || no_late_write(Sharing::Fd, Fork::Before)),
+    ("gpu::no_write_of_the_dead_lands_after_reuse_by_fd_forked_after", || no_late_write(Sharing::Fd, Fork::After)),
+    ("gpu::no_write_of_the_dead_lands_after_reuse_by_handle_forked_before", || {
+        no_late_write(Sharing::Handle, Fork::Before);
+    }),
+    ("gpu::no_write_of_the_dead_lands_after_reuse_by_handle_forked_after", || {
+        no_late_write(Sharing::Handle, Fork::After);
+    }),
+    ("gpu::a_producer_that_dies_in_its_kernel_hangs_nobody", producer_dies_in_its_kernel),
+    ("gpu::a_producer_whose_context_breaks_hangs_nobody", producer_breaks),
+    ("gpu::a_consumer_whose_context_breaks_harms_nobody", consumer_breaks),
+    ("gpu::a_kernel_that_never_ends_holds_up_nobody_else", endless_kernel),
+    ("gpu::ten_thousand_blocks", ten_thousand_blocks),
+    ("gpu::thirty_two_consumers", thirty_two_consumers),
+    ("gpu::a_region_of_32_gib", large_region),
+    ("gpu::a_global_capture_survives_what_the_library_does", global_capture),
+    ("gpu::a_graph_is_launched_again_after_the_drop", graph_again),
+];
+
+/// Needs two devices.
+pub const TWO_DEVICES: &[Case] = &[("gpu::a_device_is_found_under_another_ordinal", other_ordinal)];
+
+/// Bytes that a dying consumer writes to.
+const LEN: u64 = 1 << 20;
+
+/// When the consumer forks a child that lives on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fork {
+    Never,
+    /// Before it connects: the child has the driver's files and not the socket.
+    Before,
+    /// After it connected: the child has both.
+    After,
+}
+
+/// Counts the devices of the backend that is tested.
+pub fn devices() -> usize {
+    if crate::agent::is_host() {
+        return 0;
+    }
+    gpu_ipc::detect().map_or(0, |found| found.gpus().iter().filter(|gpu| gpu.kind() == open_gpu().kind()).count())
+}
+
+/// Reads the whole of a block.
+fn contents(gpu: &Gpu, stream: &Stream, block: &SentBlock) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(block.len()).expect("it fits")];
+    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the stream
+    // is synchronised before `bytes` is read, and it is as long as the block.
+    unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), block.ptr(), bytes.len()) }.expect("queued");
+    stream.synchronize().expect("it runs");
+    bytes
+}
+
+fn fill(gpu: &Gpu, stream: &Stream, block: &SentBlock, byte: u8) {
+    // SAFETY: `fill` asks for a live stream and a range that is valid until it is done: the stream is synchronised, and
+    // the block is held.
+    unsafe { gpu.backend().fill(stream.raw(), block.ptr(), byte, block.len()) }.expect("queued");
+    stream.synchronize().expect("it runs");
+}
+
+fn no_late_write(sharing: Sharing, fork: Fork) {
+    let producer = Producer::with(|builder| builder.sharing(sharing).region_bytes(2 << 20));
+    let mut consumer = Agent::start();
+    let mut child = (fork == Fork::Before).then(|| consumer.must("fork")[0].clone());
+    let id = consumer.connect(&producer.session);
+    let block = producer.session.alloc(LEN).expect("there is room");
+    let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    if fork == Fork::After {
+        child = Some(consumer.must("fork")[0].clone());
+    }
+    consumer.must(&format!("write-on {index} {}", LEN / 8));
+    let first = producer.stamp(&block);
+    wait_until("the kernel to write", || producer.stamp(&block) != first);
+    let place = block.place();
+    drop(block);
+    let killed = Instant::now();
+    consumer.kill();
+    if let Some(child) = child {
+        wait_until("the death to be noticed", || producer.session.stats().quarantined == 1);
+        for _ in 0..1000 {
+            producer.session.collect();
+            assert_eq!(producer.session.stats().limbo_blocks, 1, "reclaimed while the child keeps the kernel running");
+        }
+        let child = rustix::process::Pid::from_raw(number(&child)).expect("a pid");
+        rustix::process::kill_process(child, rustix::process::Signal::KILL).expect("it lives");
+    }
+    wait_until("the block to be reclaimed", || {
+        producer.session.collect();
+        producer.session.stats().live_blocks == 0
+    });
+    println!("{sharing:?}, child {fork:?}: {} ms from the kill to the reclaim", killed.elapsed().as_millis());
+    let again = producer.session.alloc(LEN).expect("there is room");
+    assert_eq!(again.place(), place, "the same bytes");
+    fill(&producer.gpu, &producer.stream, &again, 0x5a);
+    for _ in 0..300 {
+        let bytes = contents(&producer.gpu, &producer.stream, &again);
+        assert!(bytes.iter().all(|&byte| byte == 0x5a), "the dead wrote after the reuse");
+    }
+}
+
+/// A producer in another process, a participant of its session here, and a block of it.
+fn remote() -> (Agent, String, Participant, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("s");
+    let mut producer = Agent::start();
+    producer.must(&format!("open {}", path.display()));
+    let block = producer.must("alloc 1048576 6")[0].clone();
+    let participant = Participant::builder(open_gpu()).connect(&path).expect("connected");
+    (producer, block, participant, dir)
+}
+
+/// Claims what stands behind a kernel that never ends, on a stream, and waits until that stream is done.
+fn wait_behind_the_kernel(producer: &mut Agent, block: &str, participant: &Participant, end: impl FnOnce(&mut Agent)) {
+    producer.must(&format!("write-on {block} 131072"));
+    let descriptor = producer.must(&format!("share-stream {block} {}", participant.id().0))[0].clone();
+    let stream = Stream::create(participant.gpu()).expect("a stream");
+    let bytes = crate::agent::unhex(&descriptor);
+    let received = participant.claim(&bytes, Wait::On(&stream), Some(WATCHDOG)).expect("claimed");
+    assert_eq!(received.state(), State::Pending);
+    end(producer);
+    stream.synchronize().expect("the wait is over");
+    wait_until("the news", || received.state() == State::Poisoned);
+}
+
+fn producer_dies_in_its_kernel() {
+    let (mut producer, block, participant, _dir) = remote();
+    wait_behind_the_kernel(&mut producer, &block, &participant, Agent::kill);
+    wait_until("the dead producer's memory to go", || participant.mappings() == 0);
+}
+
+fn producer_breaks() {
+    let (mut producer, block, participant, _dir) = remote();
+    wait_behind_the_kernel(&mut producer, &block, &participant, |producer| {
+        producer.must("crash");
+    });
+    // Its process lives, and other sessions do not notice.
+    let other = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&other.session);
+    let block = other.block(9);
+    let index = consumer.claim(&block.share(To::Participant(id), After::Stream(&other.stream)).expect("shared"));
+    assert_eq!(consumer.must(&format!("stamp {index}")), ["9"]);
+}
+
+fn consumer_breaks() {
+    let producer = Producer::new();
+    let (mut broken, mut well) = (Agent::start(), Agent::start());
+    let (first, second) = (broken.connect(&producer.session), well.connect(&producer.session));
+    let (block, other) = (producer.block(3), producer.block(4));
+    let index = broken.claim(&block.share(To::Participant(first), After::Done).expect("shared"));
+    broken.must(&format!("used {index}"));
+    broken.must("crash");
+    broken.must("drop-all");
+    let index = well.claim(&other.share(To::Participant(second), After::Done).expect("shared"));
+    assert_eq!(well.must(&format!("stamp {index}")), ["4"]);
+    assert_eq!(producer.stamp(&block), 3, "the producer goes on");
+    drop(block);
+    // Nobody can say when the broken context's work ended: its process does.
+    broken.kill();
+    well.must("drop-all");
+    drop(other);
+    producer.wait_for_nothing_held();
+}
+
+fn endless_kernel() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.session.alloc(LEN).expect("there is room");
+    let share = |block: &SentBlock| block.share(To::Participant(id), After::Done).expect("shared");
+    let stuck = consumer.claim(&share(&block));
+    consumer.must(&format!("write-on {stuck} 8"));
+    consumer.must(&format!("drop {stuck}"));
+    // On a stream of its own a session and a participant begin and end meanwhile: none of their calls may stop.
+    for round in 0..20 {
+        let other = Producer::new();
+        let participant = Participant::builder(other.gpu.clone()).connect(other.session.socket_path());
+        let participant = participant.expect("connected");
+        let block = other.block(round);
+        let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+        let stream = Stream::create(&other.gpu).expect("a stream");
+        let received = participant.claim(descriptor.as_bytes(), Wait::On(&stream), Some(WATCHDOG)).expect("claimed");
+        assert_eq!(read_stamp(&other.gpu, &stream, received.device_ptr()), round);
+    }
+    assert_eq!(block.outstanding(), 1, "the kernel still writes");
+    consumer.kill();
+    drop(block);
+    producer.wait_for_nothing_held();
+}
+
+fn ten_thousand_blocks() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let blocks: Vec<SentBlock> = (0..10_000).map(|_| producer.session.alloc(4096).expect("there is room")).collect();
+    for some in blocks.chunks(500) {
+        let grants: Vec<_> = some.iter().map(|block| (block, To::Participant(id))).collect();
+        let after = After::Stream(&producer.stream);
+        let descriptors = producer.session.share_many(&grants, after, &Default::default()).expect("shared");
+        let all: Vec<String> = descriptors.iter().map(|descriptor| hex(descriptor.as_bytes())).collect();
+        assert_eq!(consumer.must(&format!("claim-many {}", all.join(",")))[0], "500");
+    }
+    drop(blocks);
+    assert_eq!(producer.session.stats().limbo_blocks, 10_000);
+    consumer.must("drop-all");
+    producer.wait_for_nothing_held();
+    assert_eq!(producer.session.stats().live_blocks, 0);
+}
+
+fn thirty_two_consumers() {
+    let producer = Producer::new();
+    let mut consumers: Vec<Agent> = (0..32).map(|_| Agent::start()).collect();
+    let ids: Vec<ParticipantId> = consumers.iter_mut().map(|agent| agent.connect(&producer.session)).collect();
+    let block = producer.block(8);
+    let ticket = block.share(To::Ticket(Claims::Unlimited), After::Stream(&producer.stream)).expect("a ticket");
+    for (consumer, &id) in consumers.iter_mut().zip(&ids) {
+        let addressed = block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared");
+        for descriptor in [addressed, ticket] {
+            let claimed = consumer.must(&format!("claim-stream {}", hex(descriptor.as_bytes())));
+            assert_eq!(consumer.must(&format!("stamp {}", claimed[0])), ["8"]);
+        }
+    }
+    assert_eq!(block.outstanding(), 64);
+    drop(block);
+    for consumer in &mut consumers[..16] {
+        consumer.kill();
+    }
+    for consumer in &mut consumers[16..] {
+        consumer.must("drop-all");
+    }
+    producer.wait_for_nothing_held();
+}
+
+fn large_region() {
+    let len = 32u64 << 30;
+    let producer = Producer::new();
+    let block = producer.session.alloc(len).expect("the device has room");
+    let end = block.ptr().offset(len - 4096);
+    write_stamp(&producer.gpu, &producer.stream, end, 77);
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let whole = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    assert_eq!(consumer.must(&format!("len {whole}")), [len.to_string()]);
+    let last = consumer.must(&format!("slice {whole} {} {len}", len - 4096))[0].clone();
+    assert_eq!(consumer.must(&format!("stamp {last}")), ["77"]);
+    drop(block);
+    consumer.must("drop-all");
+    producer.wait_for_nothing_held();
+}
+
+fn global_capture() {
+    let kernels = Kernels::open();
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let (captured, stream) =
+        (Stream::create(&producer.gpu).expect("a stream"), Stream::create(&producer.gpu).expect("a stream"));
+    let target = producer.session.alloc(4096).expect("there is room");
+    let graph = kernels.capture(&captured, || {
+        kernels.write_once(&captured, target.ptr(), 512);
+        // Shares, claims, drops, collects and times out while the application captures.
+        for n in 0..200 {
+            let block = producer.session.alloc(4096).expect("there is room");
+            let to = if n % 2 == 0 { To::Participant(participant.id()) } else { To::Ticket(Claims::Once) };
+            let descriptor = block.share(to, After::Stream(&stream)).expect("shared");
+            drop(block);
+            let claimed = participant.claim(descriptor.as_bytes(), Wait::On(&stream), Some(WATCHDOG));
+            drop(claimed.expect("claimed"));
+            producer.session.collect();
+        }
+        assert!(target.share(To::Participant(participant.id()), After::Stream(&captured)).is_err(), "it captures");
+    });
+    kernels.launch_graph(&graph, &captured);
+    captured.synchronize().expect("it runs");
+    assert_eq!(producer.stamp(&target), 1);
+}
+
+fn graph_again() {
+    let kernels = Kernels::open();
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let stream = Stream::create(&producer.gpu).expect("a stream");
+    let block = producer.block(50);
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let received = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    let list = GraphBlocks::new();
+    let graph = kernels.capture(&stream, || {
+        kernels.write_once(&stream, received.device_ptr(), 512);
+        received.keep_for(&list);
+        drop(received);
+    });
+    for stamp in [60, 70] {
+        write_stamp(&producer.gpu, &producer.stream, block.ptr(), stamp);
+        list.launched_on(&stream);
+        kernels.launch_graph(&graph, &stream);
+        stream.synchronize().expect("it runs");
+        assert_eq!(producer.stamp(&block), 1, "the graph writes the block again");
+        producer.session.collect();
+        assert_eq!((block.outstanding(), participant.kept_leases()), (1, 0));
+    }
+    drop(list);
+    wait_until("the lease to end", || {
+        producer.session.collect();
+        block.outstanding() == 0
+    });
+}
+
+fn other_ordinal() {
+    let producer = Producer::new();
+    let uuid = producer.gpu.uuid().to_string();
+    let mut consumer = Agent::start_with(&[("CUDA_VISIBLE_DEVICES", "1,0"), (crate::agent::DEVICE, &uuid)]);
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(12);
+    let index = consumer.claim(&block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared"));
+    assert_eq!(consumer.must(&format!("stamp {index}")), ["12"]);
+    // The first of the two is another device there, and is told so.
+    let mut wrong = Agent::start_with(&[("CUDA_VISIBLE_DEVICES", "1,0")]);
+    let refused = wrong.ask(&format!("connect {}", producer.session.socket_path().display()));
+    assert!(refused[0] == "error" && refused.join(" ").contains(&uuid), "{refused:?}");
+}
