@@ -39,6 +39,12 @@ pub mod cuda {
     pub use backend_cuda::CudaBackend;
 }
 
+/// AMD GPUs.
+#[cfg(feature = "hip")]
+pub mod hip {
+    pub use backend_hip::{HipBackend, KnownBug, LIBRARY, PROOF, Proof, Step, Version};
+}
+
 /// Shared memory instead of a GPU.
 #[cfg(feature = "host")]
 pub mod host {
