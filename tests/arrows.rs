@@ -9,6 +9,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-backend-host", &["gpu-ipc-gpu-api"]),
     ("gpu-ipc-backend-cuda", &["gpu-ipc-gpu-api"]),
     ("gpu-ipc-backend-hip", &["gpu-ipc-gpu-api"]),
+    ("gpu-ipc-hip-on-cuda", &["gpu-ipc-gpu-api", "gpu-ipc-backend-host"]),
     ("gpu-ipc-ipc-rc", &["gpu-ipc-gpu-api"]),
     ("gpu-ipc-allocators", &["gpu-ipc-gpu-api"]),
     (
