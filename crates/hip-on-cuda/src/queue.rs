@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device::entered;
-use crate::export::hip;
+use crate::export::{hip, put};
 use crate::machine::{INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
 use crate::settings::{Fault, Settings};
 use crate::sharing::Handle;
@@ -101,14 +101,17 @@ hip! {
         }
         machine.stream_wait(stream, event)
     }
-    hipStreamGetDevice(device: c_int; stream: u64) {
-        entered()?.0.stream_device(stream)
+    hipStreamGetDevice(; stream: u64, device: *mut c_int) {
+        // SAFETY: `put`: HIP's caller points to a number.
+        unsafe { put(device, entered()?.0.stream_device(stream)) }
     }
-    hipStreamGetId(identity: u64; stream: u64) {
-        entered()?.0.stream_id(stream)
+    hipStreamGetId(; stream: u64, identity: *mut u64) {
+        // SAFETY: `put`: HIP's caller points to a number.
+        unsafe { put(identity, entered()?.0.stream_id(stream)) }
     }
-    hipStreamIsCapturing(status: u32; stream: u64) {
-        entered()?.0.stream_capturing(stream)
+    hipStreamIsCapturing(; stream: u64, status: *mut u32) {
+        // SAFETY: `put`: HIP's caller points to a number.
+        unsafe { put(status, entered()?.0.stream_capturing(stream)) }
     }
     hipStreamWriteValue64(; stream: u64, word: u64, value: u64, flags: u32) {
         let (machine, settings) = (entered()?.0, Settings::get());
