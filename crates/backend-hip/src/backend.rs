@@ -25,7 +25,7 @@ use crate::word::Registrations;
 /// AMD's runtime, loaded at run time.
 ///
 /// Beyond plain memory with 64-byte handles, waits on the host and functions that streams call, it does only what a
-/// [`Proof`] says was seen to work: see [`proof`](crate::proof).
+/// [`Proof`] says was seen to work: see [`probe`](crate::probe).
 ///
 /// # Portability
 ///

@@ -7,7 +7,7 @@
 //!    versions; `library`: finding it.
 //! 2. `call`: the calling thread around a call: its current device, its capture mode, its last error.
 //! 3. `error`: the runtime's codes and what they become; `bugs`: what others reported of which version.
-//! 4. [`proof`]: what may be used; `device`: the running runtime; `peer`.
+//! 4. [`proof`]: what may be used, and [`probe`]: how that is found out; `device`: the running runtime; `peer`.
 //! 5. `memory`: the table of what was allocated and opened; `vmm`, `dma_buf`, `legacy` and `host` fill it; `pointer`
 //!    looks at addresses that others allocated.
 //! 6. `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued.
@@ -38,6 +38,7 @@ mod library;
 mod memory;
 mod peer;
 mod pointer;
+pub mod probe;
 pub mod proof;
 mod stream;
 mod sys;
@@ -47,5 +48,6 @@ mod word;
 pub use backend::HipBackend;
 pub use bugs::KnownBug;
 pub use library::LIBRARY;
+pub use probe::{Finding, Findings};
 pub use proof::{PROOF, Proof, Step};
 pub use sys::Version;

@@ -1,7 +1,7 @@
 //! What was seen to work on this machine, and so may be used.
 //!
 //! A HIP runtime says of several things that it can do them and then cannot, or brings the process down, by version
-//! and by driver. So nothing beyond plain memory with 64-byte handles is used on its word: the probe tries
+//! and by driver. So nothing beyond plain memory with 64-byte handles is used on its word: [`prove`](crate::probe::prove) tries
 //! each [`Step`] in child processes, and what it saw is a [`Proof`] that later processes take in.
 
 use std::env;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 use std::process;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::device::entered;
 use crate::export::hip;
@@ -56,7 +56,24 @@ pub(crate) fn forget(base: u64) {
     }
 }
 
+/// Clears away what killed processes left.
+fn sweep() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // What cannot be read or removed stays: it is a few bytes.
+        for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(hex) = name.strip_prefix("gpu-ipc-shim-").and_then(|rest| rest.get(..8)) else { continue };
+            let Ok(number) = u32::from_str_radix(hex, 16) else { continue };
+            if !PathBuf::from(format!("/proc/{}", number.swap_bytes())).exists() {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    });
+}
+
 fn export(base: u64, len: usize, below: [u8; 64]) -> Outcome<Handle> {
+    sweep();
     let mut name = [0; 32];
     name[..4].copy_from_slice(&process::id().to_le_bytes());
     name[8..16].copy_from_slice(&base.to_le_bytes());
