@@ -10,7 +10,7 @@ use gpu_api::{
     Result, Sharing, StreamInfo, StreamOp, WordPtr,
 };
 
-use crate::device::{Descriptor, Driver};
+use crate::device::{self, Descriptor, Driver};
 use crate::event::Events;
 use crate::host::Hosts;
 use crate::library;
@@ -21,6 +21,16 @@ use crate::stream::Streams;
 use crate::sys::{Symbols, Version};
 use crate::vmm;
 use crate::word::Registrations;
+
+/// What a runtime says of itself, which needs no device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// Its version.
+    pub version: Version,
+    /// The functions that it lacks, of those that this backend would call.
+    pub missing: Vec<&'static str>,
+}
 
 /// AMD's runtime, loaded at run time.
 ///
@@ -100,11 +110,34 @@ impl HipBackend {
         HipBackend::start(|version| Some(Proof::new(version, steps.iter().copied())))
     }
 
-    fn start(choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Arc<HipBackend>> {
+    /// Loads the runtime and asks what it is, without starting it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`](gpu_api::Error::Unavailable) without a library, or with one that is not AMD's.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// match backend_hip::HipBackend::inspect() {
+    ///     Ok(found) => println!("HIP {}, without {:?}", found.version, found.missing),
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// ```
+    pub fn inspect() -> Result<Inspection> {
+        let symbols = HipBackend::symbols()?;
+        Ok(Inspection { version: device::version(&symbols)?, missing: symbols.missing() })
+    }
+
+    fn symbols() -> Result<Symbols> {
         // Never unloaded: the runtime has threads of its own, and its functions and names are used until the end.
         let library = ManuallyDrop::new(library::load()?);
         // SAFETY: `Symbols::find` asks for a HIP runtime, which the library's name says it is, that stays loaded.
-        let symbols = unsafe { Symbols::find(&library) };
+        Ok(unsafe { Symbols::find(&library) })
+    }
+
+    fn start(choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Arc<HipBackend>> {
+        let symbols = HipBackend::symbols()?;
         Ok(Arc::new(HipBackend {
             driver: Driver::start(symbols, choose)?,
             memory: Memory::default(),

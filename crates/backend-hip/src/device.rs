@@ -40,12 +40,7 @@ impl Driver {
     /// [`Error::Unavailable`] with the reason and what to do about it.
     pub(crate) fn start(symbols: Symbols, choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Driver> {
         // Asked first: it answers without a device, and an error should say which runtime gave it.
-        let mut number: c_int = 0;
-        start_call(&symbols, "", &symbols.hipRuntimeGetVersion, |function| {
-            // SAFETY: `hipRuntimeGetVersion` writes one integer: `number` is one.
-            unsafe { function(&raw mut number) }
-        })?;
-        let version = Version(number.unsigned_abs());
+        let version = version(&symbols)?;
         let text = version.to_string();
         start_call(&symbols, &text, &symbols.hipInit, |function| {
             // SAFETY: `hipInit` asks for 0.
@@ -253,6 +248,16 @@ impl fmt::Debug for Driver {
             .field("proof", &self.proof)
             .finish_non_exhaustive()
     }
+}
+
+/// Asks a runtime for its version, which it tells before it is started.
+pub(crate) fn version(symbols: &Symbols) -> Result<Version> {
+    let mut number: c_int = 0;
+    start_call(symbols, "", &symbols.hipRuntimeGetVersion, |function| {
+        // SAFETY: `hipRuntimeGetVersion` writes one integer: `number` is one.
+        unsafe { function(&raw mut number) }
+    })?;
+    Ok(Version(number.unsigned_abs()))
 }
 
 /// Reads a text that the runtime wrote into an array whose last byte it was not offered.

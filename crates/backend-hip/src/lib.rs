@@ -45,7 +45,7 @@ mod sys;
 mod vmm;
 mod word;
 
-pub use backend::HipBackend;
+pub use backend::{HipBackend, Inspection};
 pub use bugs::KnownBug;
 pub use library::LIBRARY;
 pub use probe::{Finding, Findings};
