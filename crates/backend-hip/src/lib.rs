@@ -41,7 +41,8 @@ mod pointer;
 pub mod probe;
 pub mod proof;
 mod stream;
-mod sys;
+#[doc(hidden)]
+pub mod sys;
 mod vmm;
 mod word;
 
