@@ -64,8 +64,8 @@ impl HipBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](gpu_api::Error::Unavailable) with what is missing and what to do about it: no library, a
-    /// library that is not AMD's, no device. [`Error::Invalid`](gpu_api::Error::Invalid) when the variable holds what is
+    /// [`Error::Unavailable`] with what is missing and what to do about it: no library, a
+    /// library that is not AMD's, no device. [`Error::Invalid`] when the variable holds what is
     /// no proof.
     ///
     /// # Examples
@@ -90,7 +90,7 @@ impl HipBackend {
     ///
     /// # Errors
     ///
-    /// As [`load`](HipBackend::load), and [`Error::Mismatch`](gpu_api::Error::Mismatch) for a proof of another runtime or
+    /// As [`load`](HipBackend::load), and [`Error::Mismatch`] for a proof of another runtime or
     /// kernel.
     pub fn load_with(proof: Option<Proof>) -> Result<Arc<HipBackend>> {
         let hip = HipBackend::start(|version| proof.clone().filter(|proof| proof.is_of(version)))?;
@@ -114,7 +114,7 @@ impl HipBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](gpu_api::Error::Unavailable) without a library, or with one that is not AMD's.
+    /// [`Error::Unavailable`] without a library, or with one that is not AMD's.
     ///
     /// # Examples
     ///

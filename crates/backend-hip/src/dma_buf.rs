@@ -95,6 +95,7 @@ impl HipBackend {
     ///
     /// `object` came out of the table, and no unfinished GPU work touches its memory.
     pub(crate) unsafe fn close_dma_buf(&self, device: DeviceId, object: usize) -> Result<()> {
+        self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipDestroyExternalMemory, |function| {
             let object: *mut c_void = ptr::with_exposed_provenance_mut(object);

@@ -112,6 +112,7 @@ impl HipBackend {
     unsafe fn host_return(&self, ptr: HostPtr, entry: &Entry) -> Result<()> {
         let start: *mut c_void = ptr::with_exposed_provenance_mut(ptr.0);
         if entry.got != Got::Mapped {
+            self.pass_known_streams();
             let scope = self.driver.on_device(entry.device)?;
             let symbols = &self.driver.symbols;
             let symbol = if entry.got == Got::Driver { &symbols.hipHostFree } else { &symbols.hipHostUnregister };

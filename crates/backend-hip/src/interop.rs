@@ -22,7 +22,7 @@ impl HipBackend {
     /// # Errors
     ///
     /// [`Error::Invalid`] for a default stream, which has no end to be told of, and
-    /// [`Error::Unsupported`](gpu_api::Error::Unsupported) where several devices are visible and the runtime does not
+    /// [`Error::Unsupported`] where several devices are visible and the runtime does not
     /// tell a stream's.
     ///
     /// # Safety

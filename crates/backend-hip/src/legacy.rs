@@ -40,6 +40,7 @@ impl HipBackend {
     ///
     /// `base` came out of the table, and no unfinished GPU work touches it.
     pub(crate) unsafe fn free_plain(&self, base: DevicePtr, device: DeviceId) -> Result<()> {
+        self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipFree, |function| {
             // SAFETY: `hipFree` asks for the base of memory that is not freed and not in use: it was taken out of the
@@ -121,6 +122,7 @@ impl HipBackend {
     ///
     /// `base` came out of the table, and no unfinished GPU work touches it.
     pub(crate) unsafe fn close_plain(&self, base: DevicePtr, device: DeviceId) -> Result<()> {
+        self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipIpcCloseMemHandle, |function| {
             // SAFETY: `hipIpcCloseMemHandle` asks for an address that was opened and is not in use: it was taken out

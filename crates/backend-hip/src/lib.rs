@@ -10,7 +10,7 @@
 //! 4. [`proof`]: what may be used, and [`probe`]: how that is found out; `device`: the running runtime; `peer`.
 //! 5. `memory`: the table of what was allocated and opened; `vmm`, `dma_buf`, `legacy` and `host` fill it; `pointer`
 //!    looks at addresses that others allocated.
-//! 6. `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued.
+//! 6. `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued; `pass`: waiting for it.
 //! 7. [`backend`]: [`HipBackend`], which is all of that behind the trait.
 //! 8. [`interop`]: streams and addresses of other libraries, and ours for them.
 //!
@@ -36,6 +36,7 @@ pub mod interop;
 mod legacy;
 mod library;
 mod memory;
+mod pass;
 mod peer;
 mod pointer;
 pub mod probe;

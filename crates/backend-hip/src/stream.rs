@@ -52,6 +52,13 @@ impl Streams {
         self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.0).is_some()
     }
 
+    /// Collects what `see` gives for each of them. None of our own is destroyed
+    /// meanwhile; `see` must not ask this table.
+    pub(crate) fn for_each<T>(&self, see: impl Fn(RawStream, DeviceId) -> Option<T>) -> Vec<T> {
+        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        own.iter().filter_map(|(&raw, known)| see(RawStream(raw), known.device)).collect()
+    }
+
     fn get(&self, stream: RawStream) -> Option<Known> {
         self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.0).copied()
     }

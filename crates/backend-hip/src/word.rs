@@ -72,6 +72,7 @@ impl HipBackend {
             must: "the start of what `register_words` took",
         })?;
         let address: *mut c_void = ptr::with_exposed_provenance_mut(start.0);
+        self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipHostUnregister, |function| {
             // SAFETY: `hipHostUnregister` asks for memory that is registered and not in use: it was taken out of
