@@ -42,7 +42,9 @@ pub mod cuda {
 /// AMD GPUs.
 #[cfg(feature = "hip")]
 pub mod hip {
-    pub use backend_hip::{HipBackend, KnownBug, LIBRARY, PROOF, Proof, Step, Version};
+    pub use backend_hip::{
+        Finding, Findings, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step, Version, probe,
+    };
 }
 
 /// Shared memory instead of a GPU.

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -56,6 +57,11 @@ pub(crate) fn forget(base: u64) {
     }
 }
 
+/// Numbers the PID namespace: a process number means something only in its own.
+fn namespace() -> u32 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino() as u32)
+}
+
 /// Clears away what killed processes left.
 fn sweep() {
     static ONCE: Once = Once::new();
@@ -63,9 +69,11 @@ fn sweep() {
         // What cannot be read or removed stays: it is a few bytes.
         for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(hex) = name.strip_prefix("gpu-ipc-shim-").and_then(|rest| rest.get(..8)) else { continue };
-            let Ok(number) = u32::from_str_radix(hex, 16) else { continue };
-            if !PathBuf::from(format!("/proc/{}", number.swap_bytes())).exists() {
+            let Some(hex) = name.strip_prefix("gpu-ipc-shim-").and_then(|rest| rest.get(..16)) else { continue };
+            let Ok(numbers) = u64::from_str_radix(hex, 16) else { continue };
+            let (number, its_namespace) = ((numbers >> 32) as u32, numbers as u32);
+            let here = its_namespace.swap_bytes() == namespace();
+            if here && !PathBuf::from(format!("/proc/{}", number.swap_bytes())).exists() {
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -76,6 +84,7 @@ fn export(base: u64, len: usize, below: [u8; 64]) -> Outcome<Handle> {
     sweep();
     let mut name = [0; 32];
     name[..4].copy_from_slice(&process::id().to_le_bytes());
+    name[4..8].copy_from_slice(&namespace().to_le_bytes());
     name[8..16].copy_from_slice(&base.to_le_bytes());
     let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     name[16..32].copy_from_slice(&time.as_nanos().to_le_bytes());
