@@ -84,11 +84,7 @@ fn open(kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
         #[cfg(feature = "cuda")]
         BackendKind::Cuda => Ok(backend_cuda::CudaBackend::load()?),
         #[cfg(feature = "hip")]
-        BackendKind::Hip => Err(Error::Unavailable {
-            backend: BackendKind::Hip,
-            why: "this version has no HIP backend yet".into(),
-            remedy: "use the host or the cuda backend",
-        }),
+        BackendKind::Hip => Ok(backend_hip::HipBackend::load()?),
         backend => Err(Error::NotCompiled { backend }),
     }
 }

@@ -39,6 +39,14 @@ pub mod cuda {
     pub use backend_cuda::CudaBackend;
 }
 
+/// AMD GPUs.
+#[cfg(feature = "hip")]
+pub mod hip {
+    pub use backend_hip::{
+        Finding, Findings, HipBackend, Inspection, KnownBug, LIBRARY, PROOF, Proof, Step, Version, probe,
+    };
+}
+
 /// Shared memory instead of a GPU.
 #[cfg(feature = "host")]
 pub mod host {

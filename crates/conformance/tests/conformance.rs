@@ -11,7 +11,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 /// Set in the second process of a case: its name, backend, device and descriptor.
 const PEER: &str = "GPU_IPC_CONFORMANCE_PEER";
 
-fn main() {
+/// Runs the list here, or the second side of one case.
+pub fn main() {
     if let Ok(task) = std::env::var(PEER) {
         peer(&task);
         return;

@@ -1,0 +1,131 @@
+//! Bugs of the runtime that others reported, by version: what a refusal or a leak may come from, and what helps.
+//!
+//! None of them was seen by this project: each is what its report says.
+
+use crate::sys::Version;
+
+/// A bug that was reported to AMD.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct KnownBug {
+    /// The report: repository and number on GitHub.
+    pub report: &'static str,
+    /// What happens.
+    pub what: &'static str,
+    /// What this backend does about it, or what its user can do.
+    pub remedy: &'static str,
+    /// The first version that has it; `None`: the oldest there is.
+    since: Option<(u32, u32)>,
+    /// The first version that no longer has it, where one is known.
+    until: Option<(u32, u32)>,
+}
+
+const ALL: &[KnownBug] = &[
+    KnownBug {
+        report: "ROCm/hip#3886",
+        what: "memory whose handle was exported stays allocated after it is freed, although nobody opened it",
+        remedy: "set HSA_ENABLE_IPC_MODE_LEGACY=1 in every process (which leaks pieces below 2 MiB: this backend \
+                 allocates none), or keep regions for reuse instead of freeing them",
+        since: Some((7, 0)),
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/rocm-systems#9827",
+        what: "opening the handle of memory that was freed does not return",
+        remedy: "open handles under a lease only, as this library's consumers do",
+        since: None,
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/hip#2880",
+        what: "a handle is refused with 201 where the opening process has the process number of the exporting one, \
+               also in another PID namespace",
+        remedy: "give the containers one PID namespace, or start one process with another number",
+        since: None,
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/rocm-aic#88",
+        what: "handles do not open between containers that have not the ipc, pid and net namespaces of one host",
+        remedy: "run the containers with the host's (`--ipc=host --pid=host --network=host`)",
+        since: None,
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/rocm-systems#1949, #11511, #11529",
+        what: "a stream's wait for an interprocess event may end before the event, or block the calling thread",
+        remedy: "this backend orders by words in shared memory; events are used only where a probe proved them",
+        since: None,
+        until: Some((7, 3)),
+    },
+    KnownBug {
+        report: "ROCm/rocm-systems#7520",
+        what: "destroying an event waits for all work of the device",
+        remedy: "update to a later 7.x; this library keeps events for reuse",
+        since: Some((7, 2)),
+        until: Some((7, 3)),
+    },
+    KnownBug {
+        report: "ROCm/clr#265",
+        what: "exporting virtual memory by a 64-byte handle brings the kernel down and loses the memory",
+        remedy: "this backend exports by handle only what came from hipMalloc, by itself or by the caller's word",
+        since: Some((7, 0)),
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/rocm-systems#11185",
+        what: "the host cannot reach imported virtual memory",
+        remedy: "copy through a stream, as this library does",
+        since: Some((7, 15)),
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/hip#1945",
+        what: "opening a handle of more than 2 GiB may hang",
+        remedy: "allocate regions of at most 2 GiB",
+        since: None,
+        until: Some((6, 0)),
+    },
+];
+
+impl Version {
+    /// Lists the reported bugs that this version may have.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use backend_hip::Version;
+    ///
+    /// let of_seven = Version(70_253_211).known_bugs();
+    /// assert!(of_seven.iter().any(|bug| bug.report == "ROCm/hip#3886"));
+    /// ```
+    pub fn known_bugs(self) -> Vec<KnownBug> {
+        let since = |bug: &KnownBug| bug.since.is_none_or(|(major, minor)| self.at_least(major, minor));
+        let fixed = |bug: &KnownBug| bug.until.is_some_and(|(major, minor)| self.at_least(major, minor));
+        ALL.iter().copied().filter(|bug| since(bug) && !fixed(bug)).collect()
+    }
+
+    /// Says what may hold memory that nobody uses.
+    pub(crate) fn out_of_memory_hint(self) -> &'static str {
+        if self.at_least(7, 0) {
+            "collect or drop blocks, trim, or see `rocm-smi --showpids`; this runtime may keep exported memory after it \
+             was freed (ROCm/hip#3886): HSA_ENABLE_IPC_MODE_LEGACY=1 avoids that"
+        } else {
+            "collect or drop blocks, trim, or see `rocm-smi --showpids` for other processes on the device"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bug_is_told_of_the_versions_that_have_it_only() {
+        let has = |version: u32, report: &str| Version(version).known_bugs().iter().any(|bug| bug.report == report);
+        assert!(!has(60_443_484, "ROCm/hip#3886") && has(70_000_000, "ROCm/hip#3886"));
+        assert!(has(50_221_153, "ROCm/hip#1945") && !has(60_443_484, "ROCm/hip#1945"));
+        assert!(has(70_253_211, "ROCm/rocm-systems#7520") && !has(70_300_000, "ROCm/rocm-systems#7520"));
+        assert!(has(50_221_153, "ROCm/rocm-systems#9827"));
+    }
+}

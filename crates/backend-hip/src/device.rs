@@ -1,0 +1,299 @@
+//! The runtime once it runs: its functions, its version, its devices and what may be used of it.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+
+use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, MemoryInfo, Result};
+
+use crate::call::Scope;
+use crate::error::{self, SUCCESS};
+use crate::proof::{Proof, Step};
+use crate::sys::{ATTRIBUTE_VIRTUAL_MEMORY, Code, GRANULARITY_RECOMMENDED, Symbol, Symbols, Uuid, Version};
+
+/// What every allocation is rounded up to at least: handles of some other sizes were refused (ROCm/hip#2257), and
+/// pieces below are leaked by the runtime's older way of sharing (ROCm/rocm-systems#6407).
+const LARGE_PAGE: u64 = 2 << 20;
+
+/// A runtime that runs.
+pub(crate) struct Driver {
+    pub(crate) symbols: Symbols,
+    version: Version,
+    proof: Option<Proof>,
+    identities: Vec<DeviceUuid>,
+    device_files: Vec<&'static str>,
+}
+
+/// How file descriptors of memory are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Descriptor {
+    /// From virtual memory.
+    Vmm,
+    /// From plain memory.
+    DmaBuf,
+}
+
+impl Driver {
+    /// Starts the runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] with the reason and what to do about it.
+    pub(crate) fn start(symbols: Symbols, choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Driver> {
+        // Asked first: it answers without a device, and an error should say which runtime gave it.
+        let version = version(&symbols)?;
+        let text = version.to_string();
+        start_call(&symbols, &text, &symbols.hipInit, |function| {
+            // SAFETY: `hipInit` asks for 0.
+            unsafe { function(0) }
+        })?;
+        let mut count: c_int = 0;
+        start_call(&symbols, &text, &symbols.hipGetDeviceCount, |function| {
+            // SAFETY: `hipGetDeviceCount` writes one integer: `count` is one.
+            unsafe { function(&raw mut count) }
+        })?;
+        if count <= 0 {
+            return Err(symbols.unavailable("hipGetDeviceCount", error::NO_DEVICE, &text));
+        }
+        if version.major() < 5 {
+            return Err(Error::Unavailable {
+                backend: BackendKind::Hip,
+                why: format!("HIP {version} is older than what this backend knows"),
+                remedy: "update ROCm to 5.2 or later",
+            });
+        }
+        let device_files = device_files(&symbols);
+        let proof = choose(version);
+        let mut driver = Driver { symbols, version, proof, identities: Vec::new(), device_files };
+        // One entry for each before they are asked: a scope checks that a device is one of them.
+        driver.identities = vec![DeviceUuid([0; 16]); count.unsigned_abs() as usize];
+        let identities: Result<Vec<DeviceUuid>> = (0..count).map(|ordinal| driver.identify(ordinal)).collect();
+        driver.identities = identities?;
+        Ok(driver)
+    }
+
+    /// Returns the runtime's version.
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Returns what was seen to work with this runtime.
+    pub(crate) fn proof(&self) -> Option<&Proof> {
+        self.proof.as_ref()
+    }
+
+    /// Says whether a step was seen to work with this runtime.
+    pub(crate) fn proved(&self, step: Step) -> bool {
+        self.proof.as_ref().is_some_and(|proof| proof.has(step))
+    }
+
+    /// Names the files that keep a process' GPU work alive.
+    pub(crate) fn device_files(&self) -> &[&'static str] {
+        &self.device_files
+    }
+
+    /// Counts the devices.
+    pub(crate) fn count(&self) -> usize {
+        self.identities.len()
+    }
+
+    /// Returns the device, if it is the only one.
+    pub(crate) fn only_device(&self) -> Option<DeviceId> {
+        (self.identities.len() == 1).then_some(DeviceId(0))
+    }
+
+    /// Returns the runtime's own number of a device.
+    pub(crate) fn ordinal(&self, device: DeviceId) -> Result<c_int> {
+        if (device.0 as usize) < self.identities.len() {
+            Ok(device.0 as c_int)
+        } else {
+            Err(error::no_device(device, self.identities.len()))
+        }
+    }
+
+    /// Finds our number of a device by the runtime's.
+    pub(crate) fn numbered(&self, ordinal: c_int) -> Option<DeviceId> {
+        let number = u32::try_from(ordinal).ok()?;
+        ((number as usize) < self.identities.len()).then_some(DeviceId(number))
+    }
+
+    /// Describes a device.
+    pub(crate) fn info(&self, device: DeviceId) -> Result<DeviceInfo> {
+        let ordinal = self.ordinal(device)?;
+        let uuid = self.identities[device.0 as usize];
+        if self.identities.iter().filter(|other| **other == uuid).count() > 1 {
+            return Err(Error::Unsupported {
+                what: "a device that cannot be told from another",
+                why: format!("the runtime gives {device} and another one the identity {uuid}"),
+                remedy: "show each process one of them (ROCR_VISIBLE_DEVICES), or do not partition the GPU",
+            });
+        }
+        let scope = self.anywhere()?;
+        let mut name = [0 as c_char; 256];
+        scope.call(&self.symbols.hipDeviceGetName, |function| {
+            // SAFETY: `hipDeviceGetName` writes at most the number of bytes that it is told: one less than `name` has.
+            unsafe { function(name.as_mut_ptr(), name.len() as c_int - 1, ordinal) }
+        })?;
+        let mut total_bytes = 0;
+        scope.call(&self.symbols.hipDeviceTotalMem, |function| {
+            // SAFETY: `hipDeviceTotalMem` writes one size: `total_bytes` is one.
+            unsafe { function(&raw mut total_bytes, ordinal) }
+        })?;
+        Ok(DeviceInfo { device, uuid, name: text(&name), total_bytes: total_bytes as u64 })
+    }
+
+    /// Returns free and total memory of a device.
+    pub(crate) fn memory(&self, device: DeviceId) -> Result<MemoryInfo> {
+        let (free_bytes, total_bytes) = self.on_device(device)?.memory_info()?;
+        Ok(MemoryInfo { free_bytes, total_bytes })
+    }
+
+    /// Says what a device can do: what the runtime has, and of that what a probe proved.
+    pub(crate) fn caps(&self, device: DeviceId) -> Result<Caps> {
+        let symbols = &self.symbols;
+        let descriptor = self.descriptor(device)?;
+        Ok(Caps {
+            handle: symbols.hipIpcGetMemHandle.function.is_some() && symbols.hipIpcOpenMemHandle.function.is_some(),
+            fd: descriptor.is_some(),
+            read_only: descriptor == Some(Descriptor::Vmm) && self.proved(Step::ReadOnly),
+            event_ipc: self.proved(Step::Events) && symbols.hipIpcGetEventHandle.function.is_some(),
+            stream_words: self.proved(Step::Words)
+                && symbols.hipStreamWaitValue64.function.is_some()
+                && symbols.hipStreamWriteValue64.function.is_some(),
+            shared_context: false,
+            granularity: self.granularity(device)?,
+        })
+    }
+
+    /// Says how file descriptors of a device's memory are made, if at all.
+    pub(crate) fn descriptor(&self, device: DeviceId) -> Result<Option<Descriptor>> {
+        if self.proved(Step::Vmm) && self.has_virtual_memory(device)? {
+            return Ok(Some(Descriptor::Vmm));
+        }
+        let dma_buf = self.proved(Step::DmaBuf) && self.symbols.hipMemGetHandleForAddressRange.function.is_some();
+        Ok(dma_buf.then_some(Descriptor::DmaBuf))
+    }
+
+    /// Returns what memory of a device is rounded up to.
+    pub(crate) fn granularity(&self, device: DeviceId) -> Result<u64> {
+        if self.descriptor(device)? != Some(Descriptor::Vmm) {
+            return Ok(LARGE_PAGE);
+        }
+        let scope = self.anywhere()?;
+        let mut granularity = 0;
+        let properties = crate::vmm::properties(self.ordinal(device)?);
+        scope.call(&self.symbols.hipMemGetAllocationGranularity, |function| {
+            // SAFETY: `hipMemGetAllocationGranularity` writes one size and reads the properties: both live here.
+            unsafe { function(&raw mut granularity, &raw const properties, GRANULARITY_RECOMMENDED) }
+        })?;
+        Ok((granularity as u64).max(LARGE_PAGE))
+    }
+
+    /// Says whether one device can reach the memory of another.
+    pub(crate) fn can_access(&self, scope: &Scope<'_>, device: c_int, peer: c_int) -> Result<bool> {
+        let mut can: c_int = 0;
+        scope.call(&self.symbols.hipDeviceCanAccessPeer, |function| {
+            // SAFETY: `hipDeviceCanAccessPeer` writes one integer: `can` is one. It refuses what is no device.
+            unsafe { function(&raw mut can, device, peer) }
+        })?;
+        Ok(can != 0)
+    }
+
+    fn has_virtual_memory(&self, device: DeviceId) -> Result<bool> {
+        let ordinal = self.ordinal(device)?;
+        let symbols = &self.symbols;
+        let Some(ask) = symbols.hipDeviceGetAttribute.function else { return Ok(false) };
+        let mut value: c_int = 0;
+        // SAFETY: `hipDeviceGetAttribute` writes one integer: `value` is one. Unknown attributes are refused.
+        let code = unsafe { ask(&raw mut value, ATTRIBUTE_VIRTUAL_MEMORY, ordinal) };
+        Ok(self.version.has_virtual_memory()
+            && code == SUCCESS
+            && value != 0
+            && symbols.hipMemCreate.function.is_some()
+            && symbols.hipMemImportFromShareableHandle.function.is_some())
+    }
+
+    /// Finds a device's identity: AMD's own 16 bytes, or, where there are none, its place on the PCI bus.
+    fn identify(&self, ordinal: c_int) -> Result<DeviceUuid> {
+        let scope = self.anywhere()?;
+        let mut uuid = Uuid { bytes: [0; 16] };
+        if self.symbols.hipDeviceGetUuid.function.is_some() {
+            let code = scope.code(&self.symbols.hipDeviceGetUuid, |function| {
+                // SAFETY: `hipDeviceGetUuid` writes 16 bytes: `uuid` has as many.
+                unsafe { function(&raw mut uuid, ordinal) }
+            })?;
+            if code == SUCCESS && uuid.bytes.iter().any(|&byte| byte != 0 && byte != b'0' as c_char) {
+                return Ok(DeviceUuid(uuid.bytes.map(|byte| byte as u8)));
+            }
+        }
+        let mut place = [0 as c_char; 64];
+        scope.call(&self.symbols.hipDeviceGetPCIBusId, |function| {
+            // SAFETY: `hipDeviceGetPCIBusId` writes at most the number of bytes that it is told: one less than `place`
+            // has.
+            unsafe { function(place.as_mut_ptr(), place.len() as c_int - 1, ordinal) }
+        })?;
+        // "0000:03:00.0" has twelve characters: with the mark in front it is exactly as long as an identity.
+        let mut bytes = *b"pci-............";
+        for (to, from) in bytes[4..].iter_mut().zip(text(&place).bytes()) {
+            *to = from;
+        }
+        Ok(DeviceUuid(bytes))
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver")
+            .field("version", &self.version)
+            .field("devices", &self.identities.len())
+            .field("proof", &self.proof)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Asks a runtime for its version, which it tells before it is started.
+pub(crate) fn version(symbols: &Symbols) -> Result<Version> {
+    let mut number: c_int = 0;
+    start_call(symbols, "", &symbols.hipRuntimeGetVersion, |function| {
+        // SAFETY: `hipRuntimeGetVersion` writes one integer: `number` is one.
+        unsafe { function(&raw mut number) }
+    })?;
+    Ok(Version(number.unsigned_abs()))
+}
+
+/// Reads a text that the runtime wrote into an array whose last byte it was not offered.
+fn text(bytes: &[c_char]) -> String {
+    // SAFETY: `CStr::from_ptr` asks for a zero within the array: its last byte is one, see above.
+    unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+fn device_files(symbols: &Symbols) -> Vec<&'static str> {
+    let mut files = vec!["/dev/kfd", "/dev/dri/renderD"];
+    if let Some(function) = symbols.device_files.function {
+        // SAFETY: the function has no conditions.
+        let named = unsafe { function() };
+        // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is never unloaded.
+        let named: &'static CStr = unsafe { CStr::from_ptr(named) };
+        files.extend(named.to_str().ok());
+    }
+    files
+}
+
+/// Calls a function that starts the runtime: whatever goes wrong, the runtime is unavailable.
+fn start_call<F: Copy>(
+    symbols: &Symbols,
+    version: &str,
+    symbol: &Symbol<F>,
+    run: impl FnOnce(F) -> Code,
+) -> Result<()> {
+    let Some(function) = symbol.function else {
+        return Err(Error::Unavailable {
+            backend: BackendKind::Hip,
+            why: format!("the library that was loaded has no {}", symbol.name),
+            remedy: "it is not AMD's: see GPU_IPC_HIP_LIBRARY and LD_LIBRARY_PATH, or install ROCm's HIP runtime",
+        });
+    };
+    match run(function) {
+        SUCCESS => Ok(()),
+        code => Err(symbols.unavailable(symbol.name, code, version)),
+    }
+}

@@ -1,0 +1,229 @@
+//! Host memory: plain or pinned, on any NUMA node or on one.
+
+use std::collections::HashMap;
+use std::ffi::{c_long, c_void};
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gpu_api::{DeviceId, Error, HostMemory, HostPtr, Result};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::backend::HipBackend;
+use crate::call::Scope;
+use crate::error::SUCCESS;
+use crate::sys::{HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED, HOST_REGISTER_PORTABLE};
+
+/// How host memory was got, and so how it is given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Got {
+    /// `hipHostMalloc`.
+    Driver,
+    /// `mmap`.
+    Mapped,
+    /// `mmap`, bound to a node, then `hipHostRegister`.
+    Registered,
+}
+
+/// One piece of host memory.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    len: usize,
+    device: DeviceId,
+    got: Got,
+    leaked: bool,
+}
+
+/// Host memory that was not given back, by its address.
+#[derive(Debug, Default)]
+pub(crate) struct Hosts(Mutex<HashMap<usize, Entry>>);
+
+impl Hosts {
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A mapping that is unmapped unless it is kept.
+struct Mapping {
+    start: NonNull<c_void>,
+    len: usize,
+}
+
+impl HipBackend {
+    /// Allocates host memory.
+    pub(crate) fn host_allocate(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
+        self.driver.ordinal(device)?;
+        if len == 0 {
+            return Err(Error::Invalid { what: "the length", got: "0".to_owned(), must: "at least 1" });
+        }
+        let (start, got) = match (memory.pinned, memory.numa_node) {
+            (true, None) => (self.pinned(device, len)?, Got::Driver),
+            (false, node) => (Mapping::new(len, node)?.keep(), Got::Mapped),
+            (true, Some(node)) => {
+                let mapping = Mapping::new(len, Some(node))?;
+                let scope = self.driver.on_device(device)?;
+                // SAFETY: `register` asks for memory that is mapped: `mapping` is, and `host_release` unregisters it
+                // before it unmaps it.
+                unsafe { register(&scope, mapping.start.as_ptr(), len) }?;
+                (mapping.keep(), Got::Registered)
+            }
+        };
+        let address = start.as_ptr().expose_provenance();
+        self.hosts.lock().insert(address, Entry { len, device, got, leaked: false });
+        Ok(HostPtr(address))
+    }
+
+    /// Gives host memory back.
+    ///
+    /// # Safety
+    ///
+    /// Nothing touches it any more.
+    pub(crate) unsafe fn host_release(&self, ptr: HostPtr) -> Result<()> {
+        let entry = {
+            let mut hosts = self.hosts.lock();
+            match hosts.get(&ptr.0) {
+                Some(entry) if !entry.leaked => {}
+                found => {
+                    let state =
+                        if found.is_some() { "which an earlier error leaked" } else { "which is no such memory" };
+                    return Err(Error::Invalid {
+                        what: "the address",
+                        got: format!("{ptr:?}, {state}"),
+                        must: "what `host_alloc` gave",
+                    });
+                }
+            }
+            // Taken out first: the kernel may hand the address out again before the call has returned.
+            hosts.remove(&ptr.0).expect("looked up under the same lock")
+        };
+        // SAFETY: `host_return` asks for memory in the table, taken out once: it was, and our caller vouches for the
+        // rest.
+        let result = unsafe { self.host_return(ptr, &entry) };
+        if result.is_err() {
+            self.hosts.lock().entry(ptr.0).or_insert(Entry { leaked: true, ..entry });
+        }
+        result
+    }
+
+    /// # Safety
+    ///
+    /// `ptr` and `entry` came out of the table, and nothing touches the memory.
+    unsafe fn host_return(&self, ptr: HostPtr, entry: &Entry) -> Result<()> {
+        let start: *mut c_void = ptr::with_exposed_provenance_mut(ptr.0);
+        if entry.got != Got::Mapped {
+            self.pass_known_streams();
+            let scope = self.driver.on_device(entry.device)?;
+            let symbols = &self.driver.symbols;
+            let symbol = if entry.got == Got::Driver { &symbols.hipHostFree } else { &symbols.hipHostUnregister };
+            scope.call(symbol, |function| {
+                // SAFETY: `hipHostFree` and `hipHostUnregister` ask for what `hipHostMalloc` gave, or
+                // `hipHostRegister` took, and nobody uses: the entry says which it was, and our caller vouches for
+                // the rest.
+                unsafe { function(start) }
+            })?;
+        }
+        if entry.got == Got::Driver {
+            return Ok(());
+        }
+        // SAFETY: `munmap` asks that nothing use the whole mapping: our caller vouches for that.
+        let result = unsafe { munmap(start, entry.len) };
+        result.map_err(|error| Error::system("munmap", "report it: the mapping was our own", error))
+    }
+
+    fn pinned(&self, device: DeviceId, len: usize) -> Result<NonNull<c_void>> {
+        let scope = self.driver.on_device(device)?;
+        let symbol = &self.driver.symbols.hipHostMalloc;
+        let mut start = ptr::null_mut();
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipHostMalloc` writes one address: `start` is one.
+            unsafe { function(&raw mut start, len, HOST_ALLOC_PORTABLE) }
+        })?;
+        if code != SUCCESS {
+            let driver = scope.driver.symbols.error(code);
+            return Err(Error::System {
+                call: "hipHostMalloc",
+                remedy: "free host memory, or raise the limit on locked memory (`ulimit -l`)",
+                source: io::Error::other(driver),
+            });
+        }
+        let Some(found) = NonNull::new(start) else {
+            return Err(scope.error(symbol.name, crate::error::UNKNOWN));
+        };
+        // SAFETY: `ptr::write_bytes` asks for `len` writable bytes: the driver gave as many.
+        unsafe { ptr::write_bytes(found.as_ptr().cast::<u8>(), 0, len) };
+        Ok(found)
+    }
+}
+
+/// Pins memory that is mapped, for every device, and lets devices reach it.
+///
+/// # Safety
+///
+/// The bytes are mapped, readable and writable, until they are unregistered.
+pub(crate) unsafe fn register(scope: &Scope<'_>, start: *mut c_void, len: usize) -> Result<()> {
+    scope.call(&scope.driver.symbols.hipHostRegister, |function| {
+        // SAFETY: `hipHostRegister` asks for memory that stays mapped: our caller vouches for it.
+        unsafe { function(start, len, HOST_REGISTER_PORTABLE | HOST_REGISTER_MAPPED) }
+    })
+}
+
+impl Mapping {
+    /// Maps zeroed memory, bound to a node if one is asked for.
+    fn new(len: usize, node: Option<u32>) -> Result<Mapping> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: `mmap_anonymous` asks that a fixed address replace nothing in use: none is asked for.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) };
+        let start = start.map_err(|error| Error::system("mmap", "free host memory, or ask for less", error))?;
+        let start = NonNull::new(start).expect("the kernel places no mapping of its own choice at address zero");
+        let mapping = Mapping { start, len };
+        if let Some(node) = node {
+            mapping.bind(node)?;
+        }
+        Ok(mapping)
+    }
+
+    fn bind(&self, node: u32) -> Result<()> {
+        let bits = c_long::BITS as usize;
+        let mut mask = vec![0 as libc::c_ulong; node as usize / bits + 1];
+        mask[node as usize / bits] |= 1 << (node as usize % bits);
+        // The kernel takes one bit less than it is told.
+        let bits_given = mask.len() * bits + 1;
+        // SAFETY: `mbind` reads a mask of as many bits as it is told, and changes where pages of a range of ours are
+        // placed; the range is `self`'s.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.start.as_ptr(),
+                self.len,
+                libc::MPOL_BIND as libc::c_ulong,
+                mask.as_ptr(),
+                bits_given,
+                0,
+            )
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(Error::system(
+            "mbind",
+            "name a NUMA node that has memory (`numactl --hardware`), or none",
+            io::Error::last_os_error(),
+        ))
+    }
+
+    /// Gives the mapping to the caller.
+    fn keep(self) -> NonNull<c_void> {
+        let start = self.start;
+        std::mem::forget(self);
+        start
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `munmap` asks that nothing use the mapping: nobody was given its address.
+        let result = unsafe { munmap(self.start.as_ptr(), self.len) };
+        debug_assert!(result.is_ok(), "a mapping of our own can be unmapped");
+    }
+}

@@ -1,0 +1,85 @@
+//! Streams and memory of other libraries, and ours for them, as the runtime's own values.
+//!
+//! | of the runtime | here | how |
+//! |---|---|---|
+//! | `hipStream_t` | [`RawStream`] | its address: `RawStream(stream as u64)` and back |
+//! | `hipDeviceptr_t`, `void *` | [`DevicePtr`] | the same number |
+//! | `hipEvent_t` | [`RawEvent`](gpu_api::RawEvent) | its address |
+//!
+//! Where the runtime numbers its streams (`hipStreamGetId`) any stream will do; elsewhere a stream is adopted first.
+//! Memory is always adopted first.
+
+use gpu_api::{AddressRange, DevicePtr, Error, RawStream, Result};
+
+use crate::backend::HipBackend;
+use crate::call;
+use crate::memory::{Entry, Origin};
+use crate::sys::MemoryType;
+
+impl HipBackend {
+    /// Takes in a stream that somebody else made, under an identity that no other stream has.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a default stream, which has no end to be told of, and
+    /// [`Error::Unsupported`] where several devices are visible and the runtime does not
+    /// tell a stream's.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive, and stays so until [`forget_stream`](HipBackend::forget_stream).
+    pub unsafe fn adopt_stream(&self, stream: RawStream) -> Result<()> {
+        if call::is_default(stream) {
+            return Err(Error::Invalid {
+                what: "the stream",
+                got: format!("the default stream {}", stream.0),
+                must: "one of its own",
+            });
+        }
+        // SAFETY: `device_of` asks for a stream that is alive: our caller vouches for it.
+        let device = unsafe { self.device_of(stream) }?;
+        self.streams.insert(stream, device);
+        Ok(())
+    }
+
+    /// Forgets a stream that was adopted; says whether it was. Call it before the stream is destroyed.
+    pub fn forget_stream(&self, stream: RawStream) -> bool {
+        self.streams.remove(stream)
+    }
+
+    /// Takes in an allocation of `hipMalloc` that somebody else made in this process, so that it can be exported.
+    ///
+    /// Returns all of it, whatever address within it was given: its base is what is exported.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for an address that the runtime does not know as device memory, or that this backend has in
+    /// its table already.
+    ///
+    /// # Safety
+    ///
+    /// The memory came from `hipMalloc`, not from `hipMallocAsync`, `hipMemCreate` or another process: asked for the
+    /// handle of such, some runtimes bring the kernel down. It is not freed before
+    /// [`forget_memory`](HipBackend::forget_memory).
+    pub unsafe fn adopt_memory(&self, ptr: DevicePtr) -> Result<AddressRange> {
+        let refused = |got: String| Error::Invalid { what: "the address", got, must: "one of hipMalloc's, once" };
+        if self.memory.find(ptr).is_some() {
+            return Err(refused(format!("{ptr}, which is known already")));
+        }
+        let scope = self.driver.anywhere()?;
+        let found = self.attributes(&scope, ptr)?.filter(|found| {
+            self.driver.version().memory_type(found.kind) == MemoryType::Device && found.is_managed == 0
+        });
+        let device = found.and_then(|found| self.driver.numbered(found.device));
+        let device = device.ok_or_else(|| refused(format!("{ptr}, which is no device memory")))?;
+        let range = self.driver_range(&scope, ptr)?;
+        self.memory.insert(range.base.0, Entry { len: range.len, device, origin: Origin::Adopted, leaked: false });
+        Ok(range)
+    }
+
+    /// Forgets memory that was adopted; says whether it was. Call it before the memory is freed, and once nobody has
+    /// its handle open.
+    pub fn forget_memory(&self, base: DevicePtr) -> bool {
+        self.memory.disown(base)
+    }
+}

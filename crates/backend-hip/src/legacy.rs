@@ -1,0 +1,153 @@
+//! Memory by `hipMalloc`: shared by a 64-byte handle, always read-write.
+
+use std::process;
+use std::sync::PoisonError;
+
+use gpu_api::{Allocation, DeviceId, DevicePtr, Error, MemHandle, Result};
+
+use crate::backend::HipBackend;
+use crate::error::{
+    INVALID_CONTEXT, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS,
+};
+use crate::memory::{Entry, Origin};
+use crate::sys::Handle;
+use crate::vmm;
+
+/// Where AMD's runtime writes the process number of the exporting process into a handle.
+const PROCESS: std::ops::Range<usize> = 48..52;
+
+impl HipBackend {
+    /// Allocates plain memory, in whole large pages.
+    pub(crate) fn alloc_plain(&self, device: DeviceId, len: u64, origin: Origin) -> Result<Allocation> {
+        let size = vmm::round_up(len, self.driver.granularity(device)?)?;
+        let scope = self.driver.on_device(device)?;
+        let symbol = &self.driver.symbols.hipMalloc;
+        let mut base = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipMalloc` writes one address: `base` is one.
+            unsafe { function(&raw mut base, size) }
+        })?;
+        if code != SUCCESS {
+            return Err(scope.allocation_error(symbol.name, code, len));
+        }
+        self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
+        Ok(Allocation { base: DevicePtr(base), len: size as u64 })
+    }
+
+    /// Frees plain memory.
+    ///
+    /// # Safety
+    ///
+    /// `base` came out of the table, and no unfinished GPU work touches it.
+    pub(crate) unsafe fn free_plain(&self, base: DevicePtr, device: DeviceId) -> Result<()> {
+        self.pass_known_streams();
+        let scope = self.driver.on_device(device)?;
+        scope.call(&self.driver.symbols.hipFree, |function| {
+            // SAFETY: `hipFree` asks for the base of memory that is not freed and not in use: it was taken out of the
+            // table once, and our caller vouches for the rest.
+            unsafe { function(base.0) }
+        })
+    }
+
+    /// Gets the handle of the memory that starts at `base`.
+    ///
+    /// Only of what is known to come from `hipMalloc`: asked for the handle of virtual memory, some runtimes bring the
+    /// kernel down (ROCm/clr#265).
+    pub(crate) fn export_plain(&self, base: DevicePtr) -> Result<MemHandle> {
+        let found = self.memory.find(base).filter(|(range, _)| range.base == base);
+        let entry = match found {
+            Some((_, entry)) if matches!(entry.origin, Origin::Plain | Origin::Adopted) && !entry.leaked => entry,
+            _ => return Err(self.refusal(base, "a 64-byte handle of this memory")),
+        };
+        let _sharing = self.memory.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = self.memory.handle(base) {
+            return Ok(handle);
+        }
+        // The runtime takes the device from the thread, not from the address.
+        let scope = self.driver.on_device(entry.device)?;
+        let symbol = &self.driver.symbols.hipIpcGetMemHandle;
+        let mut handle = Handle { reserved: [0; 64] };
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipIpcGetMemHandle` writes 64 bytes: `handle` has as many. The address is looked up, not
+            // followed.
+            unsafe { function(&raw mut handle, base.0) }
+        })?;
+        match code {
+            SUCCESS => {
+                let handle = MemHandle(handle.reserved.map(|byte| byte as u8));
+                self.memory.keep_handle(base, handle);
+                Ok(handle)
+            }
+            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => {
+                Err(self.refusal(base, "a 64-byte handle of this memory"))
+            }
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
+
+    /// Maps another process' plain memory.
+    pub(crate) fn open_plain(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
+        let scope = self.driver.on_device(device)?;
+        let symbol = &self.driver.symbols.hipIpcOpenMemHandle;
+        let flags = self.driver.version().lazy_peer_access();
+        let bytes = Handle { reserved: handle.0.map(|byte| byte as _) };
+        let _sharing = self.memory.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut base = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipIpcOpenMemHandle` writes one address: `base` is one. It checks the handle's bytes.
+            unsafe { function(&raw mut base, bytes, flags) }
+        })?;
+        if code != SUCCESS {
+            return Err(self.open_error(device, handle, code));
+        }
+        match self.driver_range(&scope, DevicePtr(base)) {
+            Ok(range) => {
+                self.memory.opened(base, range.len, device);
+                Ok(DevicePtr(base))
+            }
+            Err(error) => {
+                // What cannot be measured cannot be checked by anybody: it is closed, and the caller told why.
+                let _ = scope.call(&self.driver.symbols.hipIpcCloseMemHandle, |function| {
+                    // SAFETY: `hipIpcCloseMemHandle` asks for an address that was opened: above, and nobody saw it.
+                    unsafe { function(base) }
+                });
+                Err(error)
+            }
+        }
+    }
+
+    /// Unmaps what `open_plain` mapped. Waits for all work of the device.
+    ///
+    /// # Safety
+    ///
+    /// `base` came out of the table, and no unfinished GPU work touches it.
+    pub(crate) unsafe fn close_plain(&self, base: DevicePtr, device: DeviceId) -> Result<()> {
+        self.pass_known_streams();
+        let scope = self.driver.on_device(device)?;
+        scope.call(&self.driver.symbols.hipIpcCloseMemHandle, |function| {
+            // SAFETY: `hipIpcCloseMemHandle` asks for an address that was opened and is not in use: it was taken out
+            // of the table once for each time it was opened, and our caller vouches for the rest.
+            unsafe { function(base.0) }
+        })
+    }
+
+    fn open_error(&self, device: DeviceId, handle: &MemHandle, code: u32) -> Error {
+        let symbols = &self.driver.symbols;
+        let made_by = handle.0[PROCESS].try_into().map(u32::from_le_bytes).ok();
+        let source = match code {
+            INVALID_CONTEXT if made_by == Some(process::id()) => symbols.explained(
+                code,
+                "made by a process of this number: by this one, which must not open it, or by one in another PID \
+                 namespace; give the containers one PID namespace",
+            ),
+            INVALID_CONTEXT => symbols.explained(code, "made by this process, which must not open it"),
+            INVALID_DEVICE_POINTER => symbols.explained(
+                code,
+                "the driver cannot attach the memory: it is freed, its process is gone, or the containers do not \
+                 share the ipc, pid and net namespaces of one host",
+            ),
+            code => symbols.error(code),
+        };
+        Error::Driver { call: symbols.hipIpcOpenMemHandle.name, device, source }
+    }
+}

@@ -1,0 +1,177 @@
+//! What was seen to work on this machine, and so may be used.
+//!
+//! A HIP runtime says of several things that it can do them and then cannot, or brings the process down, by version
+//! and by driver. So nothing beyond plain memory with 64-byte handles is used on its word: [`prove`](crate::probe::prove) tries
+//! each [`Step`] in child processes, and what it saw is a [`Proof`] that later processes take in.
+
+use std::env;
+use std::fmt;
+use std::str::FromStr;
+
+use gpu_api::{Error, Result};
+
+use crate::sys::Version;
+
+/// Holds the proof that [`HipBackend::load`](crate::HipBackend::load) takes in, as [`Proof`] is displayed.
+pub const PROOF: &str = "GPU_IPC_HIP_PROOF";
+
+/// One thing that a runtime may or may not be able to do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum Step {
+    /// Virtual memory (`hipMemCreate`) is exported as a file descriptor, imported, and outlives its exporter.
+    Vmm,
+    /// An imported mapping can be read and not written. Trying it makes the GPU fault on purpose.
+    ReadOnly,
+    /// Plain memory (`hipMalloc`) is exported as a dma-buf, imported, and outlives its exporter.
+    DmaBuf,
+    /// Streams write and wait for words in registered shared memory.
+    Words,
+    /// Streams wait for interprocess events, and not for nothing.
+    Events,
+}
+
+impl Step {
+    /// All steps.
+    pub const ALL: [Step; 5] = [Step::Vmm, Step::ReadOnly, Step::DmaBuf, Step::Words, Step::Events];
+
+    /// The steps that disturb nobody: all but [`Step::ReadOnly`].
+    pub const HARMLESS: [Step; 4] = [Step::Vmm, Step::DmaBuf, Step::Words, Step::Events];
+
+    /// Returns the name that a proof's text has for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Step::Vmm => "vmm",
+            Step::ReadOnly => "read-only",
+            Step::DmaBuf => "dma-buf",
+            Step::Words => "words",
+            Step::Events => "events",
+        }
+    }
+
+    /// Finds a step by its name.
+    pub fn from_name(name: &str) -> Option<Step> {
+        Step::ALL.into_iter().find(|step| step.name() == name)
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Which steps were seen to work, and with which runtime and kernel.
+///
+/// As text: the runtime's version, the kernel's release, the steps. A proof of another runtime or kernel is no proof:
+/// the backend then does what it does without one.
+///
+/// # Examples
+///
+/// ```
+/// use backend_hip::{Proof, Step};
+///
+/// let proof: Proof = "60443484 6.8.0-45-generic vmm words".parse()?;
+/// assert!(proof.has(Step::Vmm) && !proof.has(Step::Events));
+/// assert_eq!(proof.to_string(), "60443484 6.8.0-45-generic vmm words");
+/// # Ok::<(), gpu_api::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Proof {
+    version: Version,
+    kernel: String,
+    steps: Vec<Step>,
+}
+
+impl Proof {
+    /// Notes what was seen with a runtime, on the kernel that runs.
+    pub fn new(version: Version, steps: impl IntoIterator<Item = Step>) -> Proof {
+        let mut steps: Vec<Step> = steps.into_iter().collect();
+        steps.sort_unstable();
+        steps.dedup();
+        Proof { version, kernel: kernel(), steps }
+    }
+
+    /// Reads the proof in [`PROOF`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a text that is no proof.
+    pub fn from_env() -> Result<Option<Proof>> {
+        match env::var(PROOF) {
+            Ok(text) if !text.trim().is_empty() => text.parse().map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Says whether a step was seen to work.
+    pub fn has(&self, step: Step) -> bool {
+        self.steps.contains(&step)
+    }
+
+    /// Lists what was seen to work.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// Says whether it is of this runtime, on the kernel that runs.
+    pub fn is_of(&self, version: Version) -> bool {
+        self.version == version && self.kernel == kernel()
+    }
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.version.0, self.kernel)?;
+        self.steps.iter().try_for_each(|step| write!(f, " {step}"))
+    }
+}
+
+impl FromStr for Proof {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Proof> {
+        let invalid = || Error::Invalid {
+            what: "the proof of what HIP can do",
+            got: format!("{text:?}"),
+            must: "what `gpu-ipc doctor` printed: the runtime's version, the kernel's release, names of steps",
+        };
+        let mut words = text.split_whitespace();
+        let version = words.next().and_then(|word| word.parse().ok()).map(Version).ok_or_else(invalid)?;
+        let kernel = words.next().ok_or_else(invalid)?.to_owned();
+        let steps: Option<Vec<Step>> = words.map(Step::from_name).collect();
+        Ok(Proof { version, kernel, steps: steps.ok_or_else(invalid)? })
+    }
+}
+
+fn kernel() -> String {
+    rustix::system::uname().release().to_string_lossy().replace(char::is_whitespace, "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_survives_its_text() {
+        let proof = Proof::new(Version(70_253_211), [Step::Words, Step::Vmm, Step::Words]);
+        assert_eq!(proof.steps(), [Step::Vmm, Step::Words]);
+        assert_eq!(proof.to_string().parse::<Proof>().ok(), Some(proof));
+    }
+
+    #[test]
+    fn a_proof_of_another_runtime_or_kernel_is_none() {
+        let version = Version(70_253_211);
+        assert!(Proof::new(version, Step::ALL).is_of(version));
+        assert!(!Proof::new(version, Step::ALL).is_of(Version(60_443_484)));
+        let elsewhere: Proof = "70253211 0.0.1-none vmm".parse().expect("it is one");
+        assert!(!elsewhere.is_of(version));
+    }
+
+    #[test]
+    fn what_is_no_proof_is_refused() {
+        for text in ["", "7", "x 6.8", "7 6.8 telepathy"] {
+            assert!(matches!(text.parse::<Proof>(), Err(Error::Invalid { .. })), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Streams: queues of GPU work.
+//!
+//! A stream's number is its `hipStream_t`. The numbers 0 and 1 (the null stream) and 2 (the per-thread default stream)
+//! mean something only together with a device and, for 2, a thread: they are taken as the calling thread's.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::panic::{self, AssertUnwindSafe};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use gpu_api::{CaptureStatus, DeviceId, Error, RawStream, Result, StreamIdentity, StreamInfo};
+
+use crate::backend::HipBackend;
+use crate::call::{self, Scope};
+use crate::error::{self, NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
+use crate::sys::{Code, STREAM_NON_BLOCKING, Stream};
+
+/// Identities of our own begin here, far from the runtime's, which counts from 1.
+const OWN_IDENTITIES: u64 = 1 << 63;
+
+/// What is known of a stream that the runtime need not be asked.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    identity: StreamIdentity,
+    device: DeviceId,
+}
+
+/// Our own streams, and those that were adopted, until they are destroyed.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    own: RwLock<HashMap<u64, Known>>,
+    next: AtomicU64,
+}
+
+impl Default for Streams {
+    fn default() -> Streams {
+        Streams { own: RwLock::default(), next: AtomicU64::new(OWN_IDENTITIES) }
+    }
+}
+
+impl Streams {
+    /// Notes a stream under an identity that no other had.
+    pub(crate) fn insert(&self, stream: RawStream, device: DeviceId) {
+        let identity = StreamIdentity(self.next.fetch_add(1, Ordering::Relaxed));
+        self.own.write().unwrap_or_else(PoisonError::into_inner).insert(stream.0, Known { identity, device });
+    }
+
+    /// Forgets a stream; says whether it was known.
+    pub(crate) fn remove(&self, stream: RawStream) -> bool {
+        self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.0).is_some()
+    }
+
+    /// Collects what `see` gives for each of them. None of our own is destroyed
+    /// meanwhile; `see` must not ask this table.
+    pub(crate) fn for_each<T>(&self, see: impl Fn(RawStream, DeviceId) -> Option<T>) -> Vec<T> {
+        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        own.iter().filter_map(|(&raw, known)| see(RawStream(raw), known.device)).collect()
+    }
+
+    fn get(&self, stream: RawStream) -> Option<Known> {
+        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.0).copied()
+    }
+}
+
+/// A function that a stream calls once. The queue holds one count of it, the enqueuer another until it knows whether
+/// it was queued.
+type Queued = Mutex<Option<Box<dyn FnOnce() + Send>>>;
+
+impl HipBackend {
+    /// Makes the device of a stream current.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn on_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
+        // A default stream is that of the current device, which every thread has.
+        if call::is_default(raw) {
+            return self.driver.anywhere();
+        }
+        if let Some(known) = self.streams.get(raw) {
+            return self.driver.on_device(known.device);
+        }
+        if let Some(device) = self.driver.only_device() {
+            return self.driver.on_device(device);
+        }
+        // SAFETY: `device_of` asks for a stream that is alive: our caller vouches for it.
+        let device = unsafe { self.device_of(raw) }?;
+        self.driver.on_device(device)
+    }
+
+    pub(crate) fn stream_create(&self, device: DeviceId) -> Result<RawStream> {
+        let scope = self.driver.on_device(device)?;
+        let mut made = ptr::null_mut();
+        scope.call(&self.driver.symbols.hipStreamCreateWithFlags, |function| {
+            // SAFETY: `hipStreamCreateWithFlags` writes one pointer: `made` is one.
+            unsafe { function(&raw mut made, STREAM_NON_BLOCKING) }
+        })?;
+        let raw = RawStream(made.expose_provenance() as u64);
+        self.streams.insert(raw, device);
+        Ok(raw)
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive, and nobody uses it afterwards.
+    pub(crate) unsafe fn stream_destroy(&self, raw: RawStream) -> Result<()> {
+        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.on_stream(raw) }?;
+        self.streams.remove(raw);
+        scope.call(&self.driver.symbols.hipStreamDestroy, |function| {
+            // SAFETY: `hipStreamDestroy` asks for a stream that is alive: our caller vouches for it, and that nobody
+            // uses it afterwards.
+            unsafe { function(call::stream(raw)) }
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_query(&self, raw: RawStream) -> Result<bool> {
+        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.on_stream(raw) }?;
+        let symbol = &self.driver.symbols.hipStreamQuery;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipStreamQuery` asks for a stream that is alive: our caller vouches for it.
+            unsafe { function(call::stream(raw)) }
+        })?;
+        match code {
+            SUCCESS => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_synchronize(&self, raw: RawStream) -> Result<()> {
+        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.on_stream(raw) }?;
+        scope.call(&self.driver.symbols.hipStreamSynchronize, |function| {
+            // SAFETY: `hipStreamSynchronize` asks for a stream that is alive: our caller vouches for it.
+            unsafe { function(call::stream(raw)) }
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_describe(&self, raw: RawStream) -> Result<StreamInfo> {
+        // The number that the runtime gives would do for our own streams too, but old runtimes give none, and one
+        // stream must not have two identities.
+        if let Some(known) = self.streams.get(raw) {
+            return Ok(StreamInfo { identity: known.identity, device: known.device, context: 0 });
+        }
+        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.on_stream(raw) }?;
+        let symbol = &self.driver.symbols.hipStreamGetId;
+        if symbol.function.is_none() {
+            // A handle would do until its stream is destroyed and another one gets it; then two streams would write
+            // one timeline word, and an early value would pass for a later one.
+            return Err(error::foreign_stream(raw));
+        }
+        let mut identity = 0;
+        scope.call(symbol, |function| {
+            // SAFETY: `hipStreamGetId` writes one number: `identity` is one. Our caller vouches for the stream.
+            unsafe { function(call::stream(raw), &raw mut identity) }
+        })?;
+        let device = if call::is_default(raw) {
+            let current = scope.current()?;
+            self.driver.numbered(current).ok_or_else(|| error::foreign_stream(raw))?
+        } else {
+            scope.device()
+        };
+        Ok(StreamInfo { identity: StreamIdentity(identity), device, context: 0 })
+    }
+
+    /// Asks for the device of a stream that somebody else made.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is alive, and no default stream.
+    pub(crate) unsafe fn device_of(&self, raw: RawStream) -> Result<DeviceId> {
+        if let Some(device) = self.driver.only_device() {
+            return Ok(device);
+        }
+        let scope = self.driver.anywhere()?;
+        let symbol = &self.driver.symbols.hipStreamGetDevice;
+        if symbol.function.is_none() {
+            return Err(error::foreign_stream(raw));
+        }
+        let mut ordinal = 0;
+        scope.call(symbol, |function| {
+            // SAFETY: `hipStreamGetDevice` writes one integer: `ordinal` is one. Our caller vouches for the stream.
+            unsafe { function(call::stream(raw), &raw mut ordinal) }
+        })?;
+        self.driver.numbered(ordinal).ok_or_else(|| error::foreign_stream(raw))
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_capture(&self, raw: RawStream) -> Result<CaptureStatus> {
+        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.on_stream(raw) }?;
+        let symbol = &self.driver.symbols.hipStreamIsCapturing;
+        if symbol.function.is_none() {
+            return Ok(CaptureStatus::None);
+        }
+        let mut status = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipStreamIsCapturing` writes one integer: `status` is one. Our caller vouches for the stream.
+            unsafe { function(call::stream(raw), &raw mut status) }
+        })?;
+        match (code, status) {
+            (SUCCESS, 0) => Ok(CaptureStatus::None),
+            (SUCCESS, 1) => Ok(CaptureStatus::Active),
+            (SUCCESS, _) => Ok(CaptureStatus::Invalidated),
+            // The legacy default stream while a stream that it orders is being captured: work queued on it would
+            // destroy that capture.
+            (STREAM_CAPTURE_IMPLICIT, _) => Ok(CaptureStatus::Active),
+            (code, _) => Err(scope.error(symbol.name, code)),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    pub(crate) unsafe fn stream_host_function(&self, raw: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
+        // A graph may run more than once, and the function can be called only once.
+        // SAFETY: `stream_capture` asks for a stream that is alive: our caller vouches for it.
+        if unsafe { self.stream_capture(raw) }? != CaptureStatus::None {
+            return Err(Error::Capturing { stream: raw.0, remedy: "queue host functions outside the capture" });
+        }
+        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.on_stream(raw) }?;
+        let ours: Arc<Queued> = Arc::new(Mutex::new(Some(function)));
+        let theirs = Arc::into_raw(Arc::clone(&ours)).cast_mut().cast::<c_void>();
+        let launch = &self.driver.symbols.hipLaunchHostFunc;
+        let result = if launch.function.is_some() {
+            scope.call(launch, |launch| {
+                // SAFETY: `hipLaunchHostFunc` asks for a function that takes the address beside it and calls no
+                // runtime: `run_queued` does, and our trait asks the latter of the closure. Our caller vouches for the
+                // stream.
+                unsafe { launch(call::stream(raw), run_queued, theirs) }
+            })
+        } else {
+            // ROCm 5.2 has only the older call.
+            scope.call(&self.driver.symbols.hipStreamAddCallback, |add| {
+                // SAFETY: `hipStreamAddCallback` asks for the same. Its flags are 0.
+                unsafe { add(call::stream(raw), run_called_back, theirs, 0) }
+            })
+        };
+        if result.is_err() {
+            // An error may be that of earlier work, and then the function may be queued all the same. Its count stays
+            // with the queue for good; the closure itself is taken back, so that it is never called after an error.
+            drop(ours.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
+        result
+    }
+}
+
+/// Runs what a stream reached, if all before it went well; else it is dropped, as `hipLaunchHostFunc` would.
+///
+/// # Safety
+///
+/// `queued` is a count of a [`Queued`] that is this call's to give back.
+unsafe extern "C" fn run_called_back(_stream: Stream, status: Code, queued: *mut c_void) {
+    if status == SUCCESS {
+        // SAFETY: `run_queued` asks for the count that this call gives back.
+        unsafe { run_queued(queued) };
+        return;
+    }
+    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the runtime calls a queued function once.
+    let queued: Arc<Queued> = unsafe { Arc::from_raw(queued.cast_const().cast::<Queued>()) };
+    // What is dropped here may panic, and a panic must not unwind into the runtime.
+    if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(|| drop(queued))) {
+        std::mem::forget(payload);
+    }
+}
+
+/// Runs what a stream reached.
+///
+/// # Safety
+///
+/// `queued` is a count of a [`Queued`] that is this call's to give back.
+unsafe extern "C" fn run_queued(queued: *mut c_void) {
+    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the runtime calls a queued function once.
+    let queued: Arc<Queued> = unsafe { Arc::from_raw(queued.cast_const().cast::<Queued>()) };
+    let function = queued.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(function) = function {
+        // A panic must not unwind into the runtime. The panic hook has told of it; what it carries may itself panic
+        // when it is dropped.
+        if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(function)) {
+            std::mem::forget(payload);
+        }
+    }
+}

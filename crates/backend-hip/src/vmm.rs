@@ -1,0 +1,287 @@
+//! Memory by the virtual memory management calls: physical memory that is exported as a file descriptor.
+//!
+//! An allocation is four things of the runtime's: a handle of the physical memory, a range of addresses, the mapping
+//! of one on the other, and the right of a device to reach it. The handle is kept until the mapping goes: it is what
+//! is exported, and not every runtime keeps the memory for the mapping's sake alone.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use gpu_api::{Access, Allocation, DeviceId, DevicePtr, Error, Result};
+
+use crate::backend::HipBackend;
+use crate::call::Scope;
+use crate::error::{self, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
+use crate::error::{SUCCESS, UNKNOWN};
+use crate::memory::{Entry, Origin};
+use crate::sys::{
+    ACCESS_READ, ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, AllocationProperties, HANDLE_POSIX_FD,
+    LOCATION_DEVICE, Location, MemoryHandle,
+};
+
+/// Describes physical memory on a device that can be exported as a file descriptor.
+pub(crate) fn properties(ordinal: c_int) -> AllocationProperties {
+    AllocationProperties {
+        kind: ALLOCATION_PINNED,
+        handle_types: HANDLE_POSIX_FD,
+        location: Location { kind: LOCATION_DEVICE, id: ordinal },
+        win32: ptr::null_mut(),
+        flags: [0; 4],
+    }
+}
+
+/// What was built so far; dropped, it is taken down again in reverse.
+struct Building<'a, 'd> {
+    scope: &'a Scope<'d>,
+    handle: Option<MemoryHandle>,
+    reserved: Option<(u64, usize)>,
+    mapped: bool,
+}
+
+impl HipBackend {
+    /// Allocates virtual memory.
+    pub(crate) fn alloc_virtual(&self, device: DeviceId, len: u64) -> Result<Allocation> {
+        let ordinal = self.driver.ordinal(device)?;
+        let size = round_up(len, self.driver.granularity(device)?)?;
+        let scope = self.driver.on_device(device)?;
+        let properties = properties(ordinal);
+        let create = &self.driver.symbols.hipMemCreate;
+        let mut handle: MemoryHandle = ptr::null_mut();
+        let code = scope.code(create, |function| {
+            // SAFETY: `hipMemCreate` writes one handle and reads the properties: both live here. Its flags are 0.
+            unsafe { function(&raw mut handle, size, &raw const properties, 0) }
+        })?;
+        if code != SUCCESS {
+            return Err(scope.allocation_error(create.name, code, len));
+        }
+        let building = Building { scope: &scope, handle: Some(handle), reserved: None, mapped: false };
+        // Held until the entry is in the table, so that a device that is given access meanwhile misses none.
+        let peers = self.peers();
+        let reaching: Vec<c_int> = peers.iter().filter(|(_, peer)| *peer == device).map(|(d, _)| *d).collect();
+        let base = building.finish(size, ordinal, Access::ReadWrite, &reaching)?;
+        let origin = Origin::Virtual { handle: handle.expose_provenance() };
+        self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
+        Ok(Allocation { base: DevicePtr(base), len: size as u64 })
+    }
+
+    /// Maps another process' virtual memory.
+    pub(crate) fn import_virtual(
+        &self,
+        device: DeviceId,
+        fd: BorrowedFd<'_>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
+        let ordinal = self.driver.ordinal(device)?;
+        let size = round_up(len, self.driver.granularity(device)?)?;
+        check_size(fd, size)?;
+        let scope = self.driver.on_device(device)?;
+        let symbols = &self.driver.symbols;
+        let mut number = fd.as_raw_fd();
+        let named: *mut c_void = if self.driver.version().imports_by_value() {
+            ptr::without_provenance_mut(number as usize)
+        } else {
+            (&raw mut number).cast()
+        };
+        let mut handle: MemoryHandle = ptr::null_mut();
+        let code = scope.code(&symbols.hipMemImportFromShareableHandle, |function| {
+            // SAFETY: `hipMemImportFromShareableHandle` writes one handle: `handle` is one. The second argument is a
+            // descriptor's number in place of an address, or the address of one, as the version wants it; the
+            // descriptor is open for the call and stays ours.
+            unsafe { function(&raw mut handle, named, HANDLE_POSIX_FD) }
+        })?;
+        match code {
+            SUCCESS => {}
+            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | 304 | UNKNOWN => {
+                return Err(bad_descriptor(format!("one that the runtime refuses with {}", symbols.error(code))));
+            }
+            _ => return Err(scope.allocation_error(symbols.hipMemImportFromShareableHandle.name, code, len)),
+        }
+        let building = Building { scope: &scope, handle: Some(handle), reserved: None, mapped: false };
+        let base = building.finish(size, ordinal, access, &[]).map_err(|error| match error {
+            // A mapping is of the whole memory.
+            Error::Driver { call: "hipMemMap", source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
+                bad_descriptor(format!("one of another length than {size} bytes"))
+            }
+            error => error,
+        })?;
+        let origin = Origin::Imported { handle: handle.expose_provenance() };
+        self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
+        Ok(DevicePtr(base))
+    }
+
+    /// Exports virtual memory by its handle.
+    pub(crate) fn export_virtual(&self, base: DevicePtr, entry: &Entry, handle: usize) -> Result<OwnedFd> {
+        let scope = self.driver.on_device(entry.device)?;
+        let symbol = &self.driver.symbols.hipMemExportToShareableHandle;
+        let mut fd: c_int = -1;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipMemExportToShareableHandle` writes one descriptor: `fd` has its size. The handle is alive
+            // while its memory is in the table, and our caller looked it up there.
+            unsafe { function((&raw mut fd).cast(), ptr::with_exposed_provenance_mut(handle), HANDLE_POSIX_FD, 0) }
+        })?;
+        match code {
+            // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: the runtime made it
+            // for us.
+            SUCCESS if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            SUCCESS => Err(scope.error(symbol.name, UNKNOWN)),
+            NOT_SUPPORTED => Err(self.refusal(base, "a file descriptor of this memory")),
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
+
+    /// Unmaps virtual memory, own or imported, and gives its handle and its addresses back.
+    ///
+    /// # Safety
+    ///
+    /// `base` and `entry` came out of the table, and no unfinished GPU work touches them.
+    pub(crate) unsafe fn unmap_virtual(&self, base: DevicePtr, entry: &Entry, handle: usize) -> Result<()> {
+        let scope = self.driver.on_device(entry.device)?;
+        let symbols = &self.driver.symbols;
+        scope.call(&symbols.hipMemUnmap, |function| {
+            // SAFETY: `hipMemUnmap` asks for a whole mapping that nothing uses: the entry is one, taken out of the
+            // table once, and our caller vouches for the rest.
+            unsafe { function(base.0, entry.len as usize) }
+        })?;
+        scope.call(&symbols.hipMemRelease, |function| {
+            // SAFETY: `hipMemRelease` asks for a handle that is alive: the entry had it.
+            unsafe { function(ptr::with_exposed_provenance_mut(handle)) }
+        })?;
+        scope.call(&symbols.hipMemAddressFree, |function| {
+            // SAFETY: `hipMemAddressFree` asks for a whole reservation without a mapping: it was unmapped above.
+            unsafe { function(base.0, entry.len as usize) }
+        })
+    }
+
+    /// Gives a device access to virtual memory of another.
+    pub(crate) fn grant_virtual(&self, scope: &Scope<'_>, device: c_int, base: u64, len: u64) -> Result<()> {
+        set_access(scope, base, len as usize, &[description(device, Access::ReadWrite)])
+    }
+}
+
+impl Building<'_, '_> {
+    /// Reserves, maps and gives access; the handle stays with what was built.
+    fn finish(mut self, size: usize, ordinal: c_int, access: Access, reaching: &[c_int]) -> Result<u64> {
+        let symbols = &self.scope.driver.symbols;
+        let handle = self.handle.expect("a building begins with a handle");
+        let mut base = 0;
+        let code = self.scope.code(&symbols.hipMemAddressReserve, |function| {
+            // SAFETY: `hipMemAddressReserve` writes one address: `base` is one. The size is a multiple of the
+            // granularity; alignment, hint and flags are 0.
+            unsafe { function(&raw mut base, size, 0, 0, 0) }
+        })?;
+        if code != SUCCESS {
+            return Err(self.scope.allocation_error(symbols.hipMemAddressReserve.name, code, size as u64));
+        }
+        self.reserved = Some((base, size));
+        self.scope.call(&symbols.hipMemMap, |function| {
+            // SAFETY: `hipMemMap` asks for a reservation without a mapping and for a handle that is alive: both were
+            // made above. Offset and flags are 0; a size beyond the memory is refused.
+            unsafe { function(base, size, 0, handle, 0) }
+        })?;
+        self.mapped = true;
+        let mut descriptions = vec![description(ordinal, access)];
+        descriptions.extend(reaching.iter().map(|&device| description(device, access)));
+        set_access(self.scope, base, size, &descriptions)?;
+        self.handle = None;
+        self.mapped = false;
+        self.reserved = None;
+        Ok(base)
+    }
+}
+
+impl Drop for Building<'_, '_> {
+    fn drop(&mut self) {
+        // What cannot be taken down stays, and so does what it rests on: a leak, and the error that led here is on
+        // its way to the caller.
+        let symbols = &self.scope.driver.symbols;
+        if let Some((base, size)) = self.reserved.take() {
+            let unmapped = !self.mapped
+                || self
+                    .scope
+                    .call(&symbols.hipMemUnmap, |function| {
+                        // SAFETY: `hipMemUnmap` asks for a whole mapping that nothing uses: nobody has seen its address.
+                        unsafe { function(base, size) }
+                    })
+                    .is_ok();
+            if unmapped {
+                let _ = self.scope.call(&symbols.hipMemAddressFree, |function| {
+                    // SAFETY: `hipMemAddressFree` asks for a whole reservation without a mapping: see above.
+                    unsafe { function(base, size) }
+                });
+            }
+        }
+        if let Some(handle) = self.handle.take() {
+            let _ = self.scope.call(&symbols.hipMemRelease, |function| {
+                // SAFETY: `hipMemRelease` asks for a handle that is alive: `finish` did not hand it on.
+                unsafe { function(handle) }
+            });
+        }
+    }
+}
+
+fn description(ordinal: c_int, access: Access) -> AccessDescription {
+    let flags = match access {
+        Access::ReadWrite => ACCESS_READ_WRITE,
+        Access::ReadOnly => ACCESS_READ,
+    };
+    AccessDescription { location: Location { kind: LOCATION_DEVICE, id: ordinal }, flags }
+}
+
+fn set_access(scope: &Scope<'_>, base: u64, size: usize, descriptions: &[AccessDescription]) -> Result<()> {
+    scope.call(&scope.driver.symbols.hipMemSetAccess, |function| {
+        // SAFETY: `hipMemSetAccess` reads as many descriptions as it is told: the slice's. An address range without a
+        // mapping is refused.
+        unsafe { function(base, size, descriptions.as_ptr(), descriptions.len()) }
+    })
+}
+
+/// Refuses a descriptor that is known to be shorter than what is to be mapped of it: the runtime maps what it is told,
+/// and the GPU finds out.
+pub(crate) fn check_size(fd: BorrowedFd<'_>, size: usize) -> Result<()> {
+    // A dma-buf tells its length by its end; what has no end to seek to does not tell, and the runtime must judge.
+    match rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0)) {
+        Ok(len) if len > 0 && len < size as u64 => Err(bad_descriptor(format!("one of {len} bytes, not of {size}"))),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn bad_descriptor(got: String) -> Error {
+    Error::Invalid { what: "the file descriptor", got, must: "one of device memory of exactly the length asked for" }
+}
+
+/// Makes the error of a device whose memory is not shared by file descriptor.
+pub(crate) fn no_descriptors() -> Error {
+    error::unproved("memory that is shared by file descriptor")
+}
+
+/// Rounds a length up to what the runtime allocates.
+pub(crate) fn round_up(len: u64, granularity: u64) -> Result<usize> {
+    let invalid = || Error::Invalid {
+        what: "the length",
+        got: len.to_string(),
+        must: "at least 1, and within the address space",
+    };
+    if len == 0 {
+        return Err(invalid());
+    }
+    let rounded = len.checked_next_multiple_of(granularity).ok_or_else(invalid)?;
+    // The kernel half of the address space is nobody's: the runtime need not be asked.
+    usize::try_from(rounded).ok().filter(|&size| size <= isize::MAX as usize).ok_or_else(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_is_rounded_up_and_never_wraps() {
+        assert_eq!(round_up(1, 4096).ok(), Some(4096));
+        assert_eq!(round_up(4096, 4096).ok(), Some(4096));
+        assert_eq!(round_up(4097, 4096).ok(), Some(8192));
+        assert!(round_up(0, 4096).is_err());
+        assert!(round_up(u64::MAX, 4096).is_err());
+        assert!(round_up(1 << 63, 4096).is_err());
+    }
+}

@@ -1,0 +1,117 @@
+//! 64-bit words in shared memory that streams write and wait for.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gpu_api::{DeviceId, Error, HostPtr, MAX_BATCH, RawStream, Result, StreamOp, WordPtr};
+
+use crate::backend::HipBackend;
+use crate::call;
+use crate::error;
+use crate::host;
+use crate::proof::Step;
+use crate::sys::WAIT_GEQ;
+
+/// Every bit of a word counts in a wait.
+const WHOLE: u64 = u64::MAX;
+
+/// Registrations that were not ended, by their first address, and the device on which they were made.
+#[derive(Debug, Default)]
+pub(crate) struct Registrations(Mutex<HashMap<usize, DeviceId>>);
+
+impl Registrations {
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, DeviceId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HipBackend {
+    /// # Safety
+    ///
+    /// The bytes are mapped, readable and writable, and stay so until they are unregistered.
+    pub(crate) unsafe fn words_register(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
+        let page = rustix::param::page_size();
+        if !start.0.is_multiple_of(page) || !len.is_multiple_of(page) || len == 0 || start.0 == 0 {
+            return Err(Error::Invalid {
+                what: "the range of words",
+                got: format!("{len} bytes at {start:?}"),
+                must: "whole pages",
+            });
+        }
+        let scope = self.driver.anywhere()?;
+        let address: *mut c_void = ptr::with_exposed_provenance_mut(start.0);
+        // SAFETY: `register` asks for memory that is mapped until it is unregistered: our caller vouches for it.
+        unsafe { host::register(&scope, address, len) }?;
+        let mut words = 0;
+        let found = scope.call(&self.driver.symbols.hipHostGetDevicePointer, |function| {
+            // SAFETY: `hipHostGetDevicePointer` writes one address: `words` is one. The memory was registered for
+            // devices above. Its flags are 0.
+            unsafe { function(&raw mut words, address, 0) }
+        });
+        if let Err(error) = found {
+            let _ = scope.call(&self.driver.symbols.hipHostUnregister, |function| {
+                // SAFETY: `hipHostUnregister` asks for memory that is registered and not in use: above, and no
+                // stream was told of it.
+                unsafe { function(address) }
+            });
+            return Err(error);
+        }
+        self.registrations.lock().insert(start.0, scope.device());
+        Ok(WordPtr(words))
+    }
+
+    /// # Safety
+    ///
+    /// No operation on the words is unfinished on any stream of this process.
+    pub(crate) unsafe fn words_unregister(&self, start: HostPtr) -> Result<()> {
+        let device = self.registrations.lock().remove(&start.0).ok_or_else(|| Error::Invalid {
+            what: "the address",
+            got: format!("{start:?}, which is not registered"),
+            must: "the start of what `register_words` took",
+        })?;
+        let address: *mut c_void = ptr::with_exposed_provenance_mut(start.0);
+        self.pass_known_streams();
+        let scope = self.driver.on_device(device)?;
+        scope.call(&self.driver.symbols.hipHostUnregister, |function| {
+            // SAFETY: `hipHostUnregister` asks for memory that is registered and not in use: it was taken out of
+            // the table once, and our caller vouches for the rest.
+            unsafe { function(address) }
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `stream` is alive, and every word lies in a registration that outlives the operation.
+    pub(crate) unsafe fn words_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        if ops.is_empty() || ops.len() > MAX_BATCH {
+            return Err(Error::Invalid {
+                what: "the number of operations",
+                got: ops.len().to_string(),
+                must: "1 to 255",
+            });
+        }
+        if !self.driver.proved(Step::Words) {
+            return Err(error::unproved("a stream's operation on words"));
+        }
+        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.on_stream(stream) }?;
+        let symbols = &self.driver.symbols;
+        for op in ops {
+            // One after the other: the runtime has no call for several that every version knows.
+            match *op {
+                StreamOp::Write { word, value } => scope.call(&symbols.hipStreamWriteValue64, |function| {
+                    // SAFETY: `hipStreamWriteValue64`: our caller vouches for the stream and for the word. Its flags
+                    // are 0.
+                    unsafe { function(call::stream(stream), word.0, value, 0) }
+                })?,
+                StreamOp::WaitGeq { word, value } => scope.call(&symbols.hipStreamWaitValue64, |function| {
+                    // SAFETY: `hipStreamWaitValue64`: our caller vouches for the stream and for the word.
+                    unsafe { function(call::stream(stream), word.0, value, WAIT_GEQ, WHOLE) }
+                })?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! The library that a case runs over, and its functions as an application in the same process calls them.
+
+use std::env;
+use std::ffi::c_int;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use libloading::os::unix::Library as Loaded;
+
+use crate::Library;
+
+/// Where Cargo puts the library that this test depends on.
+fn whole() -> io::Result<PathBuf> {
+    let program = env::current_exe()?;
+    let beside = program.parent().expect("a program lies in a directory");
+    let found = [beside.join("libhip_on_cuda.so"), beside.join("../libhip_on_cuda.so")];
+    found.into_iter().find(|path| path.exists()).ok_or_else(|| io::Error::other("libhip_on_cuda.so was not built"))
+}
+
+/// Provides a case's library, in `directory` where it has to be made.
+pub fn provide(library: Library, directory: &Path) -> io::Result<PathBuf> {
+    match library {
+        Library::Absent => Ok(directory.join("none.so")),
+        Library::Foreign => Ok(PathBuf::from("libc.so.6")),
+        Library::Without([]) => whole(),
+        Library::Without(names) => {
+            let mut bytes = fs::read(whole()?)?;
+            for name in names {
+                blot_out(&mut bytes, name)?;
+            }
+            let path = directory.join("libamdhip64.so");
+            fs::write(&path, bytes)?;
+            Ok(path)
+        }
+    }
+}
+
+/// Changes a function's name wherever it stands: the loader finds its place by its hash, and then another name there.
+fn blot_out(bytes: &mut [u8], name: &str) -> io::Result<()> {
+    let whole = [b"\0", name.as_bytes(), b"\0"].concat();
+    let places: Vec<usize> =
+        bytes.windows(whole.len()).enumerate().filter(|(_, window)| *window == whole).map(|(at, _)| at).collect();
+    for &at in &places {
+        bytes[at + name.len()] = b'~';
+    }
+    if places.is_empty() { Err(io::Error::other(format!("the library never had {name}"))) } else { Ok(()) }
+}
+
+macro_rules! function {
+    ($($name:ident = $symbol:literal : fn($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(pub fn $name($($argument: $type),*) -> $result {
+            let path = env::var_os(backend_hip::LIBRARY).expect("the parent names the library");
+            // SAFETY: `Library::new`: the library is loaded already.
+            let library = unsafe { Loaded::new(path) }.expect("it is loaded");
+            // SAFETY: `Library::get`: the type is the function's.
+            let function = unsafe {
+                library.get::<unsafe extern "C" fn($($type),*) -> $result>($symbol.as_bytes())
+            };
+            let function = function.expect("the library has it");
+            // SAFETY: what is passed is a number, or the address of what lives at the caller's.
+            unsafe { function($($argument),*) }
+        })*
+    };
+}
+
+function! {
+    get_last_error = "hipGetLastError": fn() -> u32;
+    set_device = "hipSetDevice": fn(device: c_int) -> u32;
+    get_device = "hipGetDevice": fn(device: *mut c_int) -> u32;
+    exchange_mode = "hipThreadExchangeStreamCaptureMode": fn(mode: *mut u32) -> u32;
+    malloc = "hipMalloc": fn(base: *mut u64, len: usize) -> u32;
+    free = "hipFree": fn(base: u64) -> u32;
+    stream_create = "hipStreamCreateWithFlags": fn(stream: *mut u64, flags: u32) -> u32;
+    stream_destroy = "hipStreamDestroy": fn(stream: u64) -> u32;
+}

@@ -1,0 +1,154 @@
+//! Finding and starting the runtime, and what is said where it does not start.
+
+use std::ffi::c_int;
+
+use backend_hip::{HipBackend, Proof, Step};
+use gpu_api::{DeviceId, Error, EventKind, GpuBackend, Sharing};
+
+use crate::library::{exchange_mode, get_device, get_last_error, set_device};
+use crate::{Case, GPU, Library, WHOLE, hip, proved, version};
+
+macro_rules! refused {
+    ($name:ident, $library:expr, $environment:expr, $expected:expr) => {
+        Case { name: stringify!($name), library: $library, environment: $environment, run: || unavailable($expected) }
+    };
+}
+
+macro_rules! starts {
+    ($name:ident, $version:literal, $text:literal) => {
+        Case {
+            name: stringify!($name),
+            library: WHOLE,
+            environment: &[("GPU_IPC_SHIM_VERSION", $version)],
+            run: || assert_eq!(hip().version().to_string(), $text),
+        }
+    };
+}
+
+const TWO: &[(&str, &str)] = &[("GPU_IPC_HOST_DEVICES", "2")];
+const NO_UUID: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "no-uuid"), ("GPU_IPC_HOST_DEVICES", "2")];
+
+pub const CASES: &[Case] = &[
+    refused!(a_named_library_that_is_not_there_is_told, Library::Absent, &[], "GPU_IPC_HIP_LIBRARY names"),
+    refused!(a_library_that_is_not_amds_is_no_runtime, Library::Foreign, &[], "has no hipRuntimeGetVersion"),
+    refused!(a_machine_without_device_is_told, WHOLE, &[("GPU_IPC_HOST_DEVICES", "0")], "7.2.53211 gave 100"),
+    refused!(
+        a_machine_without_device_is_told_by_the_oldest_too,
+        WHOLE,
+        &[("GPU_IPC_HOST_DEVICES", "0"), ("GPU_IPC_SHIM_VERSION", "50221153")],
+        "5.2.21153 gave 101"
+    ),
+    refused!(a_version_before_all_is_told, WHOLE, &[("GPU_IPC_SHIM_VERSION", "40400000")], "older"),
+    starts!(version_5_2_starts, "50221153", "5.2.21153"),
+    starts!(version_5_7_starts, "50731921", "5.7.31921"),
+    starts!(version_6_4_starts, "60443484", "6.4.43484"),
+    starts!(version_7_0_starts, "70051831", "7.0.51831"),
+    starts!(version_7_2_starts, "70253211", "7.2.53211"),
+    Case { name: "without_a_proof_only_handles_are_used", library: WHOLE, environment: &[], run: without_a_proof },
+    Case { name: "a_proof_of_elsewhere_is_refused", library: WHOLE, environment: &[], run: proof_of_elsewhere },
+    Case {
+        name: "a_proof_in_the_environment_of_elsewhere_is_none",
+        library: WHOLE,
+        environment: &[(backend_hip::PROOF, "70253211 0.0.1-none vmm words")],
+        run: || assert!(HipBackend::load().expect("it starts").proof().is_none()),
+    },
+    Case {
+        name: "a_proof_in_the_environment_that_is_none_is_told",
+        library: WHOLE,
+        environment: &[(backend_hip::PROOF, "yes")],
+        run: || assert!(matches!(HipBackend::load(), Err(Error::Invalid { .. }))),
+    },
+    Case {
+        name: "old_runtimes_have_no_virtual_memory",
+        library: WHOLE,
+        environment: &[("GPU_IPC_SHIM_VERSION", "50221153")],
+        run: || assert!(!proved(&[Step::Vmm]).caps(GPU).expect("it is a device").fd),
+    },
+    Case {
+        name: "what_the_runtime_lacks_is_listed",
+        library: Library::Without(&["hipLaunchHostFunc", "hipMemGetHandleForAddressRange"]),
+        environment: &[],
+        run: || assert_eq!(hip().missing_functions(), ["hipMemGetHandleForAddressRange", "hipLaunchHostFunc"]),
+    },
+    Case {
+        name: "a_device_without_identity_has_its_place",
+        library: WHOLE,
+        environment: NO_UUID,
+        run: identity_by_place,
+    },
+    Case {
+        name: "a_runtime_without_identities_has_places",
+        library: Library::Without(&["hipDeviceGetUuid"]),
+        environment: TWO,
+        run: identity_by_place,
+    },
+    Case { name: "the_thread_is_left_as_it_was", library: WHOLE, environment: TWO, run: thread_is_left },
+    Case { name: "no_error_of_ours_is_left_behind", library: WHOLE, environment: &[], run: no_error_is_left },
+];
+
+fn unavailable(expected: &str) {
+    let error = HipBackend::load().expect_err("the runtime does not start");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(expected), "{text}");
+}
+
+fn without_a_proof() {
+    let hip = HipBackend::load().expect("it starts");
+    assert!(hip.proof().is_none());
+    let caps = hip.caps(GPU).expect("it is a device");
+    assert!(caps.handle && !caps.fd && !caps.read_only && !caps.event_ipc && !caps.stream_words);
+    for refused in [
+        hip.alloc(GPU, 1, Sharing::Fd).map(|_| ()),
+        hip.create_event(GPU, EventKind::Interprocess).map(|_| ()),
+        hip.open_event(GPU, &gpu_api::EventHandle([0; 64])).map(|_| ()),
+    ] {
+        let error = refused.expect_err("it is not proved");
+        assert!(error.to_string().contains("GPU_IPC_HIP_PROOF"), "{error}");
+    }
+}
+
+fn proof_of_elsewhere() {
+    let elsewhere: Proof = "70253211 0.0.1-none vmm".parse().expect("it is one");
+    let error = HipBackend::load_with(Some(elsewhere)).expect_err("it is of another kernel");
+    assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
+}
+
+fn identity_by_place() {
+    let hip = hip();
+    let uuid = |device| hip.device_info(DeviceId(device)).expect("there are two").uuid.0;
+    assert_eq!((&uuid(0), &uuid(1)), (b"pci-0000:00:00.0", b"pci-0000:01:00.0"));
+}
+
+fn thread_is_left() {
+    let hip = hip();
+    assert_eq!(set_device(1), 0);
+    let mut mode = 1;
+    assert_eq!(exchange_mode(&raw mut mode), 0);
+    let memory = hip.alloc(GPU, 1, Sharing::Handle).expect("there is room");
+    assert!(hip.alloc(GPU, u64::MAX, Sharing::Handle).is_err());
+    assert_eq!(hip.memory_info(DeviceId(1)).expect("it tells").total_bytes, 1 << 30);
+    // SAFETY: `free`: just made.
+    unsafe { hip.free(memory.base) }.expect("it frees");
+    let mut device: c_int = -1;
+    assert_eq!((get_device(&raw mut device), device), (0, 1));
+    let mut mode = 7;
+    assert_eq!((exchange_mode(&raw mut mode), mode), (0, 1));
+}
+
+fn no_error_is_left() {
+    let hip = hip();
+    assert!(hip.address_range(gpu_api::DevicePtr(0x10)).is_err());
+    assert!(hip.open_handle(GPU, &gpu_api::MemHandle([0; 64])).is_err());
+    let stream = hip.create_stream(GPU).expect("a stream");
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let wait = Box::new(move || assert!(gate.recv().is_err(), "nothing is ever sent"));
+    // SAFETY: `host_function`: the stream is alive.
+    unsafe { hip.host_function(stream, wait) }.expect("it queues");
+    // "Not ready" is no success either, and an application that looks for errors would find it.
+    // SAFETY: `query_stream`: the stream is alive.
+    assert!(!unsafe { hip.query_stream(stream) }.expect("it tells"));
+    assert_eq!(get_last_error(), 0);
+    drop(go);
+    assert_eq!(version().to_string(), hip.version().to_string());
+}

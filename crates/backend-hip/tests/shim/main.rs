@@ -1,0 +1,96 @@
+//! The backend over a library that stands in for AMD's, on shared memory: what it does by which version's rules, what
+//! it makes of AMD's faults, and what its probe proves.
+//!
+//! Every case runs in a process of its own, this program started again, because the library is chosen when a process
+//! first loads it.
+
+mod foreign;
+mod library;
+mod load;
+mod memory;
+mod probe;
+mod queue;
+
+use std::env;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+
+use backend_hip::{HipBackend, Proof, Step, Version};
+use gpu_api::DeviceId;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// Names the case that a child process is to run.
+const CASE: &str = "HIP_SHIM_CASE";
+
+/// The one device of most cases.
+pub const GPU: DeviceId = DeviceId(0);
+
+/// One case, and the library that it runs over.
+pub struct Case {
+    name: &'static str,
+    library: Library,
+    environment: &'static [(&'static str, &'static str)],
+    run: fn(),
+}
+
+/// Which library stands in for AMD's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Library {
+    /// One that is named and not there.
+    Absent,
+    /// One that is not AMD's.
+    Foreign,
+    /// One without these functions.
+    Without(&'static [&'static str]),
+}
+
+/// All of it.
+pub const WHOLE: Library = Library::Without(&[]);
+
+fn main() -> ExitCode {
+    backend_hip::probe::run_if_asked();
+    if foreign::run_if_asked() {
+        return ExitCode::SUCCESS;
+    }
+    let cases: Vec<&'static Case> =
+        [load::CASES, memory::CASES, queue::CASES, probe::CASES].into_iter().flatten().collect();
+    if let Ok(name) = env::var(CASE) {
+        let case = cases.iter().find(|case| case.name == name).expect("the parent names a case of the list");
+        (case.run)();
+        return ExitCode::SUCCESS;
+    }
+    let trials = cases.into_iter().map(|case| Trial::test(case.name, move || in_child(case))).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+fn in_child(case: &Case) -> Result<(), Failed> {
+    let directory = tempfile::tempdir()?;
+    let output = Command::new(env::current_exe()?)
+        .env(CASE, case.name)
+        .env(backend_hip::LIBRARY, library::provide(case.library, directory.path())?)
+        .env("GPU_IPC_SHIM", "host")
+        .env_remove(backend_hip::PROOF)
+        .envs(case.environment.iter().copied())
+        .stdin(Stdio::null())
+        .output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    Err(format!("{}\n{out}{err}", output.status).into())
+}
+
+/// The version whose rules the library keeps.
+pub fn version() -> Version {
+    Version(env::var("GPU_IPC_SHIM_VERSION").map_or(70_253_211, |text| text.parse().expect("a number")))
+}
+
+/// Loads the backend with everything proved.
+pub fn hip() -> Arc<HipBackend> {
+    proved(&Step::ALL)
+}
+
+/// Loads the backend with some steps proved.
+pub fn proved(steps: &[Step]) -> Arc<HipBackend> {
+    HipBackend::load_with(Some(Proof::new(version(), steps.iter().copied()))).expect("the library starts")
+}

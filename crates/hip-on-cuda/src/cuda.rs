@@ -1,0 +1,461 @@
+//! NVIDIA's driver as the device below.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
+
+use crate::export::DEVICE;
+use crate::machine::{Kind, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN};
+
+const MANAGED: u32 = 8;
+const MEMORY_TYPE: u32 = 2;
+const ORDINAL: u32 = 9;
+const VIRTUAL_MEMORY: u32 = 102;
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+struct Properties {
+    kind: u32,
+    handle_types: u32,
+    location: [u32; 2],
+    win32: u64,
+    flags: [u16; 4],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct Access {
+    location: [u32; 2],
+    flags: u32,
+}
+
+/// A handle of memory or of an event, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Handle([u8; 64]);
+
+/// Gives HIP's code for one of CUDA's: the same, but for what HIP does not have.
+fn hip_code(code: u32) -> u32 {
+    match code {
+        711 => 217,
+        34 | 36 | 46 | 47 | 102 | 220..=227 | 402 | 703 | 714..=718 | 721 | 800 | 802..=812 | 909 | 911..=919 => {
+            UNKNOWN
+        }
+        code => code,
+    }
+}
+
+macro_rules! driver {
+    ($($name:ident as $symbol:literal: fn($($argument:ident: $type:ty),*);)*) => {
+        /// Functions of the driver's; what an old one lacks is `None`.
+        struct Functions {
+            $($name: Option<unsafe extern "C" fn($($type),*) -> u32>,)*
+        }
+
+        impl Functions {
+            fn find(library: &Library) -> Functions {
+                Functions {
+                    $($name: {
+                        // SAFETY: `Library::get` asks for the symbol's type: each row is the prototype in cuda.h.
+                        let found = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> u32>($symbol.as_bytes()) };
+                        found.ok().map(|function| *function)
+                    },)*
+                }
+            }
+
+            $(
+                fn $name(&self, $($argument: $type),*) -> Outcome {
+                    let function = self.$name.ok_or(NOT_SUPPORTED)?;
+                    // SAFETY: the driver's function: places to write to are of the caller in this file, and the rest is
+                    // as HIP's caller vouches for, whose conditions are the driver's.
+                    match unsafe { function($($argument),*) } {
+                        0 => Ok(()),
+                        code => Err(hip_code(code)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+driver! {
+    init as "cuInit": fn(flags: u32);
+    count as "cuDeviceGetCount": fn(count: *mut c_int);
+    name as "cuDeviceGetName": fn(name: *mut c_char, len: c_int, device: c_int);
+    uuid as "cuDeviceGetUuid_v2": fn(uuid: *mut [u8; 16], device: c_int);
+    place as "cuDeviceGetPCIBusId": fn(place: *mut c_char, len: c_int, device: c_int);
+    total as "cuDeviceTotalMem_v2": fn(bytes: *mut usize, device: c_int);
+    attribute as "cuDeviceGetAttribute": fn(value: *mut c_int, attribute: u32, device: c_int);
+    can_access as "cuDeviceCanAccessPeer": fn(can: *mut c_int, device: c_int, peer: c_int);
+    retain_context as "cuDevicePrimaryCtxRetain": fn(context: *mut u64, device: c_int);
+    set_context as "cuCtxSetCurrent": fn(context: u64);
+    get_context as "cuCtxGetCurrent": fn(context: *mut u64);
+    context_device as "cuCtxGetDevice": fn(device: *mut c_int);
+    synchronize as "cuCtxSynchronize": fn();
+    enable_peer as "cuCtxEnablePeerAccess": fn(context: u64, flags: u32);
+    exchange_mode as "cuThreadExchangeStreamCaptureMode": fn(mode: *mut u32);
+    mem_info as "cuMemGetInfo_v2": fn(free: *mut usize, total: *mut usize);
+    alloc as "cuMemAlloc_v2": fn(base: *mut u64, len: usize);
+    free as "cuMemFree_v2": fn(base: u64);
+    range as "cuMemGetAddressRange_v2": fn(base: *mut u64, len: *mut usize, ptr: u64);
+    attributes as "cuPointerGetAttributes": fn(count: u32, asked: *const u32, values: *const *mut c_void, ptr: u64);
+    host_alloc as "cuMemHostAlloc": fn(start: *mut u64, len: usize, flags: u32);
+    host_free as "cuMemFreeHost": fn(start: u64);
+    register as "cuMemHostRegister_v2": fn(start: u64, len: usize, flags: u32);
+    unregister as "cuMemHostUnregister": fn(start: u64);
+    device_pointer as "cuMemHostGetDevicePointer_v2": fn(ptr: *mut u64, start: u64, flags: u32);
+    granularity as "cuMemGetAllocationGranularity": fn(size: *mut usize, properties: *const Properties, option: u32);
+    create as "cuMemCreate": fn(handle: *mut u64, len: usize, properties: *const Properties, flags: u64);
+    release as "cuMemRelease": fn(handle: u64);
+    reserve as "cuMemAddressReserve": fn(base: *mut u64, len: usize, alignment: usize, hint: u64, flags: u64);
+    unreserve as "cuMemAddressFree": fn(base: u64, len: usize);
+    map as "cuMemMap": fn(base: u64, len: usize, offset: usize, handle: u64, flags: u64);
+    unmap as "cuMemUnmap": fn(base: u64, len: usize);
+    grant as "cuMemSetAccess": fn(base: u64, len: usize, accesses: *const Access, count: usize);
+    export as "cuMemExportToShareableHandle": fn(fd: *mut c_int, handle: u64, kind: u32, flags: u64);
+    import as "cuMemImportFromShareableHandle": fn(handle: *mut u64, fd: u64, kind: u32);
+    retain as "cuMemRetainAllocationHandle": fn(handle: *mut u64, ptr: u64);
+    handle as "cuIpcGetMemHandle": fn(handle: *mut Handle, base: u64);
+    open as "cuIpcOpenMemHandle_v2": fn(base: *mut u64, handle: Handle, flags: u32);
+    close as "cuIpcCloseMemHandle": fn(base: u64);
+    event_handle as "cuIpcGetEventHandle": fn(handle: *mut Handle, event: u64);
+    event_open as "cuIpcOpenEventHandle": fn(event: *mut u64, handle: Handle);
+    event as "cuEventCreate": fn(event: *mut u64, flags: u32);
+    event_record as "cuEventRecord": fn(event: u64, stream: u64);
+    event_query as "cuEventQuery": fn(event: u64);
+    event_destroy as "cuEventDestroy_v2": fn(event: u64);
+    stream as "cuStreamCreate": fn(stream: *mut u64, flags: u32);
+    stream_destroy as "cuStreamDestroy_v2": fn(stream: u64);
+    stream_query as "cuStreamQuery": fn(stream: u64);
+    stream_synchronize as "cuStreamSynchronize": fn(stream: u64);
+    stream_wait as "cuStreamWaitEvent": fn(stream: u64, event: u64, flags: u32);
+    stream_capturing as "cuStreamIsCapturing": fn(stream: u64, status: *mut u32);
+    stream_id as "cuStreamGetId": fn(stream: u64, identity: *mut u64);
+    stream_context as "cuStreamGetCtx": fn(stream: u64, context: *mut u64);
+    write as "cuStreamWriteValue64_v2": fn(stream: u64, word: u64, value: u64, flags: u32);
+    wait as "cuStreamWaitValue64_v2": fn(stream: u64, word: u64, value: u64, flags: u32);
+    call as "cuLaunchHostFunc": fn(stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
+    copy_in as "cuMemcpyHtoDAsync_v2": fn(to: u64, from: *const c_void, len: usize, stream: u64);
+    copy_out as "cuMemcpyDtoHAsync_v2": fn(to: *mut c_void, from: u64, len: usize, stream: u64);
+    copy as "cuMemcpyDtoDAsync_v2": fn(to: u64, from: u64, len: usize, stream: u64);
+    fill as "cuMemsetD8Async": fn(to: u64, byte: u8, len: usize, stream: u64);
+}
+
+/// The driver, with the primary context of every device retained until the process ends.
+pub(crate) struct Cuda {
+    functions: Functions,
+    contexts: Vec<u64>,
+}
+
+/// Makes something by a function that writes it.
+fn made<T: Default>(make: impl FnOnce(*mut T) -> Outcome) -> Outcome<T> {
+    let mut place = T::default();
+    make(&raw mut place)?;
+    Ok(place)
+}
+
+/// Reads a text that the driver wrote.
+fn text(bytes: &[c_char]) -> String {
+    // SAFETY: `from_ptr` asks for a zero within: the last byte was not offered to the driver.
+    unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+fn properties(device: c_int) -> Properties {
+    Properties { kind: 1, handle_types: 1, location: [1, device.cast_unsigned()], win32: 0, flags: [0; 4] }
+}
+
+impl Cuda {
+    pub(crate) fn start() -> Outcome<Cuda> {
+        // SAFETY: `open` runs the initialisers of the driver's library, which have no conditions.
+        let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_LAZY | RTLD_LOCAL) };
+        let library = std::mem::ManuallyDrop::new(library.map_err(|_| NO_DEVICE)?);
+        let functions = Functions::find(&library);
+        functions.init(0).map_err(|_| NO_DEVICE)?;
+        let count = made(|count| functions.count(count))?;
+        if count <= 0 {
+            return Err(NO_DEVICE);
+        }
+        let contexts: Outcome<Vec<u64>> =
+            (0..count).map(|device| made(|context| functions.retain_context(context, device))).collect();
+        Ok(Cuda { contexts: contexts?, functions })
+    }
+}
+
+impl Machine for Cuda {
+    fn count(&self) -> i32 {
+        self.contexts.len() as i32
+    }
+
+    fn name(&self, device: i32) -> Outcome<String> {
+        let mut name = [0; 256];
+        self.functions.name(name.as_mut_ptr(), 255, device)?;
+        Ok(text(&name))
+    }
+
+    fn uuid(&self, device: i32) -> Outcome<[u8; 16]> {
+        made(|uuid| self.functions.uuid(uuid, device))
+    }
+
+    fn place(&self, device: i32) -> Outcome<String> {
+        let mut place = [0; 64];
+        self.functions.place(place.as_mut_ptr(), 63, device)?;
+        Ok(text(&place))
+    }
+
+    fn total(&self, device: i32) -> Outcome<usize> {
+        made(|bytes| self.functions.total(bytes, device))
+    }
+
+    fn can_reach(&self, device: i32, peer: i32) -> Outcome<bool> {
+        made(|can| self.functions.can_access(can, device, peer)).map(|can| can != 0)
+    }
+
+    fn reach(&self, _: i32, peer: i32) -> Outcome {
+        self.functions.enable_peer(self.contexts[peer as usize], 0)
+    }
+
+    fn enter(&self, device: i32) -> Outcome {
+        let context = *self.contexts.get(device as usize).ok_or(101_u32)?;
+        if made(|current| self.functions.get_context(current))? == context {
+            return Ok(());
+        }
+        self.functions.set_context(context)
+    }
+
+    fn exchange_mode(&self, mode: u32) -> Outcome<u32> {
+        let mut mode = mode;
+        self.functions.exchange_mode(&raw mut mode)?;
+        Ok(mode)
+    }
+
+    fn device_files(&self) -> &'static str {
+        "/dev/nvidia"
+    }
+
+    fn synchronize(&self) -> Outcome {
+        self.functions.synchronize()
+    }
+
+    fn free_and_total(&self) -> Outcome<(usize, usize)> {
+        let (mut free, mut total) = (0, 0);
+        self.functions.mem_info(&raw mut free, &raw mut total)?;
+        Ok((free, total))
+    }
+
+    fn alloc(&self, _: i32, len: usize) -> Outcome<u64> {
+        made(|base| self.functions.alloc(base, len))
+    }
+
+    fn free(&self, base: u64) -> Outcome {
+        self.functions.free(base)
+    }
+
+    fn range(&self, ptr: u64) -> Outcome<(u64, usize)> {
+        let (mut base, mut len) = (0, 0);
+        self.functions.range(&raw mut base, &raw mut len, ptr)?;
+        Ok((base, len))
+    }
+
+    fn kind(&self, ptr: u64) -> Outcome<Option<Kind>> {
+        let (asked, mut values) = ([MEMORY_TYPE, MANAGED, ORDINAL], [0_u64; 3]);
+        let places = values.each_mut().map(|value| ptr::from_mut(value).cast::<c_void>());
+        match self.functions.attributes(3, asked.as_ptr(), places.as_ptr(), ptr) {
+            Ok(()) => {}
+            Err(1) => return Ok(None),
+            Err(code) => return Err(code),
+        }
+        let [kind, managed, device] = values.map(|value| value as u32);
+        Ok(match (kind, managed) {
+            (1, 0) => Some(Kind::Host),
+            (2, managed) => Some(Kind::Device { device: device.cast_signed(), managed: managed != 0 }),
+            (_, 0) => None,
+            _ => Some(Kind::Device { device: device.cast_signed(), managed: true }),
+        })
+    }
+
+    fn host_alloc(&self, len: usize) -> Outcome<usize> {
+        made(|start| self.functions.host_alloc(start, len, 1)).map(|start| start as usize)
+    }
+
+    fn host_free(&self, ptr: usize) -> Outcome {
+        self.functions.host_free(ptr as u64)
+    }
+
+    fn register(&self, ptr: usize, len: usize, flags: u32) -> Outcome {
+        self.functions.register(ptr as u64, len, flags)
+    }
+
+    fn unregister(&self, ptr: usize) -> Outcome {
+        self.functions.unregister(ptr as u64)
+    }
+
+    fn device_pointer(&self, ptr: usize) -> Outcome<u64> {
+        made(|found| self.functions.device_pointer(found, ptr as u64, 0))
+    }
+
+    fn granularity(&self, device: i32) -> Outcome<usize> {
+        if made(|value| self.functions.attribute(value, VIRTUAL_MEMORY, device))? == 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        made(|size| self.functions.granularity(size, &properties(device), 1))
+    }
+
+    fn create(&self, device: i32, len: usize) -> Outcome<u64> {
+        made(|handle| self.functions.create(handle, len, &properties(device), 0))
+    }
+
+    fn release(&self, handle: u64) -> Outcome {
+        self.functions.release(handle)
+    }
+
+    fn reserve(&self, len: usize) -> Outcome<u64> {
+        made(|base| self.functions.reserve(base, len, 0, 0, 0))
+    }
+
+    fn unreserve(&self, base: u64, len: usize) -> Outcome {
+        self.functions.unreserve(base, len)
+    }
+
+    fn map(&self, base: u64, len: usize, handle: u64) -> Outcome {
+        self.functions.map(base, len, 0, handle, 0)
+    }
+
+    fn unmap(&self, base: u64, len: usize) -> Outcome {
+        self.functions.unmap(base, len)
+    }
+
+    fn grant(&self, base: u64, len: usize, device: i32, write: bool) -> Outcome {
+        let access = Access { location: [1, device.cast_unsigned()], flags: if write { 3 } else { 1 } };
+        self.functions.grant(base, len, &raw const access, 1)
+    }
+
+    fn export(&self, handle: u64) -> Outcome<i32> {
+        made(|fd| self.functions.export(fd, handle, 1, 0))
+    }
+
+    fn import(&self, fd: i32) -> Outcome<u64> {
+        made(|handle| self.functions.import(handle, fd as u64, 1))
+    }
+
+    fn retain(&self, ptr: u64) -> Outcome<u64> {
+        made(|handle| self.functions.retain(handle, ptr))
+    }
+
+    fn export_plain(&self, _: u64, _: usize) -> Outcome<i32> {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn import_plain(&self, _: i32, _: i32, _: usize) -> Outcome<u64> {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn close_plain(&self, _: u64) -> Outcome {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn handle(&self, base: u64) -> Outcome<[u8; 64]> {
+        let mut handle = Handle([0; 64]);
+        self.functions.handle(&raw mut handle, base)?;
+        Ok(handle.0)
+    }
+
+    fn open(&self, _: i32, handle: [u8; 64]) -> Outcome<u64> {
+        made(|base| self.functions.open(base, Handle(handle), 1))
+    }
+
+    fn close(&self, base: u64) -> Outcome {
+        self.functions.close(base)
+    }
+
+    fn event(&self, _: i32, flags: u32) -> Outcome<u64> {
+        made(|event| self.functions.event(event, flags))
+    }
+
+    fn event_handle(&self, event: u64) -> Outcome<[u8; 64]> {
+        let mut handle = Handle([0; 64]);
+        self.functions.event_handle(&raw mut handle, event)?;
+        Ok(handle.0)
+    }
+
+    fn event_open(&self, _: i32, handle: [u8; 64]) -> Outcome<u64> {
+        made(|event| self.functions.event_open(event, Handle(handle)))
+    }
+
+    fn event_record(&self, event: u64, stream: u64) -> Outcome {
+        self.functions.event_record(event, stream)
+    }
+
+    fn event_query(&self, event: u64) -> Outcome {
+        self.functions.event_query(event)
+    }
+
+    fn event_destroy(&self, event: u64) -> Outcome {
+        self.functions.event_destroy(event)
+    }
+
+    fn stream(&self, _: i32, flags: u32) -> Outcome<u64> {
+        made(|stream| self.functions.stream(stream, flags))
+    }
+
+    fn stream_destroy(&self, stream: u64) -> Outcome {
+        self.functions.stream_destroy(stream)
+    }
+
+    fn stream_query(&self, stream: u64) -> Outcome {
+        self.functions.stream_query(stream)
+    }
+
+    fn stream_synchronize(&self, stream: u64) -> Outcome {
+        self.functions.stream_synchronize(stream)
+    }
+
+    fn stream_wait(&self, stream: u64, event: u64) -> Outcome {
+        self.functions.stream_wait(stream, event, 0)
+    }
+
+    fn stream_capturing(&self, stream: u64) -> Outcome<u32> {
+        made(|status| self.functions.stream_capturing(stream, status))
+    }
+
+    fn stream_id(&self, stream: u64) -> Outcome<u64> {
+        made(|identity| self.functions.stream_id(stream, identity))
+    }
+
+    fn stream_device(&self, stream: u64) -> Outcome<i32> {
+        let context = made(|context| self.functions.stream_context(stream, context))?;
+        let before = DEVICE.get();
+        self.functions.set_context(context)?;
+        let device = made(|device| self.functions.context_device(device));
+        self.enter(before)?;
+        device
+    }
+
+    fn write(&self, stream: u64, word: u64, value: u64) -> Outcome {
+        self.functions.write(stream, word, value, 0)
+    }
+
+    fn wait_at_least(&self, stream: u64, word: u64, value: u64) -> Outcome {
+        self.functions.wait(stream, word, value, 0)
+    }
+
+    fn call(&self, stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome {
+        self.functions.call(stream, function, data)
+    }
+
+    fn copy_in(&self, stream: u64, to: u64, from: *const c_void, len: usize) -> Outcome {
+        self.functions.copy_in(to, from, len, stream)
+    }
+
+    fn copy_out(&self, stream: u64, to: *mut c_void, from: u64, len: usize) -> Outcome {
+        self.functions.copy_out(to, from, len, stream)
+    }
+
+    fn copy(&self, stream: u64, to: u64, from: u64, len: usize) -> Outcome {
+        self.functions.copy(to, from, len, stream)
+    }
+
+    fn fill(&self, stream: u64, to: u64, byte: u8, len: usize) -> Outcome {
+        self.functions.fill(to, byte, len, stream)
+    }
+}

@@ -1,0 +1,157 @@
+//! HIP's functions about devices, versions and errors.
+
+use std::ffi::{CString, c_char, c_int};
+use std::sync::OnceLock;
+
+use crate::export::{DEVICE, LAST, finish, hip, put_text};
+use crate::machine::{INVALID_VALUE, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, machine};
+use crate::settings::{Fault, Settings};
+
+const INVALID_DEVICE: u32 = 101;
+const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
+/// Of `hipDeviceAttribute_t`.
+const VIRTUAL_MEMORY: u32 = 89;
+
+/// Returns the machine if it has this device.
+fn with(device: c_int) -> Outcome<&'static dyn Machine> {
+    let machine = started()?;
+    if (0..machine.count()).contains(&device) { Ok(machine) } else { Err(INVALID_DEVICE) }
+}
+
+/// Returns the machine; without a device it is the code of the version.
+pub(crate) fn started() -> Outcome<&'static dyn Machine> {
+    let none = if Settings::get().at_least(5, 7) { NO_DEVICE } else { INVALID_DEVICE };
+    machine().map_err(|_| none)
+}
+
+/// Returns the machine, its calls about the thread's device, and that device.
+pub(crate) fn entered() -> Outcome<(&'static dyn Machine, c_int)> {
+    let (machine, device) = (started()?, DEVICE.get());
+    machine.enter(device)?;
+    Ok((machine, device))
+}
+
+hip! {
+    hipInit(; flags: u32) {
+        if flags == 0 { started().map(|_| ()) } else { Err(INVALID_VALUE) }
+    }
+    hipRuntimeGetVersion(version: c_int;) {
+        Ok(Settings::get().version as c_int)
+    }
+    hipGetDeviceCount(count: c_int;) {
+        // Without a device every version says this here.
+        machine().map(|machine| machine.count()).map_err(|_| NO_DEVICE)
+    }
+    hipGetDevice(device: c_int;) {
+        started().map(|_| DEVICE.get())
+    }
+    hipSetDevice(; device: c_int) {
+        with(device)?.enter(device)?;
+        DEVICE.set(device);
+        Ok(())
+    }
+    hipDeviceGetUuid(uuid: [u8; 16]; device: c_int) {
+        let machine = with(device)?;
+        if Settings::get().has(Fault::NoUuid) { Ok([0; 16]) } else { machine.uuid(device) }
+    }
+    hipDeviceTotalMem(bytes: usize; device: c_int) {
+        with(device)?.total(device)
+    }
+    hipDeviceGetAttribute(value: c_int; attribute: u32, device: c_int) {
+        let machine = with(device)?;
+        match attribute {
+            VIRTUAL_MEMORY => Ok(c_int::from(machine.granularity(device).is_ok())),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+    hipDeviceCanAccessPeer(can: c_int; device: c_int, peer: c_int) {
+        with(peer)?;
+        with(device)?.can_reach(device, peer).map(c_int::from)
+    }
+    hipDeviceEnablePeerAccess(; peer: c_int, flags: u32) {
+        with(peer)?;
+        let (machine, device) = entered()?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        machine.reach(device, peer)
+    }
+    hipThreadExchangeStreamCaptureMode(; mode: *mut u32) {
+        if mode.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: reading: HIP's caller points to a mode.
+        let asked = unsafe { mode.read() };
+        let former = entered()?.0.exchange_mode(asked)?;
+        // SAFETY: writing: HIP's caller points to a mode.
+        unsafe { mode.write(former) };
+        Ok(())
+    }
+}
+
+/// HIP's function of that name.
+///
+/// # Safety
+///
+/// `name` points to `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, device: c_int) -> u32 {
+    let found = with(device).and_then(|machine| machine.name(device));
+    // SAFETY: `put_text`: our caller points to so many bytes.
+    finish(found.and_then(|found| unsafe { put_text(name, len, &found) }))
+}
+
+/// HIP's function of that name.
+///
+/// # Safety
+///
+/// `place` points to `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipDeviceGetPCIBusId(place: *mut c_char, len: c_int, device: c_int) -> u32 {
+    let found = with(device).and_then(|machine| machine.place(device));
+    // SAFETY: `put_text`: our caller points to so many bytes.
+    finish(found.and_then(|found| unsafe { put_text(place, len, &found) }))
+}
+
+/// HIP's function of that name: the thread's last error, which it forgets.
+#[unsafe(no_mangle)]
+pub extern "C" fn hipGetLastError() -> u32 {
+    LAST.replace(0)
+}
+
+/// HIP's function of that name: the last error, which stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn hipPeekAtLastError() -> u32 {
+    LAST.get()
+}
+
+/// HIP's function of that name.
+#[unsafe(no_mangle)]
+pub extern "C" fn hipGetErrorName(code: u32) -> *const c_char {
+    let name = match code {
+        0 => c"hipSuccess",
+        INVALID_VALUE => c"hipErrorInvalidValue",
+        2 => c"hipErrorOutOfMemory",
+        17 => c"hipErrorInvalidDevicePointer",
+        NO_DEVICE => c"hipErrorNoDevice",
+        INVALID_DEVICE => c"hipErrorInvalidDevice",
+        201 => c"hipErrorInvalidContext",
+        400 => c"hipErrorInvalidHandle",
+        600 => c"hipErrorNotReady",
+        PEER_ACCESS_ALREADY_ENABLED => c"hipErrorPeerAccessAlreadyEnabled",
+        NOT_SUPPORTED => c"hipErrorNotSupported",
+        _ => c"hipErrorUnknown",
+    };
+    name.as_ptr()
+}
+
+/// Names the files that a process with this library open keeps open, in place of AMD's.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_device_files() -> *const c_char {
+    static FILES: OnceLock<CString> = OnceLock::new();
+    let files = FILES.get_or_init(|| {
+        let named = machine().map_or("/dev/null", |machine| machine.device_files());
+        CString::new(named).expect("a path has no zero")
+    });
+    files.as_ptr()
+}

@@ -1,0 +1,509 @@
+//! Shared memory as the device below: the host backend, and memory files where HIP has virtual memory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use backend_host::{HostBackend, HostConfig};
+use gpu_api::{
+    Access, DeviceId, DevicePtr, Error, EventHandle, EventKind, GpuBackend, HostMemory, HostPtr, MemHandle, MemoryKind,
+    RawEvent, RawStream, Sharing, StreamOp, WordPtr,
+};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+
+use crate::export::DEVICE;
+use crate::machine::{INVALID_VALUE, Kind, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN};
+use crate::settings::{Fault, Settings};
+
+const OUT_OF_MEMORY: u32 = 2;
+const NOT_READY: u32 = 600;
+const GRANULARITY: usize = 2 << 20;
+const PAGE: usize = 4096;
+
+/// Physical memory: a file.
+struct Physical {
+    file: OwnedFd,
+    len: usize,
+    device: i32,
+    /// Handles and mappings of it in this process.
+    times: u32,
+    own: bool,
+}
+
+/// A mapping of physical memory.
+struct Mapping {
+    len: usize,
+    handle: u64,
+}
+
+#[derive(Default)]
+struct Tables {
+    physical: HashMap<u64, Physical>,
+    mappings: BTreeMap<u64, Mapping>,
+    reserved: HashMap<u64, usize>,
+    registered: BTreeMap<usize, usize>,
+    null_streams: HashMap<i32, RawStream>,
+    next: u64,
+}
+
+pub(crate) struct Host {
+    backend: Arc<HostBackend>,
+    tables: Mutex<Tables>,
+}
+
+/// Gives HIP's code for an error of the host backend.
+fn code(error: Error) -> u32 {
+    match error {
+        Error::Driver { source, .. } => source.code,
+        Error::OutOfMemory { .. } => OUT_OF_MEMORY,
+        Error::Invalid { .. } => INVALID_VALUE,
+        Error::Unsupported { .. } => NOT_SUPPORTED,
+        _ => UNKNOWN,
+    }
+}
+
+/// Calls a method of the host backend.
+macro_rules! host {
+    ($self:ident.$method:ident($($argument:expr),*)) => {
+        // SAFETY: the host backend's method: its conditions are those that HIP's caller vouches for.
+        unsafe { $self.backend.$method($($argument),*) }.map_err(code)
+    };
+}
+
+fn device(number: i32) -> DeviceId {
+    DeviceId(number.cast_unsigned())
+}
+
+fn at(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+impl Host {
+    pub(crate) fn start() -> Outcome<Host> {
+        let backend = HostBackend::new(HostConfig::from_env().map_err(|_| NO_DEVICE)?).map_err(|_| NO_DEVICE)?;
+        if backend.device_count().map_err(code)? == 0 {
+            return Err(NO_DEVICE);
+        }
+        Ok(Host { backend, tables: Mutex::default() })
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Turns HIP's number of a stream into the host backend's; the default streams are made when first used.
+    fn real(&self, stream: u64) -> Outcome<RawStream> {
+        if stream > 2 {
+            return Ok(RawStream(stream - 2));
+        }
+        let current = DEVICE.get();
+        if let Some(made) = self.tables().null_streams.get(&current) {
+            return Ok(*made);
+        }
+        let made = self.backend.create_stream(device(current)).map_err(code)?;
+        Ok(*self.tables().null_streams.entry(current).or_insert(made))
+    }
+
+    fn physical(&self, file: OwnedFd, len: usize, device: i32, own: bool) -> u64 {
+        let mut tables = self.tables();
+        tables.next += 16;
+        let handle = tables.next;
+        tables.physical.insert(handle, Physical { file, len, device, times: 1, own });
+        handle
+    }
+
+    fn plain(&self, device_number: i32, len: usize) -> Outcome<u64> {
+        let made = self.backend.alloc(device(device_number), len as u64, Sharing::Handle).map_err(code)?;
+        Ok(made.base.0)
+    }
+}
+
+impl Tables {
+    fn inside(&self, ptr: u64) -> Option<(u64, &Mapping)> {
+        let (&base, mapping) = self.mappings.range(..=ptr).next_back()?;
+        (ptr - base < mapping.len as u64).then_some((base, mapping))
+    }
+
+    fn drop_one(&mut self, handle: u64) -> Outcome {
+        let physical = self.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
+        physical.times -= 1;
+        if physical.times == 0 {
+            if physical.own && Settings::get().has(Fault::ExportDies) {
+                rustix::fs::ftruncate(&physical.file, 0).map_err(|_| UNKNOWN)?;
+            }
+            self.physical.remove(&handle);
+        }
+        Ok(())
+    }
+}
+
+impl Machine for Host {
+    fn count(&self) -> i32 {
+        self.backend.device_count().map_or(0, |count| count as i32)
+    }
+
+    fn name(&self, number: i32) -> Outcome<String> {
+        Ok(self.backend.device_info(device(number)).map_err(code)?.name)
+    }
+
+    fn uuid(&self, number: i32) -> Outcome<[u8; 16]> {
+        Ok(self.backend.device_info(device(number)).map_err(code)?.uuid.0)
+    }
+
+    fn place(&self, number: i32) -> Outcome<String> {
+        Ok(format!("0000:{number:02x}:00.0"))
+    }
+
+    fn total(&self, number: i32) -> Outcome<usize> {
+        Ok(self.backend.device_info(device(number)).map_err(code)?.total_bytes as usize)
+    }
+
+    fn can_reach(&self, _: i32, _: i32) -> Outcome<bool> {
+        Ok(true)
+    }
+
+    fn reach(&self, _: i32, _: i32) -> Outcome {
+        Ok(())
+    }
+
+    fn enter(&self, _: i32) -> Outcome {
+        Ok(())
+    }
+
+    fn exchange_mode(&self, mode: u32) -> Outcome<u32> {
+        thread_local! {
+            static MODE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+        }
+        Ok(MODE.replace(mode))
+    }
+
+    fn device_files(&self) -> &'static str {
+        "/memfd:gpu-ipc-host"
+    }
+
+    fn synchronize(&self) -> Outcome {
+        // The streams are independent of what is closed here, and none is waited for by the conformance of a close.
+        Ok(())
+    }
+
+    fn free_and_total(&self) -> Outcome<(usize, usize)> {
+        let current = DEVICE.get();
+        let info = self.backend.memory_info(device(current)).map_err(code)?;
+        let tables = self.tables();
+        let used: usize = tables.physical.values().filter(|p| p.own && p.device == current).map(|p| p.len).sum();
+        Ok(((info.free_bytes as usize).saturating_sub(used), info.total_bytes as usize))
+    }
+
+    fn alloc(&self, number: i32, len: usize) -> Outcome<u64> {
+        if len > self.free_and_total()?.0 {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.plain(number, len)
+    }
+
+    fn free(&self, base: u64) -> Outcome {
+        host!(self.free(DevicePtr(base)))
+    }
+
+    fn range(&self, ptr: u64) -> Outcome<(u64, usize)> {
+        if let Some((base, mapping)) = self.tables().inside(ptr) {
+            return Ok((base, mapping.len));
+        }
+        let range = self.backend.address_range(DevicePtr(ptr)).map_err(|_| INVALID_VALUE)?;
+        Ok((range.base.0, range.len as usize))
+    }
+
+    fn kind(&self, ptr: u64) -> Outcome<Option<Kind>> {
+        {
+            let tables = self.tables();
+            if let Some((_, mapping)) = tables.inside(ptr) {
+                let device = tables.physical.get(&mapping.handle).map_or(0, |physical| physical.device);
+                return Ok(Some(Kind::Device { device, managed: false }));
+            }
+            let registered = tables.registered.range(..=ptr as usize).next_back();
+            if registered.is_some_and(|(start, len)| (ptr as usize) < start + len) {
+                return Ok(Some(Kind::Host));
+            }
+        }
+        let info = self.backend.classify(DevicePtr(ptr)).map_err(code)?;
+        Ok(match info.kind {
+            MemoryKind::Unknown => None,
+            MemoryKind::Host => Some(Kind::Host),
+            _ => Some(Kind::Device { device: info.device.map_or(0, |device| device.0 as i32), managed: false }),
+        })
+    }
+
+    fn host_alloc(&self, len: usize) -> Outcome<usize> {
+        let memory = HostMemory { pinned: true, numa_node: None };
+        Ok(self.backend.host_alloc(device(DEVICE.get()), len, memory).map_err(code)?.0)
+    }
+
+    fn host_free(&self, ptr: usize) -> Outcome {
+        host!(self.host_free(HostPtr(ptr)))
+    }
+
+    fn register(&self, ptr: usize, len: usize, _: u32) -> Outcome {
+        let whole = len.next_multiple_of(PAGE);
+        host!(self.register_words(HostPtr(ptr), whole))?;
+        self.tables().registered.insert(ptr, whole);
+        Ok(())
+    }
+
+    fn unregister(&self, ptr: usize) -> Outcome {
+        self.tables().registered.remove(&ptr).ok_or(713_u32)?;
+        host!(self.unregister_words(HostPtr(ptr)))
+    }
+
+    fn device_pointer(&self, ptr: usize) -> Outcome<u64> {
+        self.tables().registered.contains_key(&ptr).then_some(ptr as u64).ok_or(INVALID_VALUE)
+    }
+
+    fn granularity(&self, _: i32) -> Outcome<usize> {
+        Ok(GRANULARITY)
+    }
+
+    fn create(&self, number: i32, len: usize) -> Outcome<u64> {
+        if !len.is_multiple_of(GRANULARITY) || len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if len > self.free_and_total()?.0 {
+            return Err(OUT_OF_MEMORY);
+        }
+        let file = rustix::fs::memfd_create("hip-on-host", rustix::fs::MemfdFlags::CLOEXEC).map_err(|_| UNKNOWN)?;
+        rustix::fs::ftruncate(&file, len as u64).map_err(|_| OUT_OF_MEMORY)?;
+        Ok(self.physical(file, len, number, true))
+    }
+
+    fn release(&self, handle: u64) -> Outcome {
+        self.tables().drop_one(handle)
+    }
+
+    fn reserve(&self, len: usize) -> Outcome<u64> {
+        // SAFETY: `mmap_anonymous` without a fixed address has no conditions.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                ptr::null_mut(),
+                len,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let base = start.map_err(|_| OUT_OF_MEMORY)?.expose_provenance() as u64;
+        self.tables().reserved.insert(base, len);
+        Ok(base)
+    }
+
+    fn unreserve(&self, base: u64, len: usize) -> Outcome {
+        let mut tables = self.tables();
+        if tables.reserved.get(&base) != Some(&len) || tables.mappings.contains_key(&base) {
+            return Err(INVALID_VALUE);
+        }
+        tables.reserved.remove(&base);
+        // SAFETY: `munmap` asks that nobody use the range: it was reserved here and nothing is mapped on it.
+        unsafe { rustix::mm::munmap(at(base), len) }.map_err(|_| UNKNOWN)
+    }
+
+    fn map(&self, base: u64, len: usize, handle: u64) -> Outcome {
+        let mut tables = self.tables();
+        let physical = tables.physical.get(&handle).ok_or(INVALID_VALUE)?;
+        if tables.reserved.get(&base) != Some(&len) || tables.mappings.contains_key(&base) || physical.len != len {
+            return Err(INVALID_VALUE);
+        }
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: `mmap` at a fixed address asks that nobody use what lies there: a reservation, and nothing on it.
+        let mapped = unsafe { rustix::mm::mmap(at(base), len, ProtFlags::empty(), flags, &physical.file, 0) };
+        mapped.map_err(|_| UNKNOWN)?;
+        tables.mappings.insert(base, Mapping { len, handle });
+        tables.physical.get_mut(&handle).ok_or(INVALID_VALUE)?.times += 1;
+        Ok(())
+    }
+
+    fn unmap(&self, base: u64, len: usize) -> Outcome {
+        let mut tables = self.tables();
+        let mapping = tables.mappings.get(&base).filter(|mapping| mapping.len == len).ok_or(INVALID_VALUE)?;
+        let handle = mapping.handle;
+        tables.mappings.remove(&base);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: `mmap_anonymous` at a fixed address asks that nobody use what lies there: HIP's caller vouches for it.
+        unsafe { rustix::mm::mmap_anonymous(at(base), len, ProtFlags::empty(), flags) }.map_err(|_| UNKNOWN)?;
+        tables.drop_one(handle)
+    }
+
+    fn grant(&self, base: u64, len: usize, _: i32, write: bool) -> Outcome {
+        let tables = self.tables();
+        if tables.mappings.get(&base).is_none_or(|mapping| mapping.len != len) {
+            return Err(INVALID_VALUE);
+        }
+        let flags = if write { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
+        // SAFETY: `mprotect` asks for a range whose rights nobody relies on: it is one that this machine mapped.
+        unsafe { rustix::mm::mprotect(at(base), len, flags) }.map_err(|_| UNKNOWN)
+    }
+
+    fn export(&self, handle: u64) -> Outcome<i32> {
+        let tables = self.tables();
+        let physical = tables.physical.get(&handle).ok_or(INVALID_VALUE)?;
+        Ok(physical.file.try_clone().map_err(|_| UNKNOWN)?.into_raw_fd())
+    }
+
+    fn import(&self, fd: i32) -> Outcome<u64> {
+        // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller vouches for it, and -1 is sorted out first.
+        let fd = if fd < 0 { return Err(INVALID_VALUE) } else { unsafe { BorrowedFd::borrow_raw(fd) } };
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(|_| INVALID_VALUE)?;
+        if !link.to_string_lossy().starts_with("/memfd:hip-on-host") {
+            return Err(INVALID_VALUE);
+        }
+        let file = fd.try_clone_to_owned().map_err(|_| UNKNOWN)?;
+        let len = rustix::fs::fstat(&file).map_err(|_| UNKNOWN)?.st_size as usize;
+        Ok(self.physical(file, len, DEVICE.get(), false))
+    }
+
+    fn retain(&self, ptr: u64) -> Outcome<u64> {
+        let mut tables = self.tables();
+        let handle = tables.inside(ptr).ok_or(INVALID_VALUE)?.1.handle;
+        tables.physical.get_mut(&handle).ok_or(INVALID_VALUE)?.times += 1;
+        Ok(handle)
+    }
+
+    fn export_plain(&self, base: u64, len: usize) -> Outcome<i32> {
+        if self.range(base)? != (base, len) {
+            return Err(INVALID_VALUE);
+        }
+        // The host backend's handle names the descriptor of this process that has the memory.
+        let handle = self.backend.export_handle(DevicePtr(base)).map_err(code)?;
+        let number = i32::from_le_bytes(handle.0[12..16].try_into().map_err(|_| UNKNOWN)?);
+        // SAFETY: `borrow_raw` asks for an open descriptor: the host backend keeps it while the memory is there.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        Ok(fd.try_clone_to_owned().map_err(|_| UNKNOWN)?.into_raw_fd())
+    }
+
+    fn import_plain(&self, number: i32, fd: i32, len: usize) -> Outcome<u64> {
+        // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller gave it.
+        let borrowed = if fd < 0 { return Err(INVALID_VALUE) } else { unsafe { BorrowedFd::borrow_raw(fd) } };
+        let made = self.backend.import_fd(device(number), borrowed, len as u64, Access::ReadWrite).map_err(code)?;
+        // SAFETY: `from_raw_fd` asks for a descriptor of nobody else's: HIP's caller gave it away, as it succeeds.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        Ok(made.0)
+    }
+
+    fn close_plain(&self, base: u64) -> Outcome {
+        host!(self.close(DevicePtr(base)))
+    }
+
+    fn handle(&self, base: u64) -> Outcome<[u8; 64]> {
+        Ok(self.backend.export_handle(DevicePtr(base)).map_err(code)?.0)
+    }
+
+    fn open(&self, number: i32, handle: [u8; 64]) -> Outcome<u64> {
+        Ok(self.backend.open_handle(device(number), &MemHandle(handle)).map_err(code)?.0)
+    }
+
+    fn close(&self, base: u64) -> Outcome {
+        host!(self.close(DevicePtr(base)))
+    }
+
+    fn event(&self, number: i32, flags: u32) -> Outcome<u64> {
+        let kind = if flags & 4 == 0 { EventKind::Local } else { EventKind::Interprocess };
+        Ok(self.backend.create_event(device(number), kind).map_err(code)?.0)
+    }
+
+    fn event_handle(&self, event: u64) -> Outcome<[u8; 64]> {
+        Ok(host!(self.event_handle(RawEvent(event)))?.0)
+    }
+
+    fn event_open(&self, number: i32, handle: [u8; 64]) -> Outcome<u64> {
+        Ok(self.backend.open_event(device(number), &EventHandle(handle)).map_err(code)?.0)
+    }
+
+    fn event_record(&self, event: u64, stream: u64) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.record_event(RawEvent(event), stream))
+    }
+
+    fn event_query(&self, event: u64) -> Outcome {
+        if host!(self.query_event(RawEvent(event)))? { Ok(()) } else { Err(NOT_READY) }
+    }
+
+    fn event_destroy(&self, event: u64) -> Outcome {
+        host!(self.destroy_event(RawEvent(event)))
+    }
+
+    fn stream(&self, number: i32, _: u32) -> Outcome<u64> {
+        // The numbers up to 2 are the default streams.
+        Ok(self.backend.create_stream(device(number)).map_err(code)?.0 + 2)
+    }
+
+    fn stream_destroy(&self, stream: u64) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.destroy_stream(stream))
+    }
+
+    fn stream_query(&self, stream: u64) -> Outcome {
+        let stream = self.real(stream)?;
+        if host!(self.query_stream(stream))? { Ok(()) } else { Err(NOT_READY) }
+    }
+
+    fn stream_synchronize(&self, stream: u64) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.synchronize_stream(stream))
+    }
+
+    fn stream_wait(&self, stream: u64, event: u64) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.stream_wait_event(stream, RawEvent(event)))
+    }
+
+    fn stream_capturing(&self, stream: u64) -> Outcome<u32> {
+        self.real(stream).map(|_| 0)
+    }
+
+    fn stream_id(&self, stream: u64) -> Outcome<u64> {
+        Ok(self.real(stream)?.0)
+    }
+
+    fn stream_device(&self, stream: u64) -> Outcome<i32> {
+        let stream = self.real(stream)?;
+        Ok(host!(self.stream_info(stream))?.device.0 as i32)
+    }
+
+    fn write(&self, stream: u64, word: u64, value: u64) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.stream_batch(stream, &[StreamOp::Write { word: WordPtr(word), value }]))
+    }
+
+    fn wait_at_least(&self, stream: u64, word: u64, value: u64) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.stream_batch(stream, &[StreamOp::WaitGeq { word: WordPtr(word), value }]))
+    }
+
+    fn call(&self, stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome {
+        let stream = self.real(stream)?;
+        let data = data.expose_provenance();
+        let run = Box::new(move || {
+            // SAFETY: the function: HIP's caller vouches for it and for its data.
+            unsafe { function(ptr::with_exposed_provenance_mut(data)) }
+        });
+        host!(self.host_function(stream, run))
+    }
+
+    fn copy_in(&self, stream: u64, to: u64, from: *const c_void, len: usize) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.copy_to_device(stream, DevicePtr(to), from.cast(), len))
+    }
+
+    fn copy_out(&self, stream: u64, to: *mut c_void, from: u64, len: usize) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.copy_to_host(stream, to.cast(), DevicePtr(from), len))
+    }
+
+    fn copy(&self, stream: u64, to: u64, from: u64, len: usize) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.copy(stream, DevicePtr(to), DevicePtr(from), len as u64))
+    }
+
+    fn fill(&self, stream: u64, to: u64, byte: u8, len: usize) -> Outcome {
+        let stream = self.real(stream)?;
+        host!(self.fill(stream, DevicePtr(to), byte, len as u64))
+    }
+}

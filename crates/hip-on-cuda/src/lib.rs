@@ -1,0 +1,31 @@
+//! For tests: a library with the functions of AMD's HIP runtime that the HIP backend calls, without AMD's GPU.
+//!
+//! It does its work on NVIDIA's driver, loaded at run time, or with `GPU_IPC_SHIM=host` on shared memory, and keeps
+//! AMD's rules where they differ from CUDA's: numbers, layouts, what is refused and what blocks. What it shows is that
+//! the backend's calls are right by those rules on real memory between real processes. It shows nothing of AMD's
+//! driver.
+//!
+//! A program takes it in place of the runtime where `GPU_IPC_HIP_LIBRARY` names it. Set before the program starts:
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `GPU_IPC_SHIM` | `cuda` (as without it), `host` |
+//! | `GPU_IPC_SHIM_VERSION` | the runtime's version and so its rules, `70253211` without it |
+//! | `GPU_IPC_SHIM_INJECT` | names of [`Fault`]s, separated by commas |
+//!
+//! Read in this order: `settings`, `machine` (what is needed of the device below), `cuda` and `host` (two of those),
+//! `export` (how a function comes to be one of C's), `device`, `memory`, `physical`, `sharing`, `queue` (HIP's
+//! functions, by subject).
+
+mod cuda;
+mod device;
+mod export;
+mod host;
+mod machine;
+mod memory;
+mod physical;
+mod queue;
+mod settings;
+mod sharing;
+
+pub use settings::Fault;

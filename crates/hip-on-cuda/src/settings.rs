@@ -1,0 +1,84 @@
+//! What the environment asks for.
+
+use std::env;
+use std::sync::OnceLock;
+
+/// A behaviour of some runtime of AMD's, or of every one, that is made to happen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Every process has one process number, as in containers of their own: handles are refused with 201.
+    EqualPid,
+    /// No handle can be attached: 17.
+    AttachFails,
+    /// A wait for an event of another process blocks the caller until the event is complete.
+    EventBlocks,
+    /// A wait for an event of another process does not wait.
+    EventLies,
+    /// Streams write and wait for no words.
+    NoWords,
+    /// A stream's write of a word does not wait for the work before it.
+    EarlyWords,
+    /// Virtual memory cannot be exported.
+    NoExport,
+    /// Imported virtual memory is gone when its exporter frees it.
+    ExportDies,
+    /// A read-only mapping can be written.
+    WritableReads,
+    /// Importing a descriptor brings the process down.
+    ImportAborts,
+    /// Importing a descriptor does not return.
+    ImportHangs,
+    /// Devices have no identity.
+    NoUuid,
+}
+
+const NAMES: [(&str, Fault); 12] = [
+    ("equal-pid", Fault::EqualPid),
+    ("attach-fails", Fault::AttachFails),
+    ("event-blocks", Fault::EventBlocks),
+    ("event-lies", Fault::EventLies),
+    ("no-words", Fault::NoWords),
+    ("early-words", Fault::EarlyWords),
+    ("no-export", Fault::NoExport),
+    ("export-dies", Fault::ExportDies),
+    ("writable-reads", Fault::WritableReads),
+    ("import-aborts", Fault::ImportAborts),
+    ("import-hangs", Fault::ImportHangs),
+    ("no-uuid", Fault::NoUuid),
+];
+
+/// What the environment asked for when it was first looked at.
+pub(crate) struct Settings {
+    pub(crate) host: bool,
+    pub(crate) version: u32,
+    faults: Vec<Fault>,
+}
+
+impl Settings {
+    /// Reads the environment, once.
+    pub(crate) fn get() -> &'static Settings {
+        static SETTINGS: OnceLock<Settings> = OnceLock::new();
+        SETTINGS.get_or_init(|| {
+            let text = |name| env::var(name).unwrap_or_default();
+            let faults = text("GPU_IPC_SHIM_INJECT");
+            let faults = faults.split(',').map(str::trim).filter(|name| !name.is_empty()).map(|name| {
+                // A test that asks for what there is not must not pass.
+                NAMES.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no such fault: {name}")).1
+            });
+            Settings {
+                host: text("GPU_IPC_SHIM") == "host",
+                version: text("GPU_IPC_SHIM_VERSION").parse().unwrap_or(70_253_211),
+                faults: faults.collect(),
+            }
+        })
+    }
+
+    pub(crate) fn has(&self, fault: Fault) -> bool {
+        self.faults.contains(&fault)
+    }
+
+    /// Says whether the rules are those of this version or a later one.
+    pub(crate) fn at_least(&self, major: u32, minor: u32) -> bool {
+        self.version >= major * 10_000_000 + minor * 100_000
+    }
+}

@@ -1,0 +1,145 @@
+//! HIP's functions about handles, with AMD's rules: the handle names its process, and an equal number is refused.
+//!
+//! A handle of AMD's is 32 bytes of the driver's, the size, an offset, and the process number of the exporting process.
+//! One of the driver below is 64 bytes, which it cannot hold: those lie in a file of shared memory that it names.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use crate::device::entered;
+use crate::export::hip;
+use crate::machine::{INVALID_VALUE, Outcome};
+use crate::settings::{Fault, Settings};
+
+const INVALID_DEVICE_POINTER: u32 = 17;
+const INVALID_CONTEXT: u32 = 201;
+const ALREADY_MAPPED: u32 = 208;
+
+/// `hipIpcMemHandle_t`, and the handle of an event.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Handle {
+    bytes: [u8; 64],
+}
+
+impl Handle {
+    pub(crate) fn bytes(self) -> [u8; 64] {
+        self.bytes
+    }
+}
+
+/// Files of exported allocations, by the allocation's base.
+static FILES: Mutex<Option<HashMap<u64, PathBuf>>> = Mutex::new(None);
+
+fn files() -> MutexGuard<'static, Option<HashMap<u64, PathBuf>>> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn path(name: &[u8; 32]) -> PathBuf {
+    let name: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    PathBuf::from(format!("/dev/shm/gpu-ipc-shim-{name}"))
+}
+
+/// The number that this process goes by.
+fn process_number() -> u32 {
+    if Settings::get().has(Fault::EqualPid) { 1 } else { process::id() }
+}
+
+/// Forgets what was exported of an allocation that is freed.
+pub(crate) fn forget(base: u64) {
+    if let Some(path) = files().as_mut().and_then(|files| files.remove(&base)) {
+        // Somebody else may have cleared the directory.
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Numbers the PID namespace: a process number means something only in its own.
+fn namespace() -> u32 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino() as u32)
+}
+
+/// Clears away what killed processes left.
+fn sweep() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // What cannot be read or removed stays: it is a few bytes.
+        for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(hex) = name.strip_prefix("gpu-ipc-shim-").and_then(|rest| rest.get(..16)) else { continue };
+            let Ok(numbers) = u64::from_str_radix(hex, 16) else { continue };
+            let (number, its_namespace) = ((numbers >> 32) as u32, numbers as u32);
+            let here = its_namespace.swap_bytes() == namespace();
+            if here && !PathBuf::from(format!("/proc/{}", number.swap_bytes())).exists() {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    });
+}
+
+fn export(base: u64, len: usize, below: [u8; 64]) -> Outcome<Handle> {
+    sweep();
+    let mut name = [0; 32];
+    name[..4].copy_from_slice(&process::id().to_le_bytes());
+    name[4..8].copy_from_slice(&namespace().to_le_bytes());
+    name[8..16].copy_from_slice(&base.to_le_bytes());
+    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    name[16..32].copy_from_slice(&time.as_nanos().to_le_bytes());
+    let file = path(&name);
+    fs::write(&file, below).map_err(|_| crate::machine::UNKNOWN)?;
+    forget(base);
+    files().get_or_insert_default().insert(base, file);
+    let mut bytes = [0; 64];
+    bytes[..32].copy_from_slice(&name);
+    bytes[32..40].copy_from_slice(&(len as u64).to_le_bytes());
+    bytes[48..52].copy_from_slice(&process_number().to_le_bytes());
+    Ok(Handle { bytes })
+}
+
+fn below(handle: &Handle) -> Outcome<[u8; 64]> {
+    let name: [u8; 32] = handle.bytes[..32].try_into().map_err(|_| INVALID_VALUE)?;
+    let bytes = fs::read(path(&name)).map_err(|_| INVALID_DEVICE_POINTER)?;
+    bytes.try_into().map_err(|_| INVALID_DEVICE_POINTER)
+}
+
+hip! {
+    hipIpcGetMemHandle(handle: Handle; base: u64) {
+        let machine = entered()?.0;
+        let (start, len) = machine.range(base)?;
+        if start != base {
+            return Err(INVALID_VALUE);
+        }
+        export(base, len, machine.handle(base)?)
+    }
+    hipIpcOpenMemHandle(base: u64; handle: Handle, flags: u32) {
+        let ((machine, device), settings) = (entered()?, Settings::get());
+        if flags != u32::from(settings.at_least(6, 0)) {
+            return Err(INVALID_VALUE);
+        }
+        if handle.bytes[32..40] == [0; 8] {
+            return Err(INVALID_VALUE);
+        }
+        if handle.bytes[48..52] == process_number().to_le_bytes() {
+            return Err(INVALID_CONTEXT);
+        }
+        if settings.has(Fault::AttachFails) {
+            return Err(INVALID_DEVICE_POINTER);
+        }
+        machine.open(device, below(&handle)?).map_err(|code| match code {
+            2 | ALREADY_MAPPED => code,
+            _ => INVALID_DEVICE_POINTER,
+        })
+    }
+    hipIpcCloseMemHandle(; base: u64) {
+        let machine = entered()?.0;
+        // AMD's waits for the whole device.
+        machine.synchronize()?;
+        machine.close(base)
+    }
+    hipIpcGetEventHandle(handle: Handle; event: u64) {
+        entered()?.0.event_handle(event).map(|bytes| Handle { bytes })
+    }
+}
