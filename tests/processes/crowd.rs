@@ -1,7 +1,7 @@
 //! Many of everything: sessions, devices, participants, roles; and both sides without threads of the library's own.
 
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gpu_ipc::{After, ClaimError, Claims, DeviceId, Event, Gpu, Participant, Session, State, Stream, To, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,6 +15,7 @@ pub const CASES: &[Case] = &[
     ("crowd::a_process_is_producer_and_consumer_of_another", both_roles),
     ("crowd::several_sessions_and_participants_in_one_process", several),
     ("crowd::both_sides_by_hand_in_one_thread", by_hand),
+    ("crowd::a_session_by_hand_tells_of_releases", released_by_hand),
     ("crowd::calls_that_wait_turn_a_session_by_hand", waiting_by_hand),
     ("crowd::a_session_by_hand_ends_after_its_last_handle", ends_by_hand),
     ("crowd::a_consumer_by_hand_survives_its_producer", producer_dies),
@@ -198,6 +199,22 @@ fn by_hand() {
             both.session.collect();
             (both.session.stats().live_blocks == 0).then_some(())
         });
+    }
+}
+
+fn released_by_hand() {
+    let both = ByHand::new();
+    // The producer keeps its block and writes into it again: nothing is in limbo, and no call waits.
+    let block = both.session.alloc(4096).expect("there is room");
+    for round in 0..10 {
+        write_stamp(&both.gpu, &both.stream, block.ptr(), round);
+        let descriptor = block.share(To::Participant(both.participant.id()), After::Done).expect("shared");
+        let claim = || both.participant.try_claim(descriptor.as_bytes(), Wait::Host).ok();
+        let received = both.turn_until("the claim", claim);
+        assert!(block.wait_released(Some(Duration::ZERO)).is_err());
+        received.used_on(&both.stream);
+        drop(received);
+        both.turn_until("the release", || block.wait_released(Some(Duration::ZERO)).ok());
     }
 }
 

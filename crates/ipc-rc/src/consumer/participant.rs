@@ -1,7 +1,7 @@
 //! Participants: what a consumer opens.
 
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -346,9 +346,18 @@ impl Participant {
     }
 }
 
+impl AsRawFd for Participant {
+    /// Returns the number of what [`AsFd`] gives, for event loops that want one.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
 impl AsFd for Participant {
     /// Returns what is readable while there is an [event](Participant::next_event) to read; in manual mode also while
     /// [`turn`](Participant::turn) has something to do.
+    ///
+    /// An event loop that tells of changes only (edge-triggered, as tokio's) must read events until there is none.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.manual.as_ref().map_or_else(|| self.link().events.as_fd(), Manual::as_fd)
     }

@@ -196,6 +196,9 @@ impl SentBlock {
 
     /// Waits until no lease on the block is outstanding: backpressure for a producer that writes into it again.
     ///
+    /// With a timeout of zero it asks; when the answer is no, a session in manual mode makes its descriptor readable until
+    /// the next lease has ended, so that an event loop asks again in time.
+    ///
     /// # Errors
     ///
     /// [`Error::Deadline`] when some still are after `timeout` (`None` waits for ever), [`Error::Forked`].
@@ -207,7 +210,11 @@ impl SentBlock {
             core.collect(Effort::Marked);
             (self.outstanding() == 0).then_some(())
         };
-        core.wait_until(deadline, released).ok_or(Error::Deadline { what: "the consumers of a block" })
+        core.wait_until(deadline, released).ok_or_else(|| {
+            core.watches_releases.store(true, Ordering::Relaxed);
+            core.waker.nudge();
+            Error::Deadline { what: "the consumers of a block" }
+        })
     }
 
     /// Returns the session's statistics' view of the block: its region and offset.

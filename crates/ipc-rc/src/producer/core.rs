@@ -62,6 +62,8 @@ pub(crate) struct Core {
     pub deaths: AtomicU64,
     /// Callers that wait for a change.
     pub waiters: AtomicUsize,
+    /// Somebody asked whether a block is released, and it was not: the thread looks until the next lease ends.
+    pub watches_releases: AtomicBool,
     /// No more sharing; the thread ends when nothing is held.
     pub closing: AtomicBool,
     /// Something was granted that lapses.
@@ -126,6 +128,7 @@ impl Core {
             expired: AtomicU64::new(0),
             deaths: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
+            watches_releases: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             may_lapse: AtomicBool::new(false),
             watches_lapses: AtomicBool::new(false),
@@ -186,6 +189,9 @@ impl Core {
                 reclaimed.blocks += 1;
                 reclaimed.bytes += block.len();
             }
+        }
+        if found && self.watches_releases.load(Ordering::Relaxed) {
+            self.watches_releases.store(false, Ordering::Relaxed);
         }
         // A waiter that registers at this very moment and is not seen looks again by itself within 100 ms.
         if found && self.waiters.load(Ordering::Relaxed) > 0 {

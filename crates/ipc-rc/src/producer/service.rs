@@ -168,6 +168,7 @@ impl manual::Service for Service {
         }
         let waits = core.limbo.sum().blocks > 0
             || core.waiters.load(Ordering::Relaxed) > 0
+            || core.watches_releases.load(Ordering::Relaxed)
             || core.closing.load(Ordering::Relaxed)
             || !self.leaving.is_empty();
         let words = || core.peers.load().iter().flatten().any(|peer| peer.words.any_pending());

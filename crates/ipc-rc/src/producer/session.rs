@@ -1,7 +1,7 @@
 //! Sessions: what a producer opens.
 
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -509,6 +509,13 @@ fn why_not(kind: MemoryKind) -> &'static str {
         MemoryKind::Unknown => "the driver does not know the address",
         MemoryKind::Virtual => "it was not created with an exportable handle type",
         _ => "the driver gives no handle for it",
+    }
+}
+
+impl AsRawFd for Session {
+    /// Returns the number of what [`AsFd`] gives, for event loops that want one.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

@@ -36,7 +36,8 @@ pub enum Claims {
     Once,
     /// By the first so many. The block is held until all have claimed.
     Times(NonZeroU32),
-    /// By everybody, until the block's [`SentBlock`](crate::SentBlock) is dropped: for broadcasts.
+    /// By everybody, until the block's [`SentBlock`](crate::SentBlock) is dropped: for broadcasts. Such a ticket is not
+    /// counted by [`outstanding`](crate::SentBlock::outstanding): a pool that writes blocks again cancels it first.
     Unlimited,
 }
 
