@@ -7,11 +7,12 @@
 //! | share with whoever asks | [`ticket`], [`point`] |
 //! | drop: limbo | [`block`], [`own_work`] |
 //! | collect, retire, give back | [`core`], [`ledger`] |
-//! | who connects | [`admission`] |
+//! | who connects, and what they ask | [`admission`], [`answer`] |
 //! | deaths, mappings, time to live | [`service`], [`peer`] |
 //! | who holds what | [`report`] |
 
 pub(crate) mod admission;
+pub(crate) mod answer;
 pub(crate) mod block;
 pub(crate) mod core;
 pub(crate) mod count;

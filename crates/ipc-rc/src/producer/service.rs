@@ -11,22 +11,19 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use gpu_api::{Access, Error, EventKind, Export, ParticipantId, RawEvent, Reclaim, RegionId, Result};
+use gpu_api::{EventKind, ParticipantId, RawEvent, Reclaim, Result};
 
 use crate::blocking::Blocking;
 use crate::clock::Tick;
 use crate::manual;
-use crate::message::{
-    Heir, MOST_BYTES, MOST_TICKETS, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant, ToProducer,
-};
+use crate::message::{MOST_TICKETS, TicketId, ToParticipant};
 use crate::poller::Poller;
 use crate::process;
 use crate::producer::core::Core;
-use crate::producer::ledger::{Effort, Entry, Found};
+use crate::producer::ledger::{Effort, Found};
 use crate::producer::peer::Peer;
-use crate::producer::share::{To, find, place_of};
-use crate::producer::ticket::Claims;
-use crate::socket::{self, Listener, ReceiveOutcome};
+use crate::producer::share::{find, place_of};
+use crate::socket::Listener;
 use crate::step::step;
 use crate::waker::Waker;
 
@@ -35,8 +32,6 @@ const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_mi
 /// How often times to live are looked at while leases are out, and for how long after the last has ended.
 const LOOK: Duration = Duration::from_secs(1);
 const WATCHING: Duration = Duration::from_secs(2);
-/// Packets read from one participant before the others get their turn.
-const PACKETS_A_TURN: usize = 64;
 
 /// What a descriptor that epoll reports stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,13 +63,13 @@ pub(crate) struct Service {
     probe: Option<RawEvent>,
     broken: bool,
     /// A mapping has gone since the last look.
-    unmapped: bool,
+    pub(super) unmapped: bool,
     blocking: Blocking,
     /// Participants that are gone but into whose words a stream of ours may still write.
     leaving: Vec<Arc<Peer>>,
     asked: Vec<ParticipantId>,
     /// Claims of tickets that found no room for a fence: asked again at every turn.
-    crowded: Vec<(ParticipantId, u64, ArrayVec<TicketId, MOST_TICKETS>)>,
+    pub(super) crowded: Vec<(ParticipantId, u64, ArrayVec<TicketId, MOST_TICKETS>)>,
 }
 
 impl Service {
@@ -252,164 +247,12 @@ impl Service {
         self.poller.remove(fd);
     }
 
-    fn peer(&self, id: ParticipantId) -> Option<Arc<Peer>> {
+    pub(super) fn peer(&self, id: ParticipantId) -> Option<Arc<Peer>> {
         find(&self.core.peers.load(), id).cloned()
     }
 
-    fn hear(&mut self, key: u64, id: ParticipantId) {
-        let Some(peer) = self.peer(id) else { return };
-        for _ in 0..PACKETS_A_TURN {
-            let mut bytes = [0; MOST_BYTES];
-            let mut fds = Vec::new();
-            let said = match socket::receive(peer.socket.as_fd(), &mut bytes, &mut fds) {
-                Ok(ReceiveOutcome::Empty) => return,
-                Ok(ReceiveOutcome::HungUp) => None,
-                Ok(ReceiveOutcome::Packet(len)) => match ToProducer::decode(&bytes[..len], fds.len()) {
-                    Ok(message) => Some(message),
-                    Err(error) => {
-                        tracing::warn!(participant = %id, %error, "a participant speaks nonsense; it is granted nothing more");
-                        self.close(&peer);
-                        continue;
-                    }
-                },
-                Err(error) => {
-                    tracing::warn!(participant = %id, %error, "a participant cannot be read");
-                    self.close(&peer);
-                    return;
-                }
-            };
-            match said {
-                None => {
-                    self.note(key, id, |peer| peer.proof().hung_up = true);
-                    return;
-                }
-                Some(ToProducer::MapRegion { request, region, access, lease }) => {
-                    self.map(&peer, request, region, access, lease);
-                }
-                Some(ToProducer::ClaimTickets { request, tickets }) => self.redeem(&peer, request, tickets),
-                Some(ToProducer::Forward { request, lease, heir, user }) => {
-                    self.forward(&peer, request, lease, heir, user);
-                }
-                Some(ToProducer::Inspect { request, from }) => {
-                    self.tell(&peer, &self.core.report(request, from));
-                }
-                Some(ToProducer::Unmapped { region }) => {
-                    self.unmapped |= peer.note_unmapping(region);
-                    self.core.announce_change();
-                }
-                Some(ToProducer::Bye) => {
-                    peer.proof().farewell = true;
-                    self.close(&peer);
-                }
-                Some(ToProducer::Hello { .. }) => self.close(&peer),
-            }
-        }
-    }
-
-    /// Tells a participant how to map a region, and notes that it may. The lease that it names proves its right.
-    fn map(&self, peer: &Arc<Peer>, request: u64, region: RegionId, access: Access, lease: Entry) {
-        // Under the ledger's lock, so that the pin is taken while the block is certainly in use.
-        let leased = peer.ledger.with_block(lease, |block| {
-            let leased = block.region();
-            (leased.id() == region).then(|| {
-                peer.note_mapping(leased);
-                leased.clone()
-            })
-        });
-        let leased = leased.flatten();
-        let answer = match &leased {
-            None => ToParticipant::NoRegion {
-                request,
-                region,
-                code: RefusalCode::Region,
-                why: "no lease of yours lies in this region; it was revoked or has ended".into(),
-            },
-            Some(leased) => {
-                let place = match leased.export() {
-                    _ if peer.local => Place::Local(leased.base()),
-                    Export::Handle(handle) => Place::Handle(*handle),
-                    Export::Fd(_) => Place::Fd,
-                };
-                ToParticipant::Region {
-                    request,
-                    region,
-                    len: leased.len(),
-                    device: self.core.gpu.uuid(),
-                    access,
-                    place,
-                }
-            }
-        };
-        let fd = match (&answer, leased.as_ref().map(|leased| leased.export())) {
-            (ToParticipant::Region { place: Place::Fd, .. }, Some(Export::Fd(fd))) => Some(fd.as_fd()),
-            _ => None,
-        };
-        if let Err(error) = self.core.outbox.push(peer, &answer, fd) {
-            tracing::warn!(participant = %peer.id, %error, "an answer is lost");
-            peer.note_unmapping(region);
-        }
-    }
-
-    /// Answers claims of tickets; all of them again at a later turn when one finds no room for its fence. What was
-    /// granted meanwhile is answered the same then.
-    fn redeem(&mut self, peer: &Arc<Peer>, request: u64, tickets: ArrayVec<TicketId, MOST_TICKETS>) {
-        let mut answers = ArrayVec::new();
-        for &ticket in &tickets {
-            match self.core.redeem(peer, ticket) {
-                Some(outcome) => answers.push(TicketAnswer { ticket, outcome }),
-                None => {
-                    self.crowded.push((peer.id, request, tickets));
-                    return;
-                }
-            }
-        }
-        self.tell(peer, &ToParticipant::Tickets { request, answers });
-        if self.core.may_lapse.load(Ordering::Relaxed) {
-            self.core.watch_lapses();
-        }
-    }
-
-    fn redeem_crowded(&mut self) {
-        for (id, request, tickets) in std::mem::take(&mut self.crowded) {
-            if let Some(peer) = self.peer(id) {
-                self.redeem(&peer, request, tickets);
-            }
-        }
-    }
-
-    fn forward(&mut self, peer: &Arc<Peer>, request: u64, lease: Entry, heir: Heir, user: [u8; 64]) {
-        let to = match heir {
-            Heir::Participant(id) => To::Participant(id),
-            Heir::Ticket(None) => To::Ticket(Claims::Unlimited),
-            Heir::Ticket(Some(claims)) => To::Ticket(Claims::Times(claims)),
-        };
-        let answer = match self.core.forward(peer, lease, to, user) {
-            Ok(descriptor) => ToParticipant::Forwarded { request, descriptor },
-            Err(error) => {
-                let code = match &error {
-                    Error::Invalid { what: "the lease to forward", .. } => RefusalCode::Lease,
-                    Error::Invalid { .. } => RefusalCode::Protocol,
-                    Error::ParticipantGone { .. } => RefusalCode::Addressee,
-                    Error::Exhausted { .. } => RefusalCode::Limit,
-                    Error::Closing => RefusalCode::Closing,
-                    _ => RefusalCode::Failed,
-                };
-                ToParticipant::Declined { request, code, why: error.to_string() }
-            }
-        };
-        step!("forward");
-        self.tell(peer, &answer);
-    }
-
-    /// Sends an answer.
-    fn tell(&self, peer: &Peer, answer: &ToParticipant) {
-        if let Err(error) = self.core.outbox.push(peer, answer, None) {
-            tracing::warn!(participant = %peer.id, %error, "an answer is lost");
-        }
-    }
-
     /// Takes a token of the proof of death, and acts on it.
-    fn note(&mut self, key: u64, id: ParticipantId, token: impl FnOnce(&Peer)) {
+    pub(super) fn note(&mut self, key: u64, id: ParticipantId, token: impl FnOnce(&Peer)) {
         let Some(peer) = self.peer(id) else { return };
         match self.watches.get(&key).copied() {
             Some(Watch::Socket(_)) => self.unwatch(key, peer.socket.as_fd()),
