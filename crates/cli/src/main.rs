@@ -37,6 +37,8 @@ enum Outcome {
 }
 
 fn main() -> ExitCode {
+    #[cfg(feature = "hip")]
+    gpu_ipc::hip::probe::run_if_asked();
     // clap itself ends with 2 for what it does not understand.
     let outcome = match Args::parse().command {
         Command::Demo(options) => demo::run(&options),

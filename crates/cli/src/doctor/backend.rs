@@ -101,7 +101,9 @@ pub fn ask(kind: BackendKind, patience: Duration, tell: &dyn Fn(String)) -> Back
             Backend { state: State::Failed, why: Some(why), remedy: Some(remedy.into()), ..Backend::new(kind) }
         }
     };
-    backend.checks = device_files::checks(kind);
+    // What the process found of the driver itself comes after what lies around it.
+    let found = std::mem::replace(&mut backend.checks, device_files::checks(kind));
+    backend.checks.extend(found);
     if kind == BackendKind::Cuda {
         backend.checks.push(mps::check());
     }

@@ -4,12 +4,14 @@
 //! 2. `kernel`, `limits`, `namespaces`: what every backend needs.
 //! 3. `backend`: what one backend has, asked in a process of its own, so that a driver that crashes or hangs is
 //!    reported. `probe` is that process; `trial` shares a block in it with a third, `consumer`.
-//! 4. `device_files`, `mps`: what lies around a driver.
+//! 4. `device_files`, `mps`: what lies around a driver; `hip`: what AMD's runtime is seen to do.
 
 mod backend;
 mod check;
 pub mod consumer;
 mod device_files;
+#[cfg(feature = "hip")]
+mod hip;
 mod kernel;
 mod limits;
 mod mps;

@@ -36,6 +36,11 @@ fn probe(kind: BackendKind) -> Result<(), String> {
             for gpu in found.gpus() {
                 look_at(&mut backend, gpu)?;
             }
+            #[cfg(feature = "hip")]
+            if kind == BackendKind::Hip {
+                let so_far = backend.clone();
+                backend.checks = super::hip::checks(|doing| say(&so_far, Some(doing)))?;
+            }
         }
         Err(error) => {
             explain(&mut backend, Some(&error));
