@@ -18,22 +18,39 @@ fn whole() -> io::Result<PathBuf> {
     found.into_iter().find(|path| path.exists()).ok_or_else(|| io::Error::other("libhip_on_cuda.so was not built"))
 }
 
-/// Provides a case's library, in `directory` where it has to be made.
-pub fn provide(library: Library, directory: &Path) -> io::Result<PathBuf> {
+/// Provides a case's library, in `directory` where it has to be made; `None` where it lies there to be found.
+pub fn provide(library: Library, directory: &Path) -> io::Result<Option<PathBuf>> {
     match library {
-        Library::Absent => Ok(directory.join("none.so")),
-        Library::Foreign => Ok(PathBuf::from("libc.so.6")),
-        Library::Without([]) => whole(),
+        Library::Absent => Ok(Some(directory.join("none.so"))),
+        Library::Foreign => Ok(Some(PathBuf::from("libc.so.6"))),
+        Library::Without([]) => whole().map(Some),
         Library::Without(names) => {
-            let mut bytes = fs::read(whole()?)?;
-            for name in names {
-                blot_out(&mut bytes, name)?;
-            }
             let path = directory.join("libamdhip64.so");
-            fs::write(&path, bytes)?;
-            Ok(path)
+            without(names, &path)?;
+            Ok(Some(path))
+        }
+        Library::Installed => {
+            without(&["hipStreamGetId"], &directory.join("libamdhip64.so.7"))?;
+            without(&[], &directory.join("libamdhip64.so.6"))?;
+            Ok(None)
+        }
+        Library::Broken => {
+            fs::write(
+                directory.join("libamdhip64.so.7"),
+                "this is no library at all, but long enough to be looked at",
+            )?;
+            Ok(None)
         }
     }
+}
+
+/// Makes a library that lacks some functions.
+fn without(names: &[&str], path: &Path) -> io::Result<()> {
+    let mut bytes = fs::read(whole()?)?;
+    for name in names {
+        blot_out(&mut bytes, name)?;
+    }
+    fs::write(path, bytes)
 }
 
 /// Changes a function's name wherever it stands: the loader finds its place by its hash, and then another name there.

@@ -31,6 +31,19 @@ const NO_UUID: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "no-uuid"), ("GPU_IPC
 pub const CASES: &[Case] = &[
     refused!(a_named_library_that_is_not_there_is_told, Library::Absent, &[], "GPU_IPC_HIP_LIBRARY names"),
     refused!(a_library_that_is_not_amds_is_no_runtime, Library::Foreign, &[], "has no hipRuntimeGetVersion"),
+    refused!(a_library_that_is_none_is_told, Library::Broken, &[], "libamdhip64.so cannot be loaded: /"),
+    Case {
+        name: "the_newest_runtime_is_taken",
+        library: Library::Installed,
+        environment: &[],
+        run: || assert_eq!(hip().missing_functions(), ["hipStreamGetId"]),
+    },
+    Case {
+        name: "a_runtime_that_is_loaded_already_is_taken",
+        library: Library::Installed,
+        environment: &[],
+        run: loaded,
+    },
     refused!(a_machine_without_device_is_told, WHOLE, &[("GPU_IPC_HOST_DEVICES", "0")], "7.2.53211 gave 100"),
     refused!(
         a_machine_without_device_is_told_by_the_oldest_too,
@@ -91,6 +104,13 @@ fn unavailable(expected: &str) {
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains(expected), "{text}");
+}
+
+fn loaded() {
+    // SAFETY: `Library::new` runs the library's initialisers, which have no conditions.
+    let application = unsafe { libloading::os::unix::Library::new("libamdhip64.so.6") }.expect("it is on the path");
+    assert!(hip().missing_functions().is_empty(), "another copy was loaded beside the application's");
+    drop(application);
 }
 
 fn without_a_proof() {
