@@ -14,6 +14,10 @@ pub enum Fault {
     EventBlocks,
     /// A wait for an event of another process does not wait.
     EventLies,
+    /// After 32 waits for events of other processes the next do not wait.
+    EventLapses,
+    /// Once an event of another process was destroyed here, no wait for one waits any more.
+    EventForgets,
     /// Streams write and wait for no words.
     NoWords,
     /// A stream's write of a word does not wait for the work before it.
@@ -32,11 +36,13 @@ pub enum Fault {
     NoUuid,
 }
 
-const NAMES: [(&str, Fault); 12] = [
+const NAMES: [(&str, Fault); 14] = [
     ("equal-pid", Fault::EqualPid),
     ("attach-fails", Fault::AttachFails),
     ("event-blocks", Fault::EventBlocks),
     ("event-lies", Fault::EventLies),
+    ("event-lapses", Fault::EventLapses),
+    ("event-forgets", Fault::EventForgets),
     ("no-words", Fault::NoWords),
     ("early-words", Fault::EarlyWords),
     ("no-export", Fault::NoExport),

@@ -45,6 +45,8 @@ pub const CASES: &[Case] = &[
     fault!(words_that_are_refused_are_not_proved, "no-words", Step::Words, LONG, "801"),
     fault!(words_that_come_early_are_not_proved, "early-words", Step::Words, LONG, "the work before it"),
     fault!(events_that_do_not_wait_are_not_proved, "event-lies", Step::Events, LONG, "waits for the event"),
+    fault!(events_that_lapse_are_not_proved, "event-lapses", Step::Events, LONG, "waits for the event"),
+    fault!(events_that_are_forgotten_are_not_proved, "event-forgets", Step::Events, LONG, "waits for the event"),
     fault!(events_that_block_are_not_proved, "event-blocks", Step::Events, SHORT, "did not come back"),
     fault!(memory_that_is_not_exported_is_not_proved, "no-export", Step::Vmm, LONG, ""),
     fault!(memory_that_dies_with_its_exporter_is_not_proved, "export-dies", Step::Vmm, LONG, "signal"),
