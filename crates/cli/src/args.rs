@@ -6,6 +6,7 @@ use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use gpu_ipc::BackendKind;
 
 use crate::size;
+use crate::torture::{MemberOptions, TortureOptions};
 
 /// Share GPU memory between processes, and free it when the last one is done.
 #[derive(Parser, Debug)]
@@ -87,6 +88,23 @@ Exit status:
   1  a required backend has no working device, or something is missing that everything needs
   2  wrong usage")]
     Doctor(DoctorOptions),
+    /// Kill, stop and fork producers and consumers at random, and look whether anything is lost or freed early
+    #[command(after_help = "\
+Examples:
+  gpu-ipc torture                                  a minute on shared memory, six consumers at a time
+  gpu-ipc torture --seconds 28800 --backend cuda   a night on a GPU
+  gpu-ipc torture --seed 7 --json                  one JSON object on standard output, for programs
+  gpu-ipc torture --seconds 10 --control counter   a method that must fail: exit status 1 says that it was found
+
+The seed decides what is done to whom, not what the machine makes of it: a finding may take several runs to come again.
+docs/TORTURE.md says what is done.
+
+Exit status:
+  0  nothing was used again early, ended twice, leaked or hung
+  1  something was, or a process crashed; with --control, what must be found was found
+  2  wrong usage
+  3  the backend that was asked for has no device here")]
+    Torture(TortureOptions),
     /// A consumer of the demo (started by it)
     #[command(hide = true)]
     DemoConsumer(ConsumerOptions),
@@ -99,6 +117,9 @@ Exit status:
     /// Who tries to make namespaces for the doctor (started by it)
     #[command(hide = true)]
     DoctorNamespaces,
+    /// A process of the torture (started by it)
+    #[command(hide = true)]
+    TortureMember(MemberOptions),
 }
 
 /// Which backend to use.

@@ -4,7 +4,8 @@
 //! 2. `demo`: the main job with real processes.
 //! 3. `doctor`: what this machine can do, and what it lacks.
 //! 4. `sessions`: those on this host, and who holds what.
-//! 5. What they share: `device` (which one), `child` (this program in other processes), `copier`, `pattern` (contents of
+//! 5. `torture`: whoever dies, nothing is lost or freed early; and methods of which that is not true.
+//! 6. What they share: `device` (which one), `child` (this program in other processes), `copier`, `pattern` (contents of
 //!    blocks), `hex`, `size`.
 
 mod args;
@@ -18,6 +19,7 @@ mod output;
 mod pattern;
 mod sessions;
 mod size;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -48,6 +50,8 @@ fn main() -> ExitCode {
         Command::DemoConsumer(options) => demo::consumer::run(&options),
         Command::DoctorBackend(options) => doctor::probe::run(options.backend),
         Command::DoctorConsumer(options) => doctor::consumer::run(&options),
+        Command::Torture(options) => torture::run(&options),
+        Command::TortureMember(options) => torture::run_member(&options),
         Command::DoctorNamespaces => doctor::namespaces::run(),
     };
     ExitCode::from(outcome as u8)

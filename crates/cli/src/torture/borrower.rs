@@ -1,0 +1,150 @@
+//! Taking by the library: a participant, and its claims.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu_ipc::host::HostBackend;
+use gpu_ipc::{ClaimError, Error, Participant, ParticipantId, ReceivedBlock, State, To, Wait};
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use super::Place;
+use super::board::{Board, Count};
+use super::consumer::{Borrower, Taken};
+use super::dice::Dice;
+use super::message::{self, Message};
+use crate::copier::Copier;
+use crate::device::explain;
+
+/// How long a claim may take: a producer may be stopped, or dead.
+const CLAIMING: Duration = Duration::from_secs(4);
+/// Writes that are under way when a process dies.
+const WRITES: u32 = 50;
+const LATE: u8 = 0x66;
+
+/// A participant of one producer's session.
+pub struct Leases {
+    board: &'static Board,
+    host: Option<Arc<HostBackend>>,
+    copier: Copier,
+    participant: Participant,
+}
+
+impl Leases {
+    /// Connects; `None` when that fails as it may.
+    pub fn open(place: &Place, dice: &mut Dice) -> Result<Option<Leases>, String> {
+        let device = place.gpu()?;
+        let copier = Copier::new(&device.gpu).map_err(|e| explain(&e))?;
+        if dice.in_thousand(100) {
+            few_files(dice)?;
+        }
+        let path = message::session(&place.dir, place.producer);
+        let mut builder = Participant::builder(device.gpu.clone()).timeout(Some(CLAIMING));
+        if dice.in_thousand(200) {
+            builder = builder.mapping_cache(0, 0);
+        }
+        match builder.connect(path) {
+            Ok(participant) => Ok(Some(Leases { board: place.board, host: device.host, copier, participant })),
+            Err(Error::Refused { .. } | Error::ProducerGone { .. } | Error::Deadline { .. }) => Ok(None),
+            Err(error) if is_few_files(&error) => {
+                place.board.count(Count::FewFiles);
+                Ok(None)
+            }
+            // Its socket is there when it may be connected to, and goes with it.
+            Err(Error::System { source, .. })
+                if matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(explain(&error)),
+        }
+    }
+}
+
+/// Leaves this process only a few descriptors more than it has.
+fn few_files(dice: &mut Dice) -> Result<(), String> {
+    let open = std::fs::read_dir("/proc/self/fd").map_or(16, Iterator::count) as u64;
+    let most = open + 3 + dice.below(16);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: Some(most) })
+        .map_err(|e| format!("setrlimit: {e}"))
+}
+
+fn is_few_files(error: &Error) -> bool {
+    matches!(error, Error::System { source, .. } if source.raw_os_error() == Some(libc::EMFILE))
+}
+
+impl Borrower for Leases {
+    type Held = ReceivedBlock;
+
+    fn participant(&self) -> u64 {
+        self.participant.id().0
+    }
+
+    fn take(&mut self, message: &Message, dice: &mut Dice) -> Result<Taken<ReceivedBlock>, String> {
+        let wait = if dice.in_thousand(700) { Wait::On(self.copier.stream()) } else { Wait::Host };
+        match self.participant.claim(&message.bytes, wait, Some(CLAIMING)) {
+            Ok(block) => Ok(Taken::Held(block)),
+            Err(ClaimError::AlreadyClaimed) => Ok(Taken::Refused),
+            Err(ClaimError::ProducerGone) => Ok(Taken::Gone),
+            // It was for another, came late, or met a stopped producer.
+            Err(ClaimError::Refused { .. } | ClaimError::Revoked | ClaimError::Stale | ClaimError::WouldBlock) => {
+                Ok(Taken::Nothing)
+            }
+            Err(ClaimError::Backend(Error::Deadline { .. } | Error::Exhausted { .. })) => Ok(Taken::Nothing),
+            Err(ClaimError::Backend(error)) if is_few_files(&error) => {
+                self.board.count(Count::FewFiles);
+                Ok(Taken::Nothing)
+            }
+            Err(error) => Err(explain(&error)),
+        }
+    }
+
+    fn is_intact(&mut self, held: &ReceivedBlock, stamp: u64) -> Result<bool, String> {
+        let intact = self.copier.holds(held, stamp).map_err(|e| explain(&e))?;
+        // Of what its producer never finished nothing is promised.
+        Ok(intact || held.state() == State::Poisoned)
+    }
+
+    fn is_gone(&self) -> bool {
+        self.participant.is_producer_gone()
+    }
+
+    fn forward(&mut self, held: &ReceivedBlock, to: u64, message: &Message) -> Result<Option<Message>, String> {
+        match held.forward(To::Participant(ParticipantId(to)), Some(CLAIMING)) {
+            Ok(descriptor) => Ok(Some(Message {
+                grant: self.board.next_grant(),
+                stamp: message.stamp,
+                most: 1,
+                exclusive: false,
+                bytes: descriptor.as_bytes().to_vec(),
+            })),
+            // The third, or the producer, may be gone or stopped.
+            Err(
+                ClaimError::Refused { .. }
+                | ClaimError::ProducerGone
+                | ClaimError::Revoked
+                | ClaimError::Stale
+                | ClaimError::WouldBlock
+                | ClaimError::Backend(_),
+            ) => Ok(None),
+            Err(error) => Err(explain(&error)),
+        }
+    }
+
+    fn memory(&self, held: &ReceivedBlock) -> Option<(*mut u8, usize)> {
+        let len = usize::try_from(held.len()).ok()?;
+        self.host.as_ref().map(|_| (held.device_ptr().0 as *mut u8, len))
+    }
+
+    fn write_late(&mut self, held: &ReceivedBlock, delay: Duration) -> Result<bool, String> {
+        if let Some(host) = &self.host {
+            return match host.arm_late_write(held.device_ptr(), &[LATE; 8], delay) {
+                Ok(()) => Ok(true),
+                Err(error) if is_few_files(&error) => Ok(false),
+                Err(error) => Err(explain(&error)),
+            };
+        }
+        self.copier.overwrite(held, LATE, WRITES).map_err(|e| explain(&e))?;
+        Ok(true)
+    }
+}

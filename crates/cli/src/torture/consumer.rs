@@ -1,0 +1,230 @@
+//! A consumer of a run: it takes what it is sent, looks at it before and after it held it, and sometimes forks, forwards
+//! or dies on its own account.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::board::{Board, Count, Phase};
+use super::borrower::Leases;
+use super::control::Loans;
+use super::dice::Dice;
+use super::message::{Inbox, Message, Outbox};
+use super::{Place, fork};
+
+/// Blocks that a consumer holds at a time.
+const MOST_HELD: usize = 16;
+/// How long it holds one, at most.
+const HOLD_MS: u64 = 30;
+/// How long after a death its writes come, at most: well within the quarantine.
+const LATEST_MS: u64 = 40;
+
+/// What became of a message.
+pub enum Taken<H> {
+    /// The block.
+    Held(H),
+    /// Nothing, and that is as it should be.
+    Nothing,
+    /// A duplicate was refused.
+    Refused,
+    /// The producer is gone.
+    Gone,
+}
+
+/// How a consumer gets at what it is sent: by the library, or as a control does.
+pub trait Borrower {
+    /// A block that is held. Its lease ends when it is dropped.
+    type Held;
+
+    /// Returns its number at the producer.
+    fn participant(&self) -> u64;
+
+    /// Claims what a message grants.
+    fn take(&mut self, message: &Message, dice: &mut Dice) -> Result<Taken<Self::Held>, String>;
+
+    /// Says whether a block contains what it should, as far as anything was promised.
+    fn is_intact(&mut self, held: &Self::Held, stamp: u64) -> Result<bool, String>;
+
+    /// Says whether the producer is gone.
+    fn is_gone(&self) -> bool;
+
+    /// Makes a grant for another out of a lease.
+    fn forward(&mut self, held: &Self::Held, to: u64, message: &Message) -> Result<Option<Message>, String>;
+
+    /// Returns where a forked child can write to a block.
+    fn memory(&self, held: &Self::Held) -> Option<(*mut u8, usize)>;
+
+    /// Has something written to a block after this process' death, if the device can.
+    fn write_late(&mut self, held: &Self::Held, delay: Duration) -> Result<bool, String>;
+}
+
+struct Lease<H> {
+    message: Message,
+    held: H,
+    until: Instant,
+    /// Others may hold the block too.
+    shared: bool,
+}
+
+/// Lives until the run, or its producer, ends.
+pub fn run(place: &Place) -> Result<(), String> {
+    let mut dice = Dice::new(place.seed, place.serial);
+    let me = place.board.member(place.slot);
+    // Some have a child before they connect.
+    if place.control.is_none() && dice.in_thousand(60) {
+        me.forked.store(1, Ordering::Release);
+        if fork::child(Duration::from_millis(dice.below(1500)), &[])? {
+            place.board.count(Count::Forks);
+        }
+    }
+    if place.control.is_some() {
+        return Consumer::serve(place, &mut Loans::open(place)?, dice);
+    }
+    match Leases::open(place, &mut dice)? {
+        Some(mut leases) => Consumer::serve(place, &mut leases, dice),
+        // The producer died, or there was no descriptor to spare.
+        None => Ok(()),
+    }
+}
+
+struct Consumer<'a, B: Borrower> {
+    place: &'a Place,
+    board: &'static Board,
+    borrower: &'a mut B,
+    inbox: Inbox,
+    outbox: Outbox,
+    dice: Dice,
+    leases: VecDeque<Lease<B::Held>>,
+}
+
+impl<B: Borrower> Consumer<'_, B> {
+    fn serve(place: &Place, borrower: &mut B, dice: Dice) -> Result<(), String> {
+        let sockets = |e: std::io::Error| format!("a socket cannot be made: {e}");
+        let inbox = Inbox::open(&place.dir, place.serial).map_err(sockets)?;
+        let outbox = Outbox::new(&place.dir).map_err(sockets)?;
+        let me = place.board.member(place.slot);
+        me.producer.store(place.producer, Ordering::Relaxed);
+        me.participant.store(borrower.participant(), Ordering::Relaxed);
+        me.serial.store(place.serial, Ordering::Release);
+        let board = place.board;
+        Consumer { place, board, borrower, inbox, outbox, dice, leases: VecDeque::new() }.live()
+    }
+
+    fn live(mut self) -> Result<(), String> {
+        let me = self.board.member(self.place.slot);
+        loop {
+            me.beat.fetch_add(1, Ordering::Relaxed);
+            let leaving = self.board.phase() >= Phase::Leave;
+            let message = if self.leases.len() < MOST_HELD { self.inbox.take() } else { None };
+            if self.borrower.is_gone() || (leaving && message.is_none()) {
+                break;
+            }
+            match &message {
+                Some(message) => self.take(message)?,
+                None => std::thread::sleep(Duration::from_micros(500)),
+            }
+            let now = Instant::now();
+            while let Some(place) = self.leases.iter().position(|lease| lease.until <= now || leaving) {
+                let Some(lease) = self.leases.remove(place) else { break };
+                self.end(lease, leaving)?;
+            }
+            if self.place.control.is_none() && !leaving && self.dice.in_thousand(1) {
+                self.misbehave()?;
+            }
+        }
+        // Contents outlive their producer.
+        while let Some(lease) = self.leases.pop_front() {
+            self.end(lease, true)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, message: &Message) -> Result<(), String> {
+        match self.borrower.take(message, &mut self.dice)? {
+            Taken::Held(held) => {
+                if !self.board.claimed(message.grant, u64::from(message.most)) {
+                    self.board.count(Count::DoubleRetire);
+                }
+                self.look(message, &held, "when it was claimed")?;
+                let until = Instant::now() + Duration::from_millis(self.dice.below(HOLD_MS));
+                self.leases.push_back(Lease { message: message.clone(), held, until, shared: !message.exclusive });
+            }
+            Taken::Refused => self.board.count(Count::Refused),
+            Taken::Nothing | Taken::Gone => {}
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, message: &Message, held: &B::Held, when: &str) -> Result<(), String> {
+        if !self.borrower.is_intact(held, message.stamp)? {
+            self.board.count(Count::EarlyReuse);
+            if self.place.control.is_none() {
+                let (serial, stamp) = (self.place.serial, message.stamp);
+                crate::output::complain(&format!("consumer {serial}: block {stamp} had changed {when}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at a block for the last time and lets it go, forwarding some before.
+    fn end(&mut self, lease: Lease<B::Held>, leaving: bool) -> Result<(), String> {
+        if !leaving && self.dice.in_thousand(50) {
+            let partners = self.board.partners(self.place.producer);
+            if let Some(&(serial, participant)) = self.dice.one_of(&partners)
+                && let Some(message) = self.borrower.forward(&lease.held, participant, &lease.message)?
+            {
+                self.board.count(Count::Forwards);
+                self.outbox.send(&message, serial);
+            }
+        }
+        self.look(&lease.message, &lease.held, "while it was held")
+    }
+
+    /// Does something that a program should not do, or that a framework does behind its back.
+    fn misbehave(&mut self) -> Result<(), String> {
+        let me = self.board.member(self.place.slot);
+        let exclusive = self.leases.iter().filter(|lease| !lease.shared);
+        match self.dice.below(10) {
+            // A child that does nothing, while this process lives on.
+            0..3 => {
+                me.forked.store(1, Ordering::Release);
+                if fork::child(Duration::from_millis(self.dice.below(1500)), &[])? {
+                    self.board.count(Count::Forks);
+                }
+            }
+            // A child that goes on writing, as the work of its dead parent does.
+            3..6 => {
+                let memory: Vec<_> = exclusive.filter_map(|lease| self.borrower.memory(&lease.held)).collect();
+                me.forked.store(1, Ordering::Release);
+                if fork::child(Duration::from_millis(self.dice.below(800)), &memory)? {
+                    self.board.count(Count::Forks);
+                    die();
+                }
+            }
+            // A write that comes when this process is dead.
+            _ => {
+                let mut armed = false;
+                // They come one after the other: the first waits, and the others follow at once.
+                let mut delay = Duration::from_millis(self.dice.below(LATEST_MS));
+                for lease in exclusive {
+                    armed |= self.borrower.write_late(&lease.held, delay)?;
+                    delay = Duration::ZERO;
+                }
+                if armed {
+                    self.board.count(Count::LateWrites);
+                    self.board.note_death(self.place.producer, self.borrower.participant());
+                    die();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ends this process as the kernel would, without another instruction of its own.
+fn die() -> ! {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    loop {
+        std::thread::park();
+    }
+}

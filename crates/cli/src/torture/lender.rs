@@ -1,0 +1,227 @@
+//! Lending by the library: sessions, grants of every kind, and what can go wrong with a message.
+
+use std::collections::VecDeque;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu_ipc::{
+    After, Claims, Descriptor, Error, Gpu, ParticipantId, RegionSource, SentBlock, Session, ShareOptions, To,
+};
+
+use super::audit::Audit;
+use super::board::{Board, Count};
+use super::dice::Dice;
+use super::message::{self, Message, Outbox};
+use super::producer::Lender;
+use super::{PATIENCE, Place};
+use crate::copier::Copier;
+use crate::device::explain;
+
+/// Regions are small, so that they come and go.
+const REGION_BYTES: u64 = 256 << 10;
+/// Blocks that a producer keeps for a while.
+const MOST_KEPT: usize = 24;
+/// Longer than a late write may take on a machine that has much else to do.
+const QUARANTINE: Duration = Duration::from_millis(250);
+/// More than messages take, less than many a stop: some grants lapse before their consumer goes on.
+const TIME_TO_LIVE: Duration = Duration::from_millis(700);
+
+/// A session, and what its producer keeps.
+pub struct Sessions {
+    board: &'static Board,
+    serial: u64,
+    copier: Copier,
+    audit: Arc<Audit>,
+    session: Session,
+    kept: VecDeque<(Instant, SentBlock)>,
+}
+
+/// A grant that can be sent.
+struct Grant {
+    descriptor: Descriptor,
+    most: u32,
+    exclusive: bool,
+}
+
+impl Sessions {
+    /// Opens a session for this producer.
+    pub fn open(place: &Place) -> Result<Sessions, String> {
+        let gpu: Gpu = place.gpu()?.gpu;
+        let audit = Audit::new(gpu.clone(), REGION_BYTES, place.board).map_err(|e| explain(&e))?;
+        let source: Arc<dyn RegionSource> = audit.clone();
+        let session = Session::builder(gpu.clone())
+            .socket(message::session(&place.dir, place.serial))
+            .source(source)
+            .time_to_live(Some(TIME_TO_LIVE))
+            .quarantine(QUARANTINE)
+            .max_slots(1)
+            .open()
+            .map_err(|e| explain(&e))?;
+        let copier = Copier::new(&gpu).map_err(|e| explain(&e))?;
+        Ok(Sessions { board: place.board, serial: place.serial, copier, audit, session, kept: VecDeque::new() })
+    }
+
+    /// Makes a block with a stamp in it, if there is room.
+    fn block(&mut self, dice: &mut Dice, stamp: u64) -> Result<Option<SentBlock>, String> {
+        let size = match dice.below(20) {
+            0 => 64 << 10,
+            1..5 => 8 + 8 * dice.below(2048),
+            _ => 64,
+        };
+        match self.session.alloc_within(size, Duration::ZERO) {
+            Ok(block) => {
+                self.copier.write(&block, stamp).map_err(|e| explain(&e))?;
+                Ok(Some(block))
+            }
+            Err(Error::OutOfMemory { .. }) => {
+                self.board.count(Count::OutOfMemory);
+                // Regions that nobody uses can be taken by others.
+                if dice.in_thousand(200) {
+                    self.session.trim().map_err(|e| explain(&e))?;
+                }
+                Ok(None)
+            }
+            Err(error) => Err(explain(&error)),
+        }
+    }
+
+    fn share(&mut self, dice: &mut Dice, block: &SentBlock, to: ParticipantId) -> Result<Option<Grant>, String> {
+        let (to, most, exclusive) = match dice.below(10) {
+            0 => (To::Ticket(Claims::Once), 1, true),
+            1 => {
+                let times = 2 + dice.below(3) as u32;
+                (To::Ticket(NonZeroU32::new(times).map_or(Claims::Once, Claims::Times)), times, false)
+            }
+            2 => (To::Ticket(Claims::Unlimited), 0, false),
+            _ => (To::Participant(to), 1, true),
+        };
+        let after = if dice.in_thousand(700) {
+            After::Stream(self.copier.stream())
+        } else {
+            self.copier.settle().map_err(|e| explain(&e))?;
+            After::Done
+        };
+        match block.share(to, after) {
+            Ok(descriptor) => Ok(Some(Grant { descriptor, most, exclusive })),
+            // It died, or is about to.
+            Err(Error::ParticipantGone { .. }) => Ok(None),
+            Err(Error::Exhausted { .. }) => {
+                self.board.count(Count::Full);
+                Ok(None)
+            }
+            Err(error) => Err(explain(&error)),
+        }
+    }
+
+    /// Sends a grant to its addressee, or a ticket to some; or loses it, or sends it twice, or takes it back.
+    fn send(
+        &self,
+        dice: &mut Dice,
+        block: &SentBlock,
+        grant: &Grant,
+        to: u64,
+        all: &[(u64, u64)],
+        outbox: &Outbox,
+    ) -> Result<(), String> {
+        if dice.in_thousand(40) {
+            return Ok(());
+        }
+        if dice.in_thousand(30) {
+            block.cancel(&grant.descriptor).map_err(|e| explain(&e))?;
+        }
+        let number = self.board.next_grant();
+        let message = Message {
+            grant: number,
+            stamp: u64::from_le_bytes(grant.descriptor.user()[..8].try_into().expect("eight of 64 bytes")),
+            most: grant.most,
+            exclusive: grant.exclusive,
+            bytes: grant.descriptor.as_bytes().to_vec(),
+        };
+        outbox.send(&message, to);
+        // A duplicate for the same, and for another.
+        if dice.in_thousand(80) {
+            outbox.send(&message, to);
+        }
+        if grant.descriptor.is_ticket() || dice.in_thousand(20) {
+            for _ in 0..=grant.most.min(4) {
+                if let Some(&(other, _)) = dice.one_of(all) {
+                    outbox.send(&message, other);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Grants until the addressee's counter file has no slot left.
+    fn fill_up(&mut self, dice: &mut Dice, to: ParticipantId) -> Result<(), String> {
+        let Some(block) = self.block(dice, 0)? else { return Ok(()) };
+        let options = ShareOptions::default().time_to_live(Some(Duration::from_millis(100)));
+        loop {
+            match block.share_with(To::Participant(to), After::Done, &options) {
+                Ok(_) => {}
+                Err(Error::Exhausted { .. }) => {
+                    self.board.count(Count::Full);
+                    return Ok(());
+                }
+                Err(Error::ParticipantGone { .. }) => return Ok(()),
+                Err(error) => return Err(explain(&error)),
+            }
+        }
+    }
+}
+
+impl Lender for Sessions {
+    fn lend(&mut self, dice: &mut Dice, partners: &[(u64, u64)], outbox: &Outbox) -> Result<(), String> {
+        let Some(&(serial, participant)) = dice.one_of(partners) else { return Ok(()) };
+        let participant = ParticipantId(participant);
+        if dice.in_thousand(1) && dice.in_thousand(300) {
+            return self.fill_up(dice, participant);
+        }
+        if dice.in_thousand(5) {
+            self.session.trim().map_err(|e| explain(&e))?;
+        }
+        // A block that was shared before keeps its stamp; only fresh ones are exclusive.
+        let stamp = self.board.next_grant();
+        let Some(block) = self.block(dice, stamp)? else { return Ok(()) };
+        let Some(mut grant) = self.share(dice, &block, participant)? else { return Ok(()) };
+        let mut user = [0; 64];
+        user[..8].copy_from_slice(&stamp.to_le_bytes());
+        grant.descriptor = grant.descriptor.with_user(user);
+        self.send(dice, &block, &grant, serial, partners, outbox)?;
+        if dice.in_thousand(300) && self.kept.len() < MOST_KEPT {
+            self.kept.push_back((Instant::now() + Duration::from_millis(dice.below(40)), block));
+        }
+        Ok(())
+    }
+
+    fn tend(&mut self) {
+        let now = Instant::now();
+        self.kept.retain(|(until, _)| *until > now);
+        if self.board.has_deaths(self.serial) {
+            self.session.collect();
+            let holders: Vec<u64> = self.session.stats().holders.iter().map(|holder| holder.participant.0).collect();
+            self.board.time_reclaims(self.serial, &holders);
+        }
+    }
+
+    fn let_go(&mut self) {
+        self.kept.clear();
+    }
+
+    fn finish(&mut self) -> u64 {
+        let report = self.session.shutdown(PATIENCE);
+        let stats = self.session.stats();
+        if report.blocks != 0 || stats.leaked_blocks != 0 || self.audit.outstanding() != 0 {
+            crate::output::complain(&format!(
+                "producer {}: {} blocks are held at the end, {} leaked, {} pieces are out: {:?}",
+                self.serial,
+                report.blocks,
+                stats.leaked_blocks,
+                self.audit.outstanding(),
+                report.holders,
+            ));
+        }
+        (self.audit.outstanding() as u64).max(report.blocks).max(stats.leaked_blocks)
+    }
+}

@@ -1,0 +1,185 @@
+//! Torture: producers and consumers that are killed, stopped and forked at random, and an oracle that is in the blocks.
+//!
+//! 1. This process starts the others, torments them ([`run`], `process`), and counts what they found (`report`).
+//! 2. `producer`, `consumer`: what each of them does; `lender`, `borrower`: by the library; `control`: by a method that
+//!    must fail.
+//! 3. `board`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`: which
+//!    bytes a session takes and gives back; `fork`: children that live on; `dice`: chance.
+//!
+//! Every block has its generation all over it. Whoever holds it compares before and after; bytes that come back are
+//! overwritten at once where they can be reached. docs/TORTURE.md says what is done to whom.
+
+mod audit;
+mod board;
+mod borrower;
+mod consumer;
+mod control;
+mod dice;
+mod fork;
+mod lender;
+mod message;
+mod process;
+mod producer;
+mod report;
+mod torment;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args as Group, ValueEnum};
+use gpu_ipc::host::{HostBackend, HostConfig};
+use gpu_ipc::{BackendKind, DeviceId, Gpu};
+use serde::Serialize;
+
+use crate::args::{BackendChoice, Vendor};
+use crate::{Outcome, child, device, output};
+use board::Board;
+
+/// Whoever takes longer to let go hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What torture can be told.
+#[derive(Group, Debug)]
+pub struct TortureOptions {
+    /// How long
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub seconds: u64,
+    /// What chance is made from; printed, and chosen by the system unless given
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Consumer processes at a time
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub consumers: u32,
+    /// Where the memory lies
+    #[arg(long, value_enum, default_value = "host")]
+    pub backend: BackendChoice,
+    /// Lend memory in a way that must be found to fail, instead of by the library
+    #[arg(long, value_enum)]
+    pub control: Option<Control>,
+    /// Print one JSON object instead of a text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A way of lending that must be found to fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Control {
+    /// A plain shared counter: it leaks when its holder is killed.
+    Counter,
+    /// A time-out that frees what a stopped process holds.
+    BlindTimeout,
+}
+
+/// What a process of a run is told.
+#[derive(Group, Debug)]
+pub struct MemberOptions {
+    /// The directory of the run
+    #[arg(long)]
+    pub dir: PathBuf,
+    /// Its place on the board
+    #[arg(long)]
+    pub slot: usize,
+    /// Its number in the run
+    #[arg(long)]
+    pub serial: u64,
+    /// The number of its producer; its own for a producer
+    #[arg(long)]
+    pub producer: u64,
+    /// The seed of the run
+    #[arg(long)]
+    pub seed: u64,
+    /// The backend
+    #[arg(long, value_enum)]
+    pub backend: Vendor,
+    /// The device
+    #[arg(long)]
+    pub device: String,
+    /// The control, if it is one
+    #[arg(long, value_enum)]
+    pub control: Option<Control>,
+}
+
+/// Who a process of a run is, and where.
+pub struct Place {
+    dir: PathBuf,
+    board: &'static Board,
+    slot: usize,
+    serial: u64,
+    producer: u64,
+    seed: u64,
+    control: Option<Control>,
+    backend: BackendKind,
+    device: String,
+}
+
+/// A device, and what the host backend alone can be made to do.
+struct Device {
+    gpu: Gpu,
+    host: Option<Arc<HostBackend>>,
+}
+
+impl Place {
+    fn gpu(&self) -> Result<Device, String> {
+        if self.backend != BackendKind::Host {
+            return Ok(Device { gpu: device::find(self.backend, &self.device)?, host: None });
+        }
+        let opened = HostConfig::from_env().and_then(HostBackend::new);
+        let host = opened.map_err(|e| device::explain(&e))?;
+        let gpu = Gpu::new(host.clone(), DeviceId(0)).map_err(|e| device::explain(&e))?;
+        Ok(Device { gpu, host: Some(host) })
+    }
+}
+
+/// Runs a torture.
+pub fn run(options: &TortureOptions) -> Outcome {
+    let gpu = match device::choose(options.backend) {
+        Ok(gpu) => gpu,
+        Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
+    };
+    let backend = match gpu.kind() {
+        BackendKind::Cuda => Vendor::Cuda,
+        BackendKind::Hip => Vendor::Hip,
+        _ => Vendor::Host,
+    };
+    let uuid = gpu.uuid().to_string();
+    drop(gpu);
+    match torment::run(options, backend, &uuid) {
+        Ok((report, crashes)) => {
+            for crash in &crashes {
+                output::complain(crash);
+            }
+            let good = report.is_good() && crashes.is_empty();
+            let outcome = if good { Outcome::Good } else { Outcome::Finding };
+            output::conclude(&if options.json { report.json() } else { report.text() }, outcome)
+        }
+        Err(why) => output::fail(&format!("the torture stopped: {why}"), options.json, Outcome::Finding),
+    }
+}
+
+/// Lives as a process of a run.
+pub fn run_member(options: &MemberOptions) -> Outcome {
+    child::die_with_parent();
+    let lived = Board::open(&options.dir.join("board")).map_err(|e| format!("no board: {e}")).and_then(|board| {
+        let place = Place {
+            dir: options.dir.clone(),
+            board,
+            slot: options.slot,
+            serial: options.serial,
+            producer: options.producer,
+            seed: options.seed,
+            control: options.control,
+            backend: options.backend.kind(),
+            device: options.device.clone(),
+        };
+        if place.serial == place.producer { producer::run(&place) } else { consumer::run(&place) }
+    });
+    match lived {
+        Ok(()) => Outcome::Good,
+        Err(error) => {
+            output::complain(&format!("process {} of the torture: {error}", options.serial));
+            Outcome::Finding
+        }
+    }
+}

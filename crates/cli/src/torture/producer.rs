@@ -1,0 +1,73 @@
+//! A producer of a run: it lends blocks to whoever is connected, until it is killed or told to end.
+
+use std::time::Duration;
+
+use super::board::{Board, Count, Phase};
+use super::control::Arena;
+use super::dice::Dice;
+use super::fork;
+use super::lender::Sessions;
+use super::message::Outbox;
+use super::{Control, Place};
+
+/// How a producer gives out memory: by the library, or as a control does.
+pub trait Lender {
+    /// Does one thing by chance: lends a block, takes one back, tidies up.
+    fn lend(&mut self, dice: &mut Dice, partners: &[(u64, u64)], outbox: &Outbox) -> Result<(), String>;
+
+    /// Looks what came back.
+    fn tend(&mut self);
+
+    /// Lets go of what the producer itself keeps.
+    fn let_go(&mut self);
+
+    /// Waits until nothing is held, and says how many blocks did not come back.
+    fn finish(&mut self) -> u64;
+}
+
+/// Lives until the run ends.
+pub fn run(place: &Place) -> Result<(), String> {
+    match place.control {
+        None => serve(place, &mut Sessions::open(place)?),
+        Some(Control::Counter | Control::BlindTimeout) => serve(place, &mut Arena::create(place)?),
+    }
+}
+
+fn serve(place: &Place, lender: &mut impl Lender) -> Result<(), String> {
+    let board: &Board = place.board;
+    let me = board.member(place.slot);
+    let outbox = Outbox::new(&place.dir).map_err(|e| format!("a socket cannot be made: {e}"))?;
+    let mut dice = Dice::new(place.seed, place.serial);
+    // Consumers may connect from here on.
+    me.serial.store(place.serial, std::sync::atomic::Ordering::Release);
+    let beat = || me.beat.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let ending = || me.ending.load(std::sync::atomic::Ordering::Acquire) != 0;
+    while board.phase() == Phase::Work && !ending() {
+        beat();
+        let partners = board.partners(place.serial);
+        for _ in 0..=dice.below(8) {
+            lender.lend(&mut dice, &partners, &outbox)?;
+        }
+        lender.tend();
+        if dice.in_thousand(1) && place.control.is_none() && fork::child(Duration::from_millis(dice.below(1500)), &[])?
+        {
+            board.count(Count::Forks);
+        }
+        std::thread::sleep(Duration::from_micros(200 + dice.below(2000)));
+    }
+    lender.let_go();
+    me.ending.store(2, std::sync::atomic::Ordering::Release);
+    while board.phase() < Phase::Finish && !ending_alone(board, place) {
+        beat();
+        lender.tend();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    beat();
+    board.add(Count::LeakedBlocks, lender.finish());
+    Ok(())
+}
+
+/// A producer that ends before the run does, ends with its consumers still there.
+fn ending_alone(board: &Board, place: &Place) -> bool {
+    place.control.is_none() && board.phase() == Phase::Work
+}

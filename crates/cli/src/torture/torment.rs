@@ -1,0 +1,320 @@
+//! Who torments the others: starts them, kills them, stops them, and waits for the end.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
+
+use super::board::{Board, Count, Phase};
+use super::dice::Dice;
+use super::process::{Process, Role, can_be_contained, command, free_slot};
+use super::report::Report;
+use super::{Control, PATIENCE, TortureOptions};
+use crate::args::Vendor;
+use crate::output;
+
+/// Producers at a time.
+const PRODUCERS: usize = 2;
+/// Between two looks.
+const TICK: Duration = Duration::from_millis(5);
+/// Who does nothing for so long hangs. A claim that meets a stopped producer takes seconds.
+const SILENCE: Duration = Duration::from_secs(45);
+/// A host device so small that it is full at times.
+const HOST_BYTES: &str = "1572864";
+
+/// Runs until the time is over, or until a control's fault shows, and says what was found and who crashed.
+pub fn run(options: &TortureOptions, backend: Vendor, device: &str) -> Result<(Report, Vec<String>), String> {
+    // Whatever orphans are left behind become this process' to wait for.
+    let _ = set_child_subreaper(Some(getpid()));
+    let seed = options.seed.unwrap_or_else(chosen_seed);
+    if !options.json {
+        output::print(&format!("seed {seed}"))?;
+    }
+    let dir = Dir::new()?;
+    let board = Board::open(&dir.0.join("board")).map_err(|e| format!("memory cannot be shared: {e}"))?;
+    let mut torment = Torment {
+        options,
+        backend,
+        device,
+        dir: &dir.0,
+        board,
+        dice: Dice::new(seed, 0),
+        seed,
+        serial: 0,
+        processes: Vec::new(),
+        contained: options.control.is_none() && can_be_contained(),
+        crashes: Vec::new(),
+        report: Report { seconds: options.seconds, seed, control: options.control, ..Report::default() },
+    };
+    torment.work()?;
+    torment.end()?;
+    Ok((torment.finished(), std::mem::take(&mut torment.crashes)))
+}
+
+fn chosen_seed() -> u64 {
+    let mut bytes = [0; 8];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    // Short enough to be typed.
+    u64::from_le_bytes(bytes) % 1_000_000_000
+}
+
+/// The directory of a run, which goes with it.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Result<Dir, String> {
+        let path = std::env::temp_dir().join(format!("gpu-ipc-torture-{}", std::process::id()));
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|e| format!("{} cannot be made: {e}", path.display()))?;
+        Ok(Dir(path))
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Torment<'a> {
+    options: &'a TortureOptions,
+    backend: Vendor,
+    device: &'a str,
+    dir: &'a Path,
+    board: &'static Board,
+    dice: Dice,
+    seed: u64,
+    serial: u64,
+    processes: Vec<Process>,
+    contained: bool,
+    crashes: Vec<String>,
+    report: Report,
+}
+
+impl Torment<'_> {
+    fn work(&mut self) -> Result<(), String> {
+        let end = Instant::now() + Duration::from_secs(self.options.seconds);
+        while Instant::now() < end && !self.is_found() {
+            self.refill()?;
+            self.hurt();
+            self.look_after()?;
+            std::thread::sleep(TICK);
+        }
+        Ok(())
+    }
+
+    /// Says whether a control's fault shows already. The counter's shows at the end.
+    fn is_found(&self) -> bool {
+        self.options.control == Some(Control::BlindTimeout) && self.board.counted(Count::EarlyReuse) != 0
+    }
+
+    /// Starts what is missing.
+    fn refill(&mut self) -> Result<(), String> {
+        let producers = self.processes.iter().filter(|p| p.role == Role::Producer && !p.told_to_end).count();
+        for _ in producers..PRODUCERS {
+            self.start(Role::Producer, None)?;
+        }
+        let up = |p: &&Process| p.role == Role::Producer && !p.told_to_end && p.is_up(self.board);
+        let hosts: Vec<u64> = self.processes.iter().filter(up).map(|p| p.serial).collect();
+        let consumers = self.processes.iter().filter(|p| p.role == Role::Consumer).count();
+        for _ in consumers..self.options.consumers as usize {
+            let Some(&producer) = self.dice.one_of(&hosts) else { break };
+            self.start(Role::Consumer, Some(producer))?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, role: Role, producer: Option<u64>) -> Result<(), String> {
+        self.serial += 1;
+        let (serial, slot) = (self.serial, free_slot(&self.processes)?);
+        let producer = producer.unwrap_or(serial);
+        let contained = role == Role::Consumer && self.contained && self.dice.in_thousand(100);
+        let mut command = command(contained)?;
+        let numbers = [serial, producer, self.seed, slot as u64].map(|number| number.to_string());
+        command.args(["torture-member", "--backend", self.backend.kind().name(), "--device", self.device, "--dir"]);
+        command.arg::<&OsStr>(self.dir.as_ref());
+        for (name, number) in ["--serial", "--producer", "--seed", "--slot"].iter().zip(&numbers) {
+            command.args([name, number.as_str()]);
+        }
+        match self.options.control {
+            Some(Control::Counter) => drop(command.args(["--control", "counter"])),
+            Some(Control::BlindTimeout) => drop(command.args(["--control", "blind-timeout"])),
+            None => {}
+        }
+        if role == Role::Producer {
+            command.env("GPU_IPC_HOST_BYTES", HOST_BYTES);
+        }
+        let process = Process::start(command, self.board, role, (serial, producer, slot), contained)?;
+        self.processes.push(process);
+        Ok(())
+    }
+
+    /// Kills, stops or ends somebody, or nobody.
+    fn hurt(&mut self) {
+        let now = Instant::now();
+        for process in &mut self.processes {
+            if process.stopped_until.is_some_and(|until| until <= now) {
+                process.stopped_until = None;
+                process.signal(Signal::CONT);
+            }
+        }
+        // Two hundred ticks a second.
+        let control = self.options.control.is_some();
+        if self.dice.in_thousand(20) {
+            self.kill(Role::Consumer);
+        }
+        if self.dice.in_thousand(40) {
+            self.stop();
+        }
+        if !control && self.dice.in_thousand(3) {
+            self.kill(Role::Producer);
+        }
+        if !control && self.dice.in_thousand(1) {
+            let running: Vec<usize> = self.candidates(|p| p.role == Role::Producer && !p.told_to_end);
+            if let Some(&place) = self.dice.one_of(&running) {
+                self.processes[place].told_to_end = true;
+                self.processes[place].member(self.board).ending.store(1, Ordering::Release);
+            }
+        }
+    }
+
+    fn candidates(&self, which: impl Fn(&Process) -> bool) -> Vec<usize> {
+        let is_one = |place: &usize| {
+            let process = &self.processes[*place];
+            process.is_up(self.board) && which(process)
+        };
+        (0..self.processes.len()).filter(is_one).collect()
+    }
+
+    fn kill(&mut self, role: Role) {
+        let all = self.candidates(|p| p.role == role && !p.told_to_end);
+        let Some(&place) = self.dice.one_of(&all) else { return };
+        let process = &self.processes[place];
+        let member = process.member(self.board);
+        match role {
+            Role::Producer => self.board.forget_deaths(process.serial),
+            // The time to the return is that of a death alone: not while its producer stands still.
+            Role::Consumer => {
+                let stopped = self.processes.iter().any(|p| p.serial == process.producer && p.stopped_until.is_some());
+                if !stopped && !process.contained && member.forked.load(Ordering::Acquire) == 0 {
+                    self.board.note_death(process.producer, member.participant.load(Ordering::Relaxed));
+                }
+            }
+        }
+        process.signal(Signal::KILL);
+        member.serial.store(0, Ordering::Release);
+    }
+
+    fn stop(&mut self) {
+        let producers = self.options.control.is_none() && self.dice.in_thousand(100);
+        let all = self.candidates(|p| {
+            (p.role == Role::Consumer || producers) && !p.contained && p.stopped_until.is_none() && !p.told_to_end
+        });
+        let Some(&place) = self.dice.one_of(&all) else { return };
+        let time = Duration::from_millis(10 + self.dice.below(1200));
+        let process = &mut self.processes[place];
+        if process.role == Role::Producer {
+            self.board.forget_deaths(process.serial);
+        }
+        process.signal(Signal::STOP);
+        process.stopped_until = Some(Instant::now() + time);
+        self.report.stops += 1;
+    }
+
+    /// Waits for who ended, and finds who hangs.
+    fn look_after(&mut self) -> Result<(), String> {
+        while let Some((pid, status)) = ended()? {
+            // Others are orphans.
+            let Some(place) = self.processes.iter().position(|process| process.pid == pid) else { continue };
+            let process = self.processes.swap_remove(place);
+            process.member(self.board).serial.store(0, Ordering::Release);
+            if process.role == Role::Producer {
+                self.board.forget_deaths(process.serial);
+            }
+            match (status.terminating_signal(), process.role) {
+                (Some(libc::SIGKILL), Role::Producer) => self.report.producer_kills += 1,
+                (Some(libc::SIGKILL), Role::Consumer) => self.report.kills += 1,
+                (None, _) if status.exit_status() == Some(0) => {}
+                _ => self
+                    .crashes
+                    .push(format!("process {} ({:?}) ended by itself: {status:?}", process.serial, process.role)),
+            }
+        }
+        for process in &mut self.processes {
+            let limit = if process.told_to_end { SILENCE + PATIENCE } else { SILENCE };
+            if process.silence(self.board) > limit {
+                self.report.hung += 1;
+                output::complain(&format!(
+                    "process {} ({:?}) did nothing for {} s and is killed",
+                    process.serial,
+                    process.role,
+                    limit.as_secs()
+                ));
+                process.told_to_end = true;
+                process.signal(Signal::KILL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets everybody come to an end: producers fall silent, consumers take what is on its way and leave, producers look
+    /// what is left.
+    fn end(&mut self) -> Result<(), String> {
+        for process in &mut self.processes {
+            if process.stopped_until.take().is_some() {
+                process.signal(Signal::CONT);
+            }
+        }
+        self.board.enter(Phase::Quiet);
+        let producing = |torment: &Self, p: &Process| {
+            p.role == Role::Producer && p.member(torment.board).ending.load(Ordering::Acquire) != 2
+        };
+        self.until_none(|torment| torment.processes.iter().filter(|p| producing(torment, p)).count())?;
+        self.board.enter(Phase::Leave);
+        self.until_none(|torment| torment.processes.iter().filter(|p| p.role == Role::Consumer).count())?;
+        self.board.enter(Phase::Finish);
+        for process in &mut self.processes {
+            process.told_to_end = true;
+        }
+        self.until_none(|torment| torment.processes.len())
+    }
+
+    fn until_none(&mut self, mut count: impl FnMut(&Self) -> usize) -> Result<(), String> {
+        while count(self) != 0 {
+            self.look_after()?;
+            std::thread::sleep(TICK);
+        }
+        Ok(())
+    }
+
+    fn finished(&self) -> Report {
+        let counted = |what| self.board.counted(what);
+        if !self.options.json {
+            let rest =
+                [Count::Refused, Count::Forwards, Count::OutOfMemory, Count::Full, Count::FewFiles, Count::LateWrites];
+            let rest: Vec<String> = rest.iter().map(|&what| format!("{what:?} {}", counted(what))).collect();
+            let _ = output::print(&format!("{} processes; {}", self.serial, rest.join(", ")));
+        }
+        Report {
+            forks: counted(Count::Forks),
+            claims: counted(Count::Claims),
+            early_reuse: counted(Count::EarlyReuse),
+            double_retire: counted(Count::DoubleRetire),
+            leaked_blocks: counted(Count::LeakedBlocks),
+            max_death_to_reclaim_ms: self.board.slowest_reclaim_ms(),
+            ..self.report.clone()
+        }
+    }
+}
+
+/// Waits for any child that has ended, without waiting for one to end.
+fn ended() -> Result<Option<(rustix::process::Pid, WaitStatus)>, String> {
+    match wait(WaitOptions::NOHANG) {
+        Ok(ended) => Ok(ended),
+        Err(rustix::io::Errno::CHILD) => Ok(None),
+        Err(error) => Err(format!("processes cannot be waited for: {error}")),
+    }
+}
