@@ -1,15 +1,12 @@
 //! Says what the HIP runtime of this machine is, what was reported of its version, and what it was seen to do.
 //!
-//! `prove` tries what disturbs nobody; `prove --read-only` also makes the GPU fault on purpose. The last line is what to
-//! set for programs that use this library.
+//! `prove` tries what disturbs nobody; `prove --read-only` also makes the GPU fault on purpose. One step on one device may
+//! take a minute, or `--patience SECONDS`. The last line is what to set for programs that use this library.
 
 use std::time::Duration;
 
 use backend_hip::{HipBackend, PROOF, Step, probe};
 use gpu_api::{DeviceId, GpuBackend, Result};
-
-/// What one step on one device may take.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
     probe::run_if_asked();
@@ -26,9 +23,12 @@ fn main() -> Result<()> {
     }
     drop(hip);
     let program = std::env::current_exe().map_err(|error| gpu_api::Error::system("current_exe", "see /proc", error))?;
-    let all = std::env::args().any(|argument| argument == "--read-only");
+    let arguments: Vec<String> = std::env::args().collect();
+    let all = arguments.iter().any(|argument| argument == "--read-only");
+    let seconds = arguments.iter().position(|argument| argument == "--patience").and_then(|at| arguments.get(at + 1));
+    let patience = Duration::from_secs(seconds.and_then(|seconds| seconds.parse().ok()).unwrap_or(60));
     let steps: &[Step] = if all { &Step::ALL } else { &Step::HARMLESS };
-    let findings = probe::prove(&program, steps, PATIENCE)?;
+    let findings = probe::prove(&program, steps, patience)?;
     for finding in &findings.all {
         match &finding.seen {
             Ok(()) => println!("{} on {}: seen to work", finding.step, finding.device),

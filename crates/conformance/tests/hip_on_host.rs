@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-fn run(&(_, version, steps): &Runtime) -> Result<(), Failed> {
+fn run(&(name, version, steps): &Runtime) -> Result<(), Failed> {
     let program = env::current_exe()?;
     let library: PathBuf = program.with_file_name("libhip_on_cuda.so");
     let output = Command::new(program)
@@ -53,7 +53,7 @@ fn run(&(_, version, steps): &Runtime) -> Result<(), Failed> {
     // A list that ran nothing would be all right too, as far as its own result goes.
     let some = out.lines().any(|line| line.starts_with("test hip:1::") && line.ends_with("ok"));
     if output.status.success() && some && result.contains(" 0 ignored;") {
-        eprintln!("{result}");
+        eprintln!("{name}: {result}");
         return Ok(());
     }
     Err(format!("{}: {result}\n{out}{err}", output.status).into())
