@@ -105,6 +105,16 @@ impl Borrower for Leases {
         Ok(intact || held.state() == State::Poisoned)
     }
 
+    fn describe(&self, held: &ReceivedBlock) -> String {
+        let mut first = [0; 8];
+        if let Some((from, _)) = self.memory(held) {
+            // SAFETY: `copy_from_nonoverlapping` asks for eight readable bytes, which every block has: the host backend
+            // maps it where its address says. Others may write there meanwhile; any bytes will do.
+            unsafe { first.as_mut_ptr().copy_from_nonoverlapping(from, 8) };
+        }
+        format!("{:?}, begins with {}", held.state(), crate::hex::encode(&first))
+    }
+
     fn is_gone(&self) -> bool {
         self.participant.is_producer_gone()
     }
@@ -140,7 +150,8 @@ impl Borrower for Leases {
         if let Some(host) = &self.host {
             return match host.arm_late_write(held.device_ptr(), &[LATE; 8], delay) {
                 Ok(()) => Ok(true),
-                Err(error) if is_few_files(&error) => Ok(false),
+                // Its helper process needs descriptors too.
+                Err(Error::System { .. }) => Ok(false),
                 Err(error) => Err(explain(&error)),
             };
         }

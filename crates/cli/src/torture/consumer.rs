@@ -18,6 +18,8 @@ const MOST_HELD: usize = 16;
 const HOLD_MS: u64 = 30;
 /// How long after a death its writes come, at most: well within the quarantine.
 const LATEST_MS: u64 = 40;
+/// The exit status of a process that could not kill itself: what a shell gives for one that was.
+pub const KILLED: i32 = 128 + libc::SIGKILL;
 
 /// What became of a message.
 pub enum Taken<H> {
@@ -44,6 +46,9 @@ pub trait Borrower {
 
     /// Says whether a block contains what it should, as far as anything was promised.
     fn is_intact(&mut self, held: &Self::Held, stamp: u64) -> Result<bool, String>;
+
+    /// Says what can be said about a block that is not intact.
+    fn describe(&self, held: &Self::Held) -> String;
 
     /// Says whether the producer is gone.
     fn is_gone(&self) -> bool;
@@ -77,11 +82,14 @@ pub fn run(place: &Place) -> Result<(), String> {
             place.board.count(Count::Forks);
         }
     }
+    // Before it may have few descriptors.
+    let sockets = |e: std::io::Error| format!("a socket cannot be made: {e}");
+    let boxes = (Inbox::open(&place.dir, place.serial).map_err(sockets)?, Outbox::new(&place.dir).map_err(sockets)?);
     if place.control.is_some() {
-        return Consumer::serve(place, &mut Loans::open(place)?, dice);
+        return Consumer::serve(place, &mut Loans::open(place)?, boxes, dice);
     }
     match Leases::open(place, &mut dice)? {
-        Some(mut leases) => Consumer::serve(place, &mut leases, dice),
+        Some(mut leases) => Consumer::serve(place, &mut leases, boxes, dice),
         // The producer died, or there was no descriptor to spare.
         None => Ok(()),
     }
@@ -98,10 +106,7 @@ struct Consumer<'a, B: Borrower> {
 }
 
 impl<B: Borrower> Consumer<'_, B> {
-    fn serve(place: &Place, borrower: &mut B, dice: Dice) -> Result<(), String> {
-        let sockets = |e: std::io::Error| format!("a socket cannot be made: {e}");
-        let inbox = Inbox::open(&place.dir, place.serial).map_err(sockets)?;
-        let outbox = Outbox::new(&place.dir).map_err(sockets)?;
+    fn serve(place: &Place, borrower: &mut B, (inbox, outbox): (Inbox, Outbox), dice: Dice) -> Result<(), String> {
         let me = place.board.member(place.slot);
         me.producer.store(place.producer, Ordering::Relaxed);
         me.participant.store(borrower.participant(), Ordering::Relaxed);
@@ -159,8 +164,8 @@ impl<B: Borrower> Consumer<'_, B> {
         if !self.borrower.is_intact(held, message.stamp)? {
             self.board.count(Count::EarlyReuse);
             if self.place.control.is_none() {
-                let (serial, stamp) = (self.place.serial, message.stamp);
-                crate::output::complain(&format!("consumer {serial}: block {stamp} had changed {when}"));
+                let (serial, stamp, found) = (self.place.serial, message.stamp, self.borrower.describe(held));
+                crate::output::complain(&format!("consumer {serial}: block {stamp} had changed {when}: {found}"));
             }
         }
         Ok(())
@@ -212,7 +217,9 @@ impl<B: Borrower> Consumer<'_, B> {
                 }
                 if armed {
                     self.board.count(Count::LateWrites);
-                    self.board.note_death(self.place.producer, self.borrower.participant());
+                    if me.forked.load(Ordering::Acquire) == 0 {
+                        self.board.note_death(self.place.producer, self.borrower.participant());
+                    }
                     die();
                 }
             }
@@ -224,7 +231,7 @@ impl<B: Borrower> Consumer<'_, B> {
 /// Ends this process as the kernel would, without another instruction of its own.
 fn die() -> ! {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    loop {
-        std::thread::park();
-    }
+    // The first process of a pid namespace cannot kill itself.
+    // SAFETY: `_exit` has no conditions.
+    unsafe { libc::_exit(KILLED) }
 }

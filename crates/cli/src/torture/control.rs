@@ -156,6 +156,10 @@ impl Borrower for Loans {
         Ok(held.cell.words.iter().all(|word| word.load(Ordering::Acquire) == stamp))
     }
 
+    fn describe(&self, _: &Loan) -> String {
+        String::new()
+    }
+
     fn is_gone(&self) -> bool {
         false
     }

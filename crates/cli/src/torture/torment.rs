@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
 
 use super::board::{Board, Count, Phase};
+use super::consumer::KILLED;
 use super::dice::Dice;
 use super::process::{Process, Role, can_be_contained, command, free_slot};
 use super::report::Report;
@@ -158,6 +159,10 @@ impl Torment<'_> {
         for process in &mut self.processes {
             if process.stopped_until.is_some_and(|until| until <= now) {
                 process.stopped_until = None;
+                if process.role == Role::Producer {
+                    // Whoever died meanwhile waited for it to go on.
+                    self.board.forget_deaths(process.serial);
+                }
                 process.signal(Signal::CONT);
             }
         }
@@ -237,6 +242,7 @@ impl Torment<'_> {
             match (status.terminating_signal(), process.role) {
                 (Some(libc::SIGKILL), Role::Producer) => self.report.producer_kills += 1,
                 (Some(libc::SIGKILL), Role::Consumer) => self.report.kills += 1,
+                (None, Role::Consumer) if status.exit_status() == Some(KILLED) => self.report.kills += 1,
                 (None, _) if status.exit_status() == Some(0) => {}
                 _ => self
                     .crashes
