@@ -17,6 +17,7 @@ Examples:
   gpu-ipc demo                                     see it at work: share, hold, die, reclaim
   gpu-ipc ls                                       which sessions are open here, and who holds what?
   gpu-ipc top                                      the same, live
+  gpu-ipc torture --seconds 60                     does it hold while processes die at random?
   gpu-ipc help demo                                everything about one command
 
 Exit status: 0 good, 1 something was found, 2 wrong usage, 3 not available here.")]
