@@ -50,12 +50,8 @@ impl Leases {
                 place.board.count(Count::FewFiles);
                 Ok(None)
             }
-            // Its socket is there when it may be connected to, and goes with it.
-            Err(Error::System { source, .. })
-                if matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused) =>
-            {
-                Ok(None)
-            }
+            // It died, or is stopped and its backlog is full.
+            Err(Error::Connect { .. }) => Ok(None),
             Err(error) => Err(explain(&error)),
         }
     }
@@ -70,7 +66,11 @@ fn few_files(dice: &mut Dice) -> Result<(), String> {
 }
 
 fn is_few_files(error: &Error) -> bool {
-    matches!(error, Error::System { source, .. } if source.raw_os_error() == Some(libc::EMFILE))
+    let source = match error {
+        Error::System { source, .. } | Error::Connect { source: Some(source), .. } => source,
+        _ => return false,
+    };
+    source.raw_os_error() == Some(libc::EMFILE)
 }
 
 impl Borrower for Leases {
