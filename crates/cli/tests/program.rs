@@ -73,6 +73,8 @@ fn help_has_examples_and_exit_statuses() {
     };
     let all = help(&["--help"]);
     let listed = all.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    // A description that does not fit goes on further in.
+    let listed = listed.filter(|line| !line.starts_with("   "));
     let commands: Vec<&str> =
         listed.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").collect();
     assert!(commands.contains(&"demo") && commands.contains(&"doctor"), "{all}");
