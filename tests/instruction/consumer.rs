@@ -1,0 +1,140 @@
+//! A consumer dies in a claim or a release: its blocks come back, once, and nobody else's do.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use gpu_ipc::{
+    After, Carver, Error, Gpu, Participant, ParticipantId, Piece, ReceivedBlock, RegionSource, Session, SourceUsage,
+    To, Wait,
+};
+
+use crate::agent::{hex, open_gpu, read_stamp, write_stamp};
+use crate::trace::Trace;
+use crate::{Case, chosen, wait_until};
+
+pub const CASES: &[Case] = &[
+    ("consumer::dies_before_each_instruction_of_a_claim", || dies_in("claim")),
+    ("consumer::dies_before_each_instruction_of_a_release", || dies_in("release")),
+];
+
+/// A source that counts what is taken and what is given back.
+#[derive(Debug)]
+struct Counted {
+    source: Carver,
+    taken: AtomicU64,
+    given_back: AtomicU64,
+}
+
+impl RegionSource for Counted {
+    fn take(&self, len: u64, align: u64) -> Result<Piece, Error> {
+        let piece = self.source.take(len, align)?;
+        self.taken.fetch_add(1, Ordering::AcqRel);
+        Ok(piece)
+    }
+
+    fn give_back(&self, piece: Piece) {
+        self.given_back.fetch_add(1, Ordering::AcqRel);
+        self.source.give_back(piece);
+    }
+
+    fn trim(&self) -> Result<u64, Error> {
+        self.source.trim()
+    }
+
+    fn usage(&self) -> SourceUsage {
+        self.source.usage()
+    }
+}
+
+/// A session with a consumer that holds a block all the time.
+struct Stage {
+    gpu: Gpu,
+    source: Arc<Counted>,
+    session: Session,
+    survivors: ReceivedBlock,
+    _survivor: Participant,
+    _dir: tempfile::TempDir,
+}
+
+const STAMP: u64 = 0x5e1f;
+
+impl Stage {
+    fn new() -> Stage {
+        let dir = tempfile::tempdir().expect("a directory");
+        let gpu = open_gpu();
+        let sharing = gpu.default_sharing().expect("the host can share");
+        let source = Carver::new(gpu.clone(), sharing, 1 << 20).expect("a carver");
+        let source = Arc::new(Counted { source, taken: AtomicU64::new(0), given_back: AtomicU64::new(0) });
+        let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).source(source.clone());
+        let session = builder.quarantine(Duration::ZERO).open().expect("a session");
+        let survivor = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
+        let block = session.alloc(4096).expect("there is room");
+        write_stamp(&gpu, block.ptr(), STAMP);
+        let descriptor = block.share(To::Participant(survivor.id()), After::Done).expect("shared");
+        let survivors = survivor.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+        drop(block);
+        Stage { gpu, source, session, survivors, _survivor: survivor, _dir: dir }
+    }
+
+    /// Starts an agent that is at the beginning of its call: it holds one block already.
+    fn start(&self, call: &str) -> Trace {
+        let (mut trace, id) = Trace::start(call, &[self.session.socket_path().to_str().expect("a plain name")]);
+        let to = To::Participant(ParticipantId(id.parse().expect("a number")));
+        for answer in ["mapped", "ready"] {
+            let block = self.session.alloc(4096).expect("there is room");
+            trace.tell(&hex(block.share(to, After::Done).expect("shared").as_bytes()));
+            assert_eq!(trace.line(), answer);
+        }
+        trace.begin();
+        trace
+    }
+
+    /// Returns what the death that is to come will have to change: leases granted, held, and blocks in limbo.
+    fn standing(&self) -> (u64, u64, u64) {
+        self.session.collect();
+        let stats = self.session.stats();
+        (stats.in_flight, stats.held, stats.limbo_blocks)
+    }
+
+    /// Waits for the repair, and compares.
+    fn check(&self, deaths: u64) {
+        wait_until("the burial", || self.session.stats().deaths == deaths);
+        wait_until("the blocks of the dead", || self.standing() == (0, 1, 1));
+        let stats = self.session.stats();
+        assert_eq!((stats.live_blocks, stats.leaked_blocks, stats.poisoned, stats.corrupt_words), (1, 0, 0, 0));
+        wait_until("their bytes", || {
+            self.source.taken.load(Ordering::Acquire) == 1 + self.source.given_back.load(Ordering::Acquire)
+        });
+        assert_eq!(read_stamp(&self.gpu, self.survivors.device_ptr()), STAMP, "the survivor's block was used again");
+    }
+}
+
+fn dies_in(call: &str) {
+    let stage = Stage::new();
+    // The first is watched: which instructions change something?
+    let mut pilot = stage.start(call);
+    let mut before = stage.standing();
+    let mut decisive = Vec::new();
+    while pilot.step() {
+        let standing = stage.standing();
+        if standing != before {
+            decisive.push(pilot.executed());
+            before = standing;
+        }
+    }
+    let total = pilot.executed();
+    pilot.kill();
+    assert_eq!(decisive.len(), 1, "one instruction of a {call} decides, not {decisive:?}");
+    let mut deaths = 1;
+    stage.check(deaths);
+    let points = chosen(total, &decisive);
+    for &at in &points {
+        let mut trace = stage.start(call);
+        while trace.executed() < at && trace.step() {}
+        trace.kill();
+        deaths += 1;
+        stage.check(deaths);
+    }
+    println!("{call}: {total} instructions, number {} decides, {} deaths", decisive[0], points.len());
+}
