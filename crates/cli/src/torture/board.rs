@@ -42,9 +42,11 @@ pub enum Count {
     FewFiles,
     /// Writes armed for after a death.
     LateWrites,
+    /// Of these, such as came after the quarantine: the machine had no time for them before.
+    TooLate,
 }
 
-const COUNTS: usize = Count::LateWrites as usize + 1;
+const COUNTS: usize = Count::TooLate as usize + 1;
 
 /// How far a run is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -245,6 +247,11 @@ pub unsafe trait Shared {}
 
 // SAFETY: its fields are atomic integers, arrays and structs of them, and it and they are `repr(C)`.
 unsafe impl Shared for Board {}
+
+/// Reads the same clock in microseconds.
+pub fn microseconds() -> u64 {
+    nanoseconds() / 1000
+}
 
 /// Reads the clock that all processes of a host share, pid namespaces or not.
 fn nanoseconds() -> u64 {

@@ -1,6 +1,7 @@
 //! Taking by the library: a participant, and its claims.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpu_ipc::host::HostBackend;
@@ -9,9 +10,10 @@ use gpu_ipc::{ClaimError, Error, Participant, ParticipantId, ReceivedBlock, Stat
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::Place;
-use super::board::{Board, Count};
+use super::board::{Board, Count, microseconds};
 use super::consumer::{Borrower, Taken};
 use super::dice::Dice;
+use super::lender::QUARANTINE;
 use super::message::{self, Message};
 use crate::copier::Copier;
 use crate::device::explain;
@@ -20,7 +22,10 @@ use crate::device::explain;
 const CLAIMING: Duration = Duration::from_secs(4);
 /// Writes that are under way when a process dies.
 const WRITES: u32 = 50;
-const LATE: u8 = 0x66;
+/// What a late write begins with; below it is when its process died, in microseconds.
+const LATE: u64 = 0x6666 << 48;
+/// What work under way writes.
+const SCRIBBLE: u8 = 0x66;
 
 /// A participant of one producer's session.
 pub struct Leases {
@@ -73,6 +78,17 @@ fn is_few_files(error: &Error) -> bool {
     source.raw_os_error() == Some(libc::EMFILE)
 }
 
+impl Leases {
+    /// Reads the first word of a block, where that can be reached, without the device.
+    fn first_word(&self, held: &ReceivedBlock) -> Option<u64> {
+        let (from, _) = self.memory(held)?;
+        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that is valid and only accessed atomically: the host backend
+        // maps the block where its address says, aligned, while it is held. Another process may copy over it meanwhile;
+        // this machine's copies are of whole words, and any value will do.
+        Some(unsafe { AtomicU64::from_ptr(from.cast()) }.load(Ordering::Relaxed))
+    }
+}
+
 impl Borrower for Leases {
     type Held = ReceivedBlock;
 
@@ -99,20 +115,27 @@ impl Borrower for Leases {
         }
     }
 
-    fn is_intact(&mut self, held: &ReceivedBlock, stamp: u64) -> Result<bool, String> {
-        let intact = self.copier.holds(held, stamp).map_err(|e| explain(&e))?;
+    fn is_intact(&mut self, held: &ReceivedBlock, message: &Message) -> Result<bool, String> {
+        let intact = self.copier.holds(held, message.stamp).map_err(|e| explain(&e))?;
         // Of what its producer never finished nothing is promised.
-        Ok(intact || held.state() == State::Poisoned)
+        if intact || held.state() == State::Poisoned {
+            return Ok(true);
+        }
+        // A late write says when its process died. A block that was allocated when the quarantine was over is nobody's
+        // mistake but the machine's.
+        let died = self.first_word(held).and_then(|word| word.checked_sub(LATE));
+        let lawful = died.is_some_and(|died| message.since >= died.saturating_add(QUARANTINE.as_micros() as u64));
+        if lawful {
+            self.board.count(Count::TooLate);
+        }
+        Ok(lawful)
     }
 
     fn describe(&self, held: &ReceivedBlock) -> String {
-        let mut first = [0; 8];
-        if let Some((from, _)) = self.memory(held) {
-            // SAFETY: `copy_from_nonoverlapping` asks for eight readable bytes, which every block has: the host backend
-            // maps it where its address says. Others may write there meanwhile; any bytes will do.
-            unsafe { first.as_mut_ptr().copy_from_nonoverlapping(from, 8) };
-        }
-        format!("{:?}, begins with {}", held.state(), crate::hex::encode(&first))
+        let first = self.first_word(held).unwrap_or(0);
+        let died =
+            first.checked_sub(LATE).map_or(String::new(), |died| format!(", written by one that died at {died} us"));
+        format!("{:?}, begins with {first:#018x}{died}", held.state())
     }
 
     fn is_gone(&self) -> bool {
@@ -124,6 +147,7 @@ impl Borrower for Leases {
             Ok(descriptor) => Ok(Some(Message {
                 grant: self.board.next_grant(),
                 stamp: message.stamp,
+                since: message.since,
                 most: 1,
                 exclusive: false,
                 bytes: descriptor.as_bytes().to_vec(),
@@ -148,14 +172,14 @@ impl Borrower for Leases {
 
     fn write_late(&mut self, held: &ReceivedBlock, delay: Duration) -> Result<bool, String> {
         if let Some(host) = &self.host {
-            return match host.arm_late_write(held.device_ptr(), &[LATE; 8], delay) {
+            return match host.arm_late_write(held.device_ptr(), &(LATE + microseconds()).to_le_bytes(), delay) {
                 Ok(()) => Ok(true),
                 // Its helper process needs descriptors too.
                 Err(Error::System { .. }) => Ok(false),
                 Err(error) => Err(explain(&error)),
             };
         }
-        self.copier.overwrite(held, LATE, WRITES).map_err(|e| explain(&e))?;
+        self.copier.overwrite(held, SCRIBBLE, WRITES).map_err(|e| explain(&e))?;
         Ok(true)
     }
 }

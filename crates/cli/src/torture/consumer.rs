@@ -45,7 +45,7 @@ pub trait Borrower {
     fn take(&mut self, message: &Message, dice: &mut Dice) -> Result<Taken<Self::Held>, String>;
 
     /// Says whether a block contains what it should, as far as anything was promised.
-    fn is_intact(&mut self, held: &Self::Held, stamp: u64) -> Result<bool, String>;
+    fn is_intact(&mut self, held: &Self::Held, message: &Message) -> Result<bool, String>;
 
     /// Says what can be said about a block that is not intact.
     fn describe(&self, held: &Self::Held) -> String;
@@ -161,11 +161,14 @@ impl<B: Borrower> Consumer<'_, B> {
     }
 
     fn look(&mut self, message: &Message, held: &B::Held, when: &str) -> Result<(), String> {
-        if !self.borrower.is_intact(held, message.stamp)? {
+        if !self.borrower.is_intact(held, message)? {
             self.board.count(Count::EarlyReuse);
             if self.place.control.is_none() {
-                let (serial, stamp, found) = (self.place.serial, message.stamp, self.borrower.describe(held));
-                crate::output::complain(&format!("consumer {serial}: block {stamp} had changed {when}: {found}"));
+                let (serial, found) = (self.place.serial, self.borrower.describe(held));
+                let Message { stamp, since, .. } = message;
+                crate::output::complain(&format!(
+                    "consumer {serial}: block {stamp}, allocated at {since} us, had changed {when}: {found}"
+                ));
             }
         }
         Ok(())

@@ -82,8 +82,14 @@ impl Lender for Arena {
         let cell = &self.cells.0[block];
         cell.words.iter().for_each(|word| word.store(grant, Ordering::Release));
         cell.holders.fetch_add(1, Ordering::AcqRel);
-        let message =
-            Message { grant, stamp: grant, most: 1, exclusive: true, bytes: (block as u64).to_le_bytes().to_vec() };
+        let message = Message {
+            grant,
+            stamp: grant,
+            since: 0,
+            most: 1,
+            exclusive: true,
+            bytes: (block as u64).to_le_bytes().to_vec(),
+        };
         if !outbox.send(&message, serial) {
             cell.holders.fetch_sub(1, Ordering::AcqRel);
         }
@@ -152,8 +158,8 @@ impl Borrower for Loans {
         Ok(Taken::Held(Loan { control: self.control, cell }))
     }
 
-    fn is_intact(&mut self, held: &Loan, stamp: u64) -> Result<bool, String> {
-        Ok(held.cell.words.iter().all(|word| word.load(Ordering::Acquire) == stamp))
+    fn is_intact(&mut self, held: &Loan, message: &Message) -> Result<bool, String> {
+        Ok(held.cell.words.iter().all(|word| word.load(Ordering::Acquire) == message.stamp))
     }
 
     fn describe(&self, _: &Loan) -> String {

@@ -10,7 +10,7 @@ use gpu_ipc::{
 };
 
 use super::audit::Audit;
-use super::board::{Board, Count};
+use super::board::{Board, Count, microseconds};
 use super::dice::Dice;
 use super::message::{self, Message, Outbox};
 use super::producer::Lender;
@@ -23,7 +23,7 @@ const REGION_BYTES: u64 = 256 << 10;
 /// Blocks that a producer keeps for a while.
 const MOST_KEPT: usize = 24;
 /// Longer than a late write may take on a machine that has much else to do.
-const QUARANTINE: Duration = Duration::from_millis(250);
+pub const QUARANTINE: Duration = Duration::from_millis(250);
 /// More than messages take, less than many a stop: some grants lapse before their consumer goes on.
 const TIME_TO_LIVE: Duration = Duration::from_millis(700);
 
@@ -131,9 +131,12 @@ impl Sessions {
             block.cancel(&grant.descriptor).map_err(|e| explain(&e))?;
         }
         let number = self.board.next_grant();
+        let user = grant.descriptor.user();
+        let word = |at: usize| u64::from_le_bytes(user[at..at + 8].try_into().expect("eight of 64 bytes"));
         let message = Message {
             grant: number,
-            stamp: u64::from_le_bytes(grant.descriptor.user()[..8].try_into().expect("eight of 64 bytes")),
+            stamp: word(0),
+            since: word(8),
             most: grant.most,
             exclusive: grant.exclusive,
             bytes: grant.descriptor.as_bytes().to_vec(),
@@ -181,12 +184,13 @@ impl Lender for Sessions {
         if dice.in_thousand(5) {
             self.session.trim().map_err(|e| explain(&e))?;
         }
-        // A block that was shared before keeps its stamp; only fresh ones are exclusive.
         let stamp = self.board.next_grant();
+        let since = microseconds();
         let Some(block) = self.block(dice, stamp)? else { return Ok(()) };
         let Some(mut grant) = self.share(dice, &block, participant)? else { return Ok(()) };
         let mut user = [0; 64];
         user[..8].copy_from_slice(&stamp.to_le_bytes());
+        user[8..16].copy_from_slice(&since.to_le_bytes());
         grant.descriptor = grant.descriptor.with_user(user);
         self.send(dice, &block, &grant, serial, partners, outbox)?;
         if dice.in_thousand(300) && self.kept.len() < MOST_KEPT {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The most bytes of a message.
 const MOST_BYTES: usize = 512;
-const HEAD: usize = 24;
+const HEAD: usize = 32;
 
 /// A grant on its way.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -15,6 +15,8 @@ pub struct Message {
     pub grant: u64,
     /// What the block contains: its generation.
     pub stamp: u64,
+    /// When the block was allocated, in microseconds.
+    pub since: u64,
     /// How often the grant may be claimed; 0 for any number.
     pub most: u32,
     /// Nobody else is ever granted the block.
@@ -28,6 +30,7 @@ impl Message {
         let mut packet = Vec::with_capacity(HEAD + self.bytes.len());
         packet.extend(self.grant.to_le_bytes());
         packet.extend(self.stamp.to_le_bytes());
+        packet.extend(self.since.to_le_bytes());
         packet.extend(self.most.to_le_bytes());
         packet.extend(u32::from(self.exclusive).to_le_bytes());
         packet.extend(&self.bytes);
@@ -37,10 +40,11 @@ impl Message {
     fn decode(packet: &[u8]) -> Option<Message> {
         let (head, bytes) = packet.split_at_checked(HEAD)?;
         let word = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
-        let last = word(16)?;
+        let last = word(24)?;
         Some(Message {
             grant: word(0)?,
             stamp: word(8)?,
+            since: word(16)?,
             most: last as u32,
             exclusive: last >> 32 != 0,
             bytes: bytes.to_vec(),
@@ -108,7 +112,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let inbox = Inbox::open(dir.path(), 5).expect("a box");
         let outbox = Outbox::new(dir.path()).expect("a socket");
-        let message = Message { grant: 1 << 40, stamp: 3, most: 2, exclusive: true, bytes: vec![7; 256] };
+        let message = Message { grant: 1 << 40, stamp: 3, since: 9, most: 2, exclusive: true, bytes: vec![7; 256] };
         assert!(outbox.send(&message, 5));
         assert!(!outbox.send(&message, 6), "nobody is there");
         assert_eq!(inbox.take(), Some(message));

@@ -299,8 +299,15 @@ impl Torment<'_> {
     fn finished(&self) -> Report {
         let counted = |what| self.board.counted(what);
         if !self.options.json {
-            let rest =
-                [Count::Refused, Count::Forwards, Count::OutOfMemory, Count::Full, Count::FewFiles, Count::LateWrites];
+            let rest = [
+                Count::Refused,
+                Count::Forwards,
+                Count::OutOfMemory,
+                Count::Full,
+                Count::FewFiles,
+                Count::LateWrites,
+                Count::TooLate,
+            ];
             let rest: Vec<String> = rest.iter().map(|&what| format!("{what:?} {}", counted(what))).collect();
             let _ = output::print(&format!("{} processes; {}", self.serial, rest.join(", ")));
         }

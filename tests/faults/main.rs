@@ -1,0 +1,55 @@
+//! Calls that fail: the n-th of the backend, for n = 1, 2, ... until a whole life passes, and system calls that find no
+//! descriptor or no memory.
+//!
+//! Whatever fails, nobody panics, nothing is given back twice, nothing that somebody holds is freed, and what does not
+//! come back is counted.
+
+mod agent;
+mod backend;
+mod faulty;
+mod limits;
+
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// Whoever waits longer hangs.
+const WATCHDOG: Duration = Duration::from_secs(120);
+
+/// A case: its name and what it does.
+type Case = (&'static str, fn());
+
+fn main() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        default(panic);
+        // A panic of a thread of the library's would be nobody's failure otherwise.
+        if std::thread::current().name().is_some_and(|name| name.starts_with("gpu-ipc")) {
+            std::process::abort();
+        }
+    }));
+    if let Some(role) = std::env::var_os(agent::ROLE) {
+        agent::run(&role.to_string_lossy());
+        return;
+    }
+    let cases = [backend::CASES, limits::CASES].concat();
+    let trials = cases.iter().map(|&(name, run)| {
+        Trial::test(name, move || {
+            run();
+            Ok::<(), Failed>(())
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+}
+
+/// Says whether a condition comes to hold.
+fn comes(mut holds: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !holds() {
+        if start.elapsed() > WATCHDOG {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
