@@ -9,6 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::WATCHDOG;
 use crate::faulty::Faulty;
+use crate::hostile;
 
 /// Names what an agent suffers from.
 pub const ROLE: &str = "GPU_IPC_TEST_FAULT";
@@ -21,7 +22,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one: `backend N`, `files N` or `memory N`.
+    /// Starts one: `backend N`, `files N`, `memory N` or `scribble N`.
     pub fn start(fault: &str) -> Agent {
         let mut command = Command::new(std::env::current_exe().expect("a test binary has a path"));
         let command = command.env(ROLE, fault).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -72,6 +73,7 @@ pub fn run(role: &str) {
     let socket = hear();
     match what {
         "backend" => faulty.fail_at(u32::try_from(number).unwrap_or(u32::MAX)),
+        "scribble" => return hostile::scribble(&gpu, &socket, number),
         "files" => limit(Resource::Nofile, open_files() + number),
         "memory" => limit(Resource::As, mapped_bytes() + (number << 18)),
         _ => {}

@@ -1,5 +1,5 @@
 //! Calls that fail: the n-th of the backend, for n = 1, 2, ... until a whole life passes, and system calls that find no
-//! descriptor or no memory.
+//! descriptor or no memory; and participants that mean harm.
 //!
 //! Whatever fails, nobody panics, nothing is given back twice, nothing that somebody holds is freed, and what does not
 //! come back is counted.
@@ -7,6 +7,7 @@
 mod agent;
 mod backend;
 mod faulty;
+mod hostile;
 mod limits;
 
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ fn main() {
         agent::run(&role.to_string_lossy());
         return;
     }
-    let cases = [backend::CASES, limits::CASES].concat();
+    let cases = [backend::CASES, limits::CASES, hostile::CASES].concat();
     let trials = cases.iter().map(|&(name, run)| {
         Trial::test(name, move || {
             run();
