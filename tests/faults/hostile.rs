@@ -125,7 +125,7 @@ pub fn scribble(gpu: &Gpu, socket: &str, seed: u64) {
     let word = |index: usize| {
         // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid: one of a mapping that the participant
         // keeps, and whoever else uses it uses it atomically.
-        unsafe { AtomicU64::from_ptr((start as *mut u64).add(index)) }
+        unsafe { AtomicU64::from_ptr((start + index * 8) as *mut u64) }
     };
     println!("scribbling");
     let (mut dice, words) = (Dice(seed), (end - start) / 8);
