@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{
-    After, ClaimError, Claims, DeviceId, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, Stream,
-    To, Wait,
+    After, ClaimError, Claims, DeviceId, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, Sharing,
+    Stream, To, Wait,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -458,8 +458,11 @@ impl State {
                 Ok(String::new())
             }
             "open" => {
-                let session = Session::builder(self.gpu.clone()).socket(words[1]).open().map_err(text)?;
-                self.session = Some(session);
+                let mut builder = Session::builder(self.gpu.clone()).socket(words[1]);
+                if let Some(&sharing) = words.get(2) {
+                    builder = builder.sharing(if sharing == "fd" { Sharing::Fd } else { Sharing::Handle });
+                }
+                self.session = Some(builder.open().map_err(text)?);
                 Ok(String::new())
             }
             "alloc" => {
@@ -468,6 +471,11 @@ impl State {
                 self.serial += 1;
                 self.sent.insert(self.serial, block);
                 Ok(self.serial.to_string())
+            }
+            "stamp-sent" => Ok(read_stamp(&self.gpu, &self.stream, self.sent[&index(1)].ptr()).to_string()),
+            "outstanding" => {
+                self.session.as_ref().ok_or("no session")?.collect();
+                Ok(self.sent[&index(1)].outstanding().to_string())
             }
             "share" | "share-stream" | "share-ticket" | "share-ticket-stream" => {
                 let after = if words[0].ends_with("-stream") { After::Stream(&self.stream) } else { After::Done };

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use gpu_ipc::{After, Error, Participant, State, To, Wait};
+use gpu_ipc::host::{HostBackend, HostConfig};
+use gpu_ipc::{After, BackendKind, DeviceId, Error, Gpu, Participant, State, To, Wait};
 use rustix::process::Signal;
 
-use crate::agent::{Agent, hex, number, open_gpu, read_stamp, unhex};
+use crate::agent::{Agent, hex, is_host, number, open_gpu, read_stamp, unhex};
 use crate::{Case, Producer, wait_until};
 
 pub const CASES: &[Case] = &[
@@ -31,6 +32,18 @@ pub const CASES: &[Case] = &[
     ("death::many_consumers_die_at_once", many),
 ];
 
+/// Needs a device whose context processes share: the host's, told so, or NVIDIA's under MPS.
+pub const SHARED_CONTEXT: &[Case] =
+    &[("death::in_a_shared_context_what_the_dead_held_is_not_used_again", in_shared_context)];
+
+/// Says whether the backend that is tested has, or can play, a shared context.
+pub fn can_share_context() -> bool {
+    is_host()
+        || gpu_ipc::detect().is_ok_and(|found| {
+            found.gpus().iter().any(|gpu| gpu.kind() != BackendKind::Host && gpu.caps().shared_context)
+        })
+}
+
 /// Blocks of the dead come back, and only after proof and quarantine; the session goes on with the living.
 fn check_survival(producer: &Producer) {
     producer.wait_for_nothing_held();
@@ -39,6 +52,41 @@ fn check_survival(producer: &Producer) {
     let block = producer.block(77);
     let index = next.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
     assert_eq!(next.must(&format!("stamp {index}")), ["77"]);
+}
+
+fn in_shared_context() {
+    let gpu = if is_host() {
+        let backend = HostBackend::new(HostConfig::default().shared_context(true)).expect("it opens");
+        Gpu::new(backend, DeviceId(0)).expect("there is a device")
+    } else {
+        open_gpu()
+    };
+    assert!(gpu.caps().shared_context);
+    let producer = Producer::on(gpu, |builder| builder);
+    let (mut dies, mut lives) = (Agent::start(), Agent::start());
+    let mut dies_too = Agent::start();
+    let (first, second) = (dies.connect(&producer.session), dies_too.connect(&producer.session));
+    let third = lives.connect(&producer.session);
+    let (lost, kept) = (producer.block(1), producer.block(2));
+    let (place, len) = (lost.place(), lost.len());
+    for (agent, id) in [(&mut dies, first), (&mut dies_too, second), (&mut lives, third)] {
+        agent.claim(&lost.share(To::Participant(id), After::Done).expect("shared"));
+    }
+    lives.claim(&kept.share(To::Participant(third), After::Done).expect("shared"));
+    drop((lost, kept));
+    dies.kill();
+    dies_too.kill();
+    wait_until("the burials", || producer.session.stats().deaths == 2);
+    // Who says itself that its work is done is believed there as anywhere.
+    lives.must("drop-all");
+    wait_until("the living one's block to come back", || {
+        producer.session.collect();
+        producer.session.stats().live_blocks == 1
+    });
+    let stats = producer.session.stats();
+    assert_eq!((stats.leaked_blocks, stats.leaked_bytes, stats.limbo_blocks), (1, len, 1), "{stats:?}");
+    let again: Vec<_> = (0..64).map(|_| producer.session.alloc(len).expect("there is room")).collect();
+    assert!(again.iter().all(|block| block.place() != place), "what the dead held is used again");
 }
 
 fn consumer_at_hello() {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use gpu_ipc::{
-    After, Claims, Gpu, GraphBlocks, Participant, ParticipantId, SentBlock, Sharing, State, Stream, To, Wait,
+    After, Claims, DeviceId, Gpu, GraphBlocks, Participant, ParticipantId, SentBlock, Sharing, State, Stream, To, Wait,
 };
 
 use crate::agent::{Agent, WATCHDOG, hex, number, open_gpu, read_stamp, write_stamp};
@@ -33,7 +33,12 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Needs two devices.
-pub const TWO_DEVICES: &[Case] = &[("gpu::a_device_is_found_under_another_ordinal", other_ordinal)];
+pub const TWO_DEVICES: &[Case] = &[
+    ("two_devices::a_device_is_found_under_another_ordinal", other_ordinal),
+    ("two_devices::a_peer_device_writes_into_a_claimed_block_by_fd", || peer_device(Sharing::Fd)),
+    ("two_devices::a_peer_device_writes_into_a_claimed_block_by_handle", || peer_device(Sharing::Handle)),
+    ("two_devices::sessions_on_both_devices_in_one_process", both_devices),
+];
 
 /// Bytes that a dying consumer writes to.
 const LEN: u64 = 1 << 20;
@@ -333,4 +338,49 @@ fn other_ordinal() {
     let mut wrong = Agent::start_with(&[("CUDA_VISIBLE_DEVICES", "1,0")]);
     let refused = wrong.ask(&format!("connect {}", producer.session.socket_path().display()));
     assert!(refused[0] == "error" && refused.join(" ").contains(&uuid), "{refused:?}");
+}
+
+/// A kernel of the second device writes into memory of the first that another process shares.
+fn peer_device(sharing: Sharing) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("s");
+    let mut producer = Agent::start();
+    producer.must(&format!("open {} {}", path.display(), if sharing == Sharing::Fd { "fd" } else { "handle" }));
+    let block = producer.must("alloc 1048576 6")[0].clone();
+    let participant = Participant::builder(open_gpu()).connect(&path).expect("connected");
+    let (here, there) = (participant.gpu().device(), DeviceId(1));
+    let peer = Gpu::new(participant.gpu().backend().clone(), there).expect("the second device");
+    peer.backend().enable_peer_access(there, here).expect("one reaches the other");
+    let kernels = Kernels::open_on(there);
+    let stream = Stream::create(&peer).expect("a stream");
+    let descriptor = producer.must(&format!("share {block} {}", participant.id().0))[0].clone();
+    let claimed = participant.claim(&crate::agent::unhex(&descriptor), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    kernels.write_once(&stream, claimed.device_ptr(), LEN / 8);
+    // The drop waits for the second device's stream, not for the caller.
+    claimed.used_on(&stream);
+    drop(claimed);
+    wait_until("the lease to end", || producer.must(&format!("outstanding {block}")) == ["0"]);
+    assert_eq!(producer.must(&format!("stamp-sent {block}")), ["1"]);
+}
+
+/// Two sessions, each on a device of its own, and a consumer of both.
+fn both_devices() {
+    let first = Producer::new();
+    let gpu = Gpu::new(first.gpu.backend().clone(), DeviceId(1)).expect("the second device");
+    let uuid = gpu.uuid().to_string();
+    let second = Producer::on(gpu, |builder| builder);
+    let (mut one, mut other) = (Agent::start(), Agent::start_with(&[(crate::agent::DEVICE, &uuid)]));
+    for (round, (producer, agent)) in [(&first, &mut one), (&second, &mut other)].into_iter().enumerate() {
+        let id = agent.connect(&producer.session);
+        let block = producer.block(round as u64 + 20);
+        let shared = block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared");
+        let claimed = agent.must(&format!("claim-stream {}", hex(shared.as_bytes())));
+        assert_eq!(agent.must(&format!("stamp {}", claimed[0])), [(round + 20).to_string()]);
+    }
+    one.kill();
+    second.session.collect();
+    assert_eq!(second.session.stats().held, 1, "a death on one device is none on the other");
+    first.wait_for_nothing_held();
+    other.must("drop-all");
+    second.wait_for_nothing_held();
 }

@@ -7,7 +7,7 @@ use gpu_ipc::{DeviceId, DevicePtr, Stream};
 /// Longer than any case takes.
 const FOR_EVER: u64 = 600_000_000_000;
 
-/// The application's side of the first device, on the thread that made it.
+/// The application's side of a device, on the thread that made it.
 pub struct Kernels {
     application: Application,
     write_on: Kernel,
@@ -15,8 +15,12 @@ pub struct Kernels {
 
 impl Kernels {
     pub fn open() -> Kernels {
+        Self::open_on(DeviceId(0))
+    }
+
+    pub fn open_on(device: DeviceId) -> Kernels {
         let cuda = CudaBackend::load().expect("the backend that is tested is CUDA");
-        let application = Application::begin(&cuda, DeviceId(0)).expect("a context");
+        let application = Application::begin(&cuda, device).expect("a context");
         let ptx = include_str!("../../crates/backend-cuda/tests/kernel/write.ptx");
         let write_on = application.kernel(ptx, "write_on").expect("it compiles");
         Kernels { application, write_on }

@@ -65,6 +65,7 @@ fn main() {
     let mut trials = trials(&here, true);
     trials.extend(self::trials(container::NAMESPACES, container::has_namespaces()));
     trials.extend(self::trials(container::USERS, container::has_users()));
+    trials.extend(self::trials(death::SHARED_CONTEXT, death::can_share_context()));
     let on_cuda = std::env::var(agent::BACKEND).is_ok_and(|backend| backend == "cuda");
     trials.extend(self::trials(gpu::CASES, on_cuda));
     trials.extend(self::trials(gpu::TWO_DEVICES, on_cuda && gpu::devices() >= 2));
@@ -111,8 +112,11 @@ impl Producer {
     }
 
     fn with(choose: impl FnOnce(gpu_ipc::SessionBuilder) -> gpu_ipc::SessionBuilder) -> Producer {
+        Self::on(agent::open_gpu(), choose)
+    }
+
+    fn on(gpu: gpu_ipc::Gpu, choose: impl FnOnce(gpu_ipc::SessionBuilder) -> gpu_ipc::SessionBuilder) -> Producer {
         let dir = tempfile::tempdir().expect("a directory");
-        let gpu = agent::open_gpu();
         let builder = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s"));
         let session = choose(builder).open().expect("a session");
         let stream = gpu_ipc::Stream::create(&gpu).expect("a stream");

@@ -192,7 +192,7 @@ unsafe impl GpuBackend for HostBackend {
             read_only: true,
             event_ipc: true,
             stream_words: self.config.stream_words,
-            shared_context: false,
+            shared_context: self.config.shared_context,
             granularity: GRANULARITY,
         })
     }

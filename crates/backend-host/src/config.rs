@@ -9,12 +9,13 @@ pub struct HostConfig {
     pub(crate) bytes: u64,
     pub(crate) blocking_waits: bool,
     pub(crate) stream_words: bool,
+    pub(crate) shared_context: bool,
 }
 
 impl Default for HostConfig {
     /// One device of 1 GiB.
     fn default() -> HostConfig {
-        HostConfig { devices: 1, bytes: 1 << 30, blocking_waits: false, stream_words: true }
+        HostConfig { devices: 1, bytes: 1 << 30, blocking_waits: false, stream_words: true, shared_context: false }
     }
 }
 
@@ -63,6 +64,13 @@ impl HostConfig {
     #[must_use]
     pub fn stream_words(mut self, has: bool) -> HostConfig {
         self.stream_words = has;
+        self
+    }
+
+    /// Says of the devices that processes share one context on them, as under NVIDIA MPS: a death proves nothing there.
+    #[must_use]
+    pub fn shared_context(mut self, shared: bool) -> HostConfig {
+        self.shared_context = shared;
         self
     }
 }

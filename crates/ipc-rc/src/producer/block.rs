@@ -44,6 +44,8 @@ pub(crate) struct Block {
     limbo: AtomicBool,
     /// There may be unlimited tickets, which end with the `SentBlock`.
     has_tickets: AtomicBool,
+    /// Never used again, and counted as leaked. Only read and set by a swap, which orders nothing else.
+    is_leaked: AtomicBool,
 }
 
 impl Block {
@@ -56,6 +58,7 @@ impl Block {
             used_on: Mutex::new(Vec::new()),
             limbo: AtomicBool::new(false),
             has_tickets: AtomicBool::new(false),
+            is_leaked: AtomicBool::new(false),
         })
     }
 
@@ -84,6 +87,14 @@ impl Block {
     /// Notes that there may be unlimited tickets.
     pub(crate) fn note_tickets(&self) {
         self.has_tickets.store(true, Ordering::SeqCst);
+    }
+
+    /// Keeps a block for ever, because nobody can say when the work on it ends. Counted once, whoever else held it.
+    pub(crate) fn leak(self: Arc<Block>) {
+        if !self.is_leaked.swap(true, Ordering::Relaxed) {
+            self.core.leaked.add(self.len());
+        }
+        std::mem::forget(self);
     }
 
     /// Notes that work on `stream` may touch the block.
@@ -244,9 +255,8 @@ impl Drop for SentBlock {
             drop(block);
         } else if let Err((block, error)) = core.own_work.wait_for(block, &streams) {
             // Nobody knows when the queued work ends, so the bytes are never used again.
-            core.leaked.add(block.len());
             tracing::warn!(bytes = block.len(), %error, "a dropped block is kept for ever: its streams cannot be asked");
-            std::mem::forget(block);
+            block.leak();
         }
         core.glance();
         core.waker.nudge();

@@ -32,7 +32,8 @@ pub struct Stats {
     pub quarantined_bytes: u64,
     /// Leases whose slot holds a word that makes no sense: their blocks are barred until the holder's death.
     pub poisoned: u64,
-    /// Blocks that are never used again, because nobody can say when the work on them ends.
+    /// Blocks that are never used again, because nobody can say when the work on them ends. They stay live, and in limbo
+    /// once the producer dropped them.
     pub leaked_blocks: u64,
     /// Their bytes.
     pub leaked_bytes: u64,

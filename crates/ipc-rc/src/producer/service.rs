@@ -331,10 +331,7 @@ impl Service {
                 self.core.deaths.fetch_add(1, Ordering::Relaxed);
                 if self.core.gpu.caps().shared_context {
                     // In a shared context a process' death proves nothing about its GPU work.
-                    for block in out {
-                        self.core.leaked.add(block.len());
-                        std::mem::forget(block);
-                    }
+                    out.into_iter().for_each(|block| block.leak());
                 } else {
                     self.core.retire(out);
                 }
