@@ -1,8 +1,9 @@
 //! The order of GPU work: fences from producer to consumer, releases from consumer to producer.
 
-use gpu_ipc::{After, Participant, State, Stream, To, Wait};
+use gpu_ipc::host::{HostBackend, HostConfig};
+use gpu_ipc::{After, ClaimError, Claims, DeviceId, Error, Gpu, Participant, State, Stream, To, Wait};
 
-use crate::agent::{Agent, hex, number};
+use crate::agent::{Agent, hex, is_host, number, open_host};
 use crate::gate::Gate;
 use crate::{Case, Producer, wait_until};
 
@@ -17,6 +18,7 @@ pub const CASES: &[Case] = &[
     ("order::a_graph_keeps_its_blocks_until_it_goes", kept_for_a_graph),
     ("order::a_device_without_stream_words_waits_on_the_host", without_stream_words),
     ("order::what_the_driver_blocks_on_blocks_nobody", blocking_calls),
+    ("order::streams_of_other_devices_end_leases_and_carry_no_fences", foreign_streams),
 ];
 
 fn waited_on_stream() {
@@ -270,4 +272,48 @@ fn blocking_calls() {
     drop(go);
     waiting.synchronize().expect("it runs");
     assert_eq!(held.state(), State::Ready);
+}
+
+/// Streams of another vendor's backend, and of another device of the same one where the host plays it.
+fn foreign_streams() {
+    let producer = if is_host() {
+        let backend = HostBackend::new(HostConfig::default().devices(2)).expect("it opens");
+        Producer::on(Gpu::new(backend, DeviceId(0)).expect("there is a device"), |builder| builder)
+    } else {
+        Producer::new()
+    };
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let to = To::Participant(participant.id());
+    let mut foreign = vec![open_host().1];
+    if is_host() {
+        foreign.push(Gpu::new(producer.gpu.backend().clone(), DeviceId(1)).expect("there is a second device"));
+    }
+    for gpu in foreign {
+        let stream = Stream::create(&gpu).expect("a stream");
+        let block = producer.block(5);
+        for to in [to, To::Ticket(Claims::Once)] {
+            let refused = block.share(to, After::Stream(&stream));
+            assert!(matches!(refused, Err(Error::Mismatch { what: "the stream's device", .. })), "{refused:?}");
+        }
+        let descriptor = block.share(to, After::Done).expect("shared");
+        let refused = participant.claim(descriptor.as_bytes(), Wait::On(&stream), None);
+        assert!(matches!(refused, Err(ClaimError::Backend(Error::Mismatch { .. }))), "{refused:?}");
+        let received = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("the refusal took nothing");
+        // The work of both sides on it stands still, then goes on.
+        let go = Gate::close(&gpu, &stream);
+        received.used_on(&stream);
+        received.used_on(&producer.stream);
+        drop(received);
+        block.used_on(&stream);
+        drop(block);
+        for _ in 0..1000 {
+            producer.session.collect();
+            let stats = producer.session.stats();
+            assert_eq!((stats.limbo_blocks, stats.held), (1, 1), "the other device still works on it");
+        }
+        drop(go);
+        producer.wait_for_nothing_held();
+        assert_eq!((producer.session.stats().live_blocks, participant.kept_leases()), (0, 0));
+    }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, btree_map};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{AddressRange, DeviceId, DevicePtr, Error, Result};
+use gpu_api::{Access, AddressRange, DeviceId, DevicePtr, Error, Result};
 
 /// Where memory came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +21,10 @@ pub(crate) enum Origin {
         times: u32,
     },
     /// Imported from a file descriptor, reserved and mapped.
-    Imported,
+    Imported {
+        /// What this process' devices may do with it.
+        access: Access,
+    },
 }
 
 impl Origin {
@@ -113,13 +116,16 @@ impl Memory {
         }
     }
 
-    /// Lists the bases and lengths of live virtual memory on a device.
-    pub(crate) fn virtual_on(&self, device: DeviceId) -> Vec<(u64, u64)> {
+    /// Lists live virtual memory on a device, own and imported: the bases, the lengths, and what may be done with each.
+    pub(crate) fn virtual_on(&self, device: DeviceId) -> Vec<(u64, u64, Access)> {
         let entries = self.lock();
-        let live = entries
-            .iter()
-            .filter(|(_, entry)| entry.device == device && entry.origin == Origin::Virtual && !entry.leaked);
-        live.map(|(&base, entry)| (base, entry.len)).collect()
+        let live = entries.iter().filter(|(_, entry)| entry.device == device && !entry.leaked);
+        live.filter_map(|(&base, entry)| match entry.origin {
+            Origin::Virtual => Some((base, entry.len, Access::ReadWrite)),
+            Origin::Imported { access } => Some((base, entry.len, access)),
+            Origin::Plain | Origin::Opened { .. } => None,
+        })
+        .collect()
     }
 
     /// Says whether everything was given back.
@@ -155,7 +161,7 @@ mod tests {
     fn memory_is_freed_by_free_and_closed_by_close() {
         let memory = Memory::default();
         memory.insert(0x10000, entry(Origin::Virtual));
-        memory.insert(0x20000, entry(Origin::Imported));
+        memory.insert(0x20000, entry(Origin::Imported { access: Access::ReadOnly }));
         assert!(memory.take(DevicePtr(0x10000), false).is_err());
         assert!(memory.take(DevicePtr(0x20000), true).is_err());
         assert!(memory.take(DevicePtr(0x10000), true).is_ok());

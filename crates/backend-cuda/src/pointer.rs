@@ -59,7 +59,7 @@ impl CudaBackend {
             let (kind, sharing) = match entry.origin {
                 Origin::Plain => (MemoryKind::Plain, Some(Sharing::Handle)),
                 Origin::Virtual => (MemoryKind::Virtual, Some(Sharing::Fd)),
-                Origin::Opened { .. } | Origin::Imported => (MemoryKind::Imported, None),
+                Origin::Opened { .. } | Origin::Imported { .. } => (MemoryKind::Imported, None),
             };
             return Ok(PointerInfo { kind, range: Some(range), device: Some(entry.device), sharing });
         }

@@ -131,7 +131,18 @@ impl CudaBackend {
     pub(crate) unsafe fn stream_describe(&self, raw: RawStream) -> Result<StreamInfo> {
         // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
         let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let device = self.driver.device_number(&scope)?;
         let context = scope.current()?.expose_provenance() as u64;
+        let ours = self.driver.primary(&scope, device)?.expose_provenance() as u64;
+        if context != ours {
+            // Our events are of the primary context, and an event can only be recorded on a stream of its own.
+            return Err(Error::Mismatch {
+                what: "the stream's context",
+                theirs: format!("{context:#x}"),
+                ours: format!("{ours:#x}, the primary context of {device}"),
+                remedy: "make the stream in the device's primary context (cuDevicePrimaryCtxRetain), as the CUDA runtime does",
+            });
+        }
         let symbol = &self.driver.symbols.cuStreamGetId;
         let identity = if symbol.function.is_some() {
             let mut identity = 0;
@@ -151,7 +162,7 @@ impl CudaBackend {
                 remedy: "update the driver to CUDA 12.0 or later, or use a stream of this library",
             });
         };
-        Ok(StreamInfo { identity, device: self.driver.device_number(&scope)?, context })
+        Ok(StreamInfo { identity, device, context })
     }
 
     /// # Safety

@@ -13,6 +13,7 @@ use crate::backend::CudaBackend;
 use crate::call::Scope;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, OPERATING_SYSTEM, SUCCESS, UNKNOWN};
 use crate::memory::{Entry, Origin};
+use crate::peer::Reach;
 use crate::sys::{
     ACCESS_READ, ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, AllocationProperties, CUdevice,
     HANDLE_POSIX_FD, LOCATION_DEVICE, Location, MemoryHandle,
@@ -56,8 +57,7 @@ impl CudaBackend {
         let building = Building { scope: &scope, handle: Some(handle), reserved: None, mapped: false };
         // Held until the entry is in the table, so that a device that is given access meanwhile misses none.
         let peers = self.peers();
-        let reaching: Vec<CUdevice> = peers.iter().filter(|(_, peer)| *peer == device).map(|(d, _)| *d).collect();
-        let base = building.finish(size, ordinal, Access::ReadWrite, &reaching)?;
+        let base = building.finish(size, ordinal, Access::ReadWrite, &reaching(&peers, device))?;
         self.memory.insert(base, Entry { len: size as u64, device, origin: Origin::Virtual, leaked: false });
         Ok(Allocation { base: DevicePtr(base), len: size as u64 })
     }
@@ -98,14 +98,17 @@ impl CudaBackend {
         if properties.location.kind != LOCATION_DEVICE {
             return Err(bad_descriptor(format!("one of memory of kind {}", properties.location.kind)));
         }
-        let base = building.finish(size, ordinal, access, &[]).map_err(|error| match error {
+        // As in `alloc_virtual`.
+        let peers = self.peers();
+        let base = building.finish(size, ordinal, access, &reaching(&peers, device)).map_err(|error| match error {
             // A mapping is of the whole memory: driver 580 gives 801 to a shorter and to a longer one.
             Error::Driver { call: "cuMemMap", source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
                 bad_descriptor(format!("one of another length than {size} bytes"))
             }
             error => error,
         })?;
-        self.memory.insert(base, Entry { len: size as u64, device, origin: Origin::Imported, leaked: false });
+        self.memory
+            .insert(base, Entry { len: size as u64, device, origin: Origin::Imported { access }, leaked: false });
         Ok(DevicePtr(base))
     }
 
@@ -162,8 +165,13 @@ impl CudaBackend {
     }
 
     /// Gives a device access to virtual memory of another.
-    pub(crate) fn grant_virtual(&self, scope: &Scope<'_>, device: CUdevice, base: u64, len: u64) -> Result<()> {
-        set_access(scope, base, len as usize, &[description(device, Access::ReadWrite)])
+    pub(crate) fn grant_virtual(
+        &self,
+        scope: &Scope<'_>,
+        device: CUdevice,
+        (base, len, access): (u64, u64, Access),
+    ) -> Result<()> {
+        set_access(scope, base, len as usize, &[description(device, access)])
     }
 
     fn virtual_memory(&self, device: DeviceId) -> Result<CUdevice> {
@@ -242,6 +250,11 @@ impl Drop for Building<'_, '_> {
             });
         }
     }
+}
+
+/// Lists the devices that were given a way to the memory of `device`.
+fn reaching(peers: &[Reach], device: DeviceId) -> Vec<CUdevice> {
+    peers.iter().filter(|(_, peer)| *peer == device).map(|(reaching, _)| *reaching).collect()
 }
 
 fn description(ordinal: CUdevice, access: Access) -> AccessDescription {

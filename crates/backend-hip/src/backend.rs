@@ -272,7 +272,7 @@ unsafe impl GpuBackend for HipBackend {
         let entry = self.memory.take(base, false)?;
         let result = match entry.origin {
             // SAFETY: `unmap_virtual` asks for an entry out of the table that nothing touches: our caller vouches.
-            Origin::Imported { handle } => unsafe { self.unmap_virtual(base, &entry, handle) },
+            Origin::Imported { handle, .. } => unsafe { self.unmap_virtual(base, &entry, handle) },
             // SAFETY: `close_dma_buf` asks for an object out of the table that nothing touches: our caller vouches.
             Origin::External { object } => unsafe { self.close_dma_buf(entry.device, object) },
             // SAFETY: `close_plain` asks for a base out of the table that nothing touches: our caller vouches for it.

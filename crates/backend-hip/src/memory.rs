@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap, btree_map};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{AddressRange, DeviceId, DevicePtr, Error, MemHandle, Result};
+use gpu_api::{Access, AddressRange, DeviceId, DevicePtr, Error, MemHandle, Result};
 
 /// Where memory came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +33,8 @@ pub(crate) enum Origin {
     Imported {
         /// The physical memory's handle, as an address.
         handle: usize,
+        /// What this process' devices may do with it.
+        access: Access,
     },
     /// Imported from a dma-buf.
     External {
@@ -162,13 +164,16 @@ impl Memory {
         }
     }
 
-    /// Lists the bases and lengths of live virtual memory on a device.
-    pub(crate) fn virtual_on(&self, device: DeviceId) -> Vec<(u64, u64)> {
+    /// Lists live virtual memory on a device, own and imported: the bases, the lengths, and what may be done with each.
+    pub(crate) fn virtual_on(&self, device: DeviceId) -> Vec<(u64, u64, Access)> {
         let entries = self.lock();
-        let live = entries.iter().filter(|(_, entry)| {
-            entry.device == device && matches!(entry.origin, Origin::Virtual { .. }) && !entry.leaked
-        });
-        live.map(|(&base, entry)| (base, entry.len)).collect()
+        let live = entries.iter().filter(|(_, entry)| entry.device == device && !entry.leaked);
+        live.filter_map(|(&base, entry)| match entry.origin {
+            Origin::Virtual { .. } => Some((base, entry.len, Access::ReadWrite)),
+            Origin::Imported { access, .. } => Some((base, entry.len, access)),
+            _ => None,
+        })
+        .collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
@@ -204,7 +209,7 @@ mod tests {
     fn memory_is_freed_by_free_and_closed_by_close() {
         let memory = Memory::default();
         memory.insert(0x10000, entry(Origin::Virtual { handle: 1 }));
-        memory.insert(0x20000, entry(Origin::Imported { handle: 2 }));
+        memory.insert(0x20000, entry(Origin::Imported { handle: 2, access: Access::ReadWrite }));
         assert!(memory.take(DevicePtr(0x10000), false).is_err());
         assert!(memory.take(DevicePtr(0x20000), true).is_err());
         assert!(memory.take(DevicePtr(0x10000), true).is_ok());

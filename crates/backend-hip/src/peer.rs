@@ -38,8 +38,8 @@ impl HipBackend {
         if !matches!(code, SUCCESS | PEER_ACCESS_ALREADY_ENABLED) {
             return Err(scope.error(symbol.name, code));
         }
-        for (base, len) in self.memory.virtual_on(peer) {
-            self.grant_virtual(&scope, ordinal, base, len)?;
+        for memory in self.memory.virtual_on(peer) {
+            self.grant_virtual(&scope, ordinal, memory)?;
         }
         if !peers.contains(&(ordinal, peer)) {
             peers.push((ordinal, peer));

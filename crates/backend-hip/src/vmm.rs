@@ -15,6 +15,7 @@ use crate::call::Scope;
 use crate::error::{self, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::error::{SUCCESS, UNKNOWN};
 use crate::memory::{Entry, Origin};
+use crate::peer::Reach;
 use crate::sys::{
     ACCESS_READ, ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, AllocationProperties, HANDLE_POSIX_FD,
     LOCATION_DEVICE, Location, MemoryHandle,
@@ -58,8 +59,7 @@ impl HipBackend {
         let building = Building { scope: &scope, handle: Some(handle), reserved: None, mapped: false };
         // Held until the entry is in the table, so that a device that is given access meanwhile misses none.
         let peers = self.peers();
-        let reaching: Vec<c_int> = peers.iter().filter(|(_, peer)| *peer == device).map(|(d, _)| *d).collect();
-        let base = building.finish(size, ordinal, Access::ReadWrite, &reaching)?;
+        let base = building.finish(size, ordinal, Access::ReadWrite, &reaching(&peers, device))?;
         let origin = Origin::Virtual { handle: handle.expose_provenance() };
         self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
         Ok(Allocation { base: DevicePtr(base), len: size as u64 })
@@ -99,14 +99,16 @@ impl HipBackend {
             _ => return Err(scope.allocation_error(symbols.hipMemImportFromShareableHandle.name, code, len)),
         }
         let building = Building { scope: &scope, handle: Some(handle), reserved: None, mapped: false };
-        let base = building.finish(size, ordinal, access, &[]).map_err(|error| match error {
+        // As in `alloc_virtual`.
+        let peers = self.peers();
+        let base = building.finish(size, ordinal, access, &reaching(&peers, device)).map_err(|error| match error {
             // A mapping is of the whole memory.
             Error::Driver { call: "hipMemMap", source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
                 bad_descriptor(format!("one of another length than {size} bytes"))
             }
             error => error,
         })?;
-        let origin = Origin::Imported { handle: handle.expose_provenance() };
+        let origin = Origin::Imported { handle: handle.expose_provenance(), access };
         self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
         Ok(DevicePtr(base))
     }
@@ -155,8 +157,13 @@ impl HipBackend {
     }
 
     /// Gives a device access to virtual memory of another.
-    pub(crate) fn grant_virtual(&self, scope: &Scope<'_>, device: c_int, base: u64, len: u64) -> Result<()> {
-        set_access(scope, base, len as usize, &[description(device, Access::ReadWrite)])
+    pub(crate) fn grant_virtual(
+        &self,
+        scope: &Scope<'_>,
+        device: c_int,
+        (base, len, access): (u64, u64, Access),
+    ) -> Result<()> {
+        set_access(scope, base, len as usize, &[description(device, access)])
     }
 }
 
@@ -219,6 +226,11 @@ impl Drop for Building<'_, '_> {
             });
         }
     }
+}
+
+/// Lists the devices that were given a way to the memory of `device`.
+fn reaching(peers: &[Reach], device: DeviceId) -> Vec<c_int> {
+    peers.iter().filter(|(_, peer)| *peer == device).map(|(reaching, _)| *reaching).collect()
 }
 
 fn description(ordinal: c_int, access: Access) -> AccessDescription {

@@ -361,6 +361,15 @@ pub struct Gpu {
     caps: Caps,
 }
 
+/// Equal if they are one device by one backend object: handles of one mean the same to the other.
+impl PartialEq for Gpu {
+    fn eq(&self, other: &Gpu) -> bool {
+        Arc::ptr_eq(&self.backend, &other.backend) && self.info.device == other.info.device
+    }
+}
+
+impl Eq for Gpu {}
+
 impl Gpu {
     /// Takes a device of a backend, asking once for what it is and what it can do.
     ///

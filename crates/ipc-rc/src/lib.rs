@@ -44,6 +44,7 @@ pub mod descriptor;
 mod dirty;
 mod fork;
 mod manual;
+mod mark;
 mod message;
 mod poller;
 mod process;

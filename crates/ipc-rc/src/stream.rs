@@ -106,6 +106,29 @@ impl Stream {
         unsafe { self.0.gpu.backend().synchronize_stream(self.0.raw) }
     }
 
+    /// Tells it from every other stream of this process.
+    pub(crate) fn key(&self) -> StreamKey {
+        let backend = Arc::as_ptr(self.0.gpu.backend()).cast::<()>().addr();
+        StreamKey { backend, device: self.0.gpu.device().0, identity: self.0.info.identity }
+    }
+
+    /// Refuses a stream of another device, or of another backend, whose handle would mean something else to this one.
+    pub(crate) fn require(&self, gpu: &Gpu) -> Result<()> {
+        if self.0.gpu == *gpu {
+            return Ok(());
+        }
+        let name = |gpu: &Gpu| format!("{}:{}", gpu.kind(), gpu.device().0);
+        let (theirs, ours) = (name(&self.0.gpu), name(gpu));
+        let theirs = if theirs == ours { format!("{theirs}, of a backend that was loaded separately") } else { theirs };
+        Err(Error::Mismatch {
+            what: "the stream's device",
+            theirs,
+            ours,
+            remedy: "make the stream with the `Gpu` that the session or participant was opened with, and let it wait \
+                     for the other one",
+        })
+    }
+
     /// Says whether work queued on it goes into a graph.
     pub(crate) fn is_capturing(&self) -> Result<bool> {
         // SAFETY: `capture_status` asks for a live stream: `self` keeps it.
@@ -117,6 +140,15 @@ impl Stream {
     pub(crate) fn refuse_capture(&self, remedy: &'static str) -> Result<()> {
         if self.is_capturing()? { Err(Error::Capturing { stream: self.0.raw.0, remedy }) } else { Ok(()) }
     }
+}
+
+/// What tells a stream from those of other devices and backends, whose own numbers may be the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) struct StreamKey {
+    /// The address of the backend, which the streams that have this key keep alive.
+    backend: usize,
+    device: u32,
+    identity: StreamIdentity,
 }
 
 impl Drop for Inner {

@@ -353,11 +353,22 @@ fn host_memory_is_zeroed_and_placed() {
 fn a_peer_reaches_what_is_and_what_comes() {
     let cuda = fake::cuda();
     let (owner, reader, apart) = (DeviceId(0), DeviceId(1), DeviceId(2));
-    assert!(cuda.alloc(owner, 1, Sharing::Fd).is_ok());
+    let own = cuda.alloc(owner, 1, Sharing::Fd).expect("there is room");
     assert_eq!(fake::last_access_count(), 1);
+    let fd = cuda.export_fd(own.base).expect("it is exportable");
+    let import = |access| cuda.import_fd(owner, fd.as_fd(), own.len, access).expect("it is memory");
+    let before = import(Access::ReadOnly);
+    let allowed = fake::flags(Kind::Mapped, before.0);
     fake::clear_trace();
     cuda.enable_peer_access(reader, owner).expect("they reach each other");
-    assert!(fake::trace().ends_with(&["cuCtxEnablePeerAccess".to_owned(), "cuMemSetAccess".to_owned()]));
+    let trace = fake::trace();
+    assert!(
+        trace.ends_with(&["cuCtxEnablePeerAccess", "cuMemSetAccess", "cuMemSetAccess"].map(str::to_owned)),
+        "{trace:?}"
+    );
+    assert_eq!(fake::flags(Kind::Mapped, before.0), allowed, "a peer may do no more than the owner of the mapping");
+    import(Access::ReadWrite);
+    assert_eq!(fake::last_access_count(), 2);
     cuda.enable_peer_access(reader, owner).expect("once more is no error");
     assert!(cuda.alloc(owner, 1, Sharing::Fd).is_ok());
     assert_eq!(fake::last_access_count(), 2);

@@ -1,11 +1,13 @@
 //! The calling thread with a real driver: contexts, captures, default streams.
 
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use backend_cuda::launch::{Application, CAPTURE_GLOBAL};
 use cudarc::driver::result::ctx;
-use gpu_api::{Access, CaptureStatus, EventKind, GpuBackend, HostMemory, RawStream, Result, Sharing, StreamOp};
+use cudarc::driver::sys;
+use gpu_api::{Access, CaptureStatus, Error, EventKind, GpuBackend, HostMemory, RawStream, Result, Sharing, StreamOp};
 
 use crate::queue::Page;
 use crate::{Case, GPU, case, cuda, wait_until};
@@ -15,6 +17,7 @@ pub const CASES: &[Case] = &[
     case!(a_global_capture_survives_everything),
     case!(a_graph_runs_again_beside_the_library),
     case!(default_streams_work_on_every_thread),
+    case!(a_stream_of_another_context_is_refused),
 ];
 
 /// Makes every call that a session or a participant makes, on streams of its own.
@@ -169,4 +172,22 @@ fn default_streams_work_on_every_thread() -> Result<()> {
     assert_eq!(current(), None);
     let _application = Application::begin(&cuda, GPU)?;
     round(2)
+}
+
+fn a_stream_of_another_context_is_refused() -> Result<()> {
+    let cuda = cuda();
+    let own = cuda.create_stream(GPU)?;
+    let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: `cuCtxCreate_v4` writes one pointer; without parameters it makes a context like any other.
+    let code = unsafe { sys::cuCtxCreate_v4(&raw mut context, ptr::null_mut(), 0, 0) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    // SAFETY: `cuStreamCreate` writes one pointer, in the context that was just made current.
+    let code = unsafe { sys::cuStreamCreate(&raw mut stream, 1) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    // SAFETY: `stream_info`: made above.
+    let refused = unsafe { cuda.stream_info(RawStream(stream.expose_provenance() as u64)) };
+    assert!(matches!(refused, Err(Error::Mismatch { what: "the stream's context", .. })), "{refused:?}");
+    assert_eq!(current(), Some(context.expose_provenance()), "the application's context stays current");
+    // SAFETY: `stream_info`: made above.
+    unsafe { cuda.stream_info(own) }.map(|info| assert_eq!(info.device, GPU))
 }

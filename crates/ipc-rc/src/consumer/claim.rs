@@ -25,8 +25,8 @@ pub enum Wait<'a> {
     None,
     /// On this thread, under the claim's deadline.
     Host,
-    /// On this stream, which counts as [used](ReceivedBlock::used_on): nothing is queued if the CPU sees that the work
-    /// is done.
+    /// On this stream of the participant's device, which counts as [used](ReceivedBlock::used_on): nothing is queued if
+    /// the CPU sees that the work is done.
     On(&'a Stream),
 }
 
@@ -94,10 +94,11 @@ impl Link {
         if self.is_gone() {
             return Err(ClaimError::ProducerGone);
         }
-        if let Wait::On(stream) = wait
-            && stream.is_capturing()?
-        {
-            return Err(ClaimError::Capturing);
+        if let Wait::On(stream) = wait {
+            stream.require(&self.gpu)?;
+            if stream.is_capturing()? {
+                return Err(ClaimError::Capturing);
+            }
         }
         let generation = Generation::new(fields.generation).ok_or(ClaimError::Stale)?;
         if fields.kind == GrantKind::Addressed {

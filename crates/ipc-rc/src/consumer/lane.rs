@@ -8,7 +8,8 @@
 //! A driver's queue that is full blocks every thread of the process (measured at 1,020 entries), and the caller's stream
 //! may share it. So at most [`MOST_PENDING`] ends are queued on a lane, and what comes on top takes no place in any queue
 //! but one event on each stream, whatever its number: it gathers here, the participant's thread records the events when
-//! the last ones are done, and ends what had gathered by then when these are.
+//! the last ones are done, and ends what had gathered by then when these are. So it is, too, for a set with a stream of
+//! another device or vendor, whose events no stream of ours can wait for.
 //!
 //! **Any error before the stores are queued leaves the lease HELD** until the process ends, counted, and logged once:
 //! an end that might come early would be worse.
@@ -18,13 +19,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use gpu_api::{EventKind, Gpu, RawEvent, RawStream, Result, StreamIdentity, StreamOp};
+use gpu_api::{Gpu, Result, StreamOp};
 
 use crate::consumer::received_block::Held;
 use crate::counter_file::{dirty_word, slot_word};
 use crate::dirty::MARKED;
+use crate::mark::Mark;
 use crate::slot::released_word;
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamKey};
 
 /// Ends queued on one lane: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;
@@ -41,7 +43,7 @@ struct Later {
     /// The set's streams, kept while anything gathers.
     streams: Vec<Stream>,
     /// One for each stream, made when first needed.
-    events: Vec<RawEvent>,
+    marks: Vec<Mark>,
 }
 
 impl Later {
@@ -52,17 +54,17 @@ impl Later {
 
 #[derive(Debug)]
 struct Lane {
-    gpu: Gpu,
     /// Taken out of the table: whoever still finds it looks again.
     retired: bool,
-    stream: RawStream,
+    stream: Stream,
     /// One for each stream of the set, recorded again by every end: a wait keeps what was recorded when it was queued.
-    events: Vec<RawEvent>,
+    /// `None` for a set with a stream of another device or backend, whose ends the participant's thread stores.
+    marks: Option<Vec<Mark>>,
     pending: VecDeque<Held>,
     later: Later,
 }
 
-type Key = Box<[StreamIdentity]>;
+type Key = Box<[StreamKey]>;
 
 /// A participant's lanes.
 #[derive(Debug)]
@@ -87,7 +89,7 @@ impl Lanes {
     ///
     /// Says whether the participant's thread must look after it.
     pub fn end(&self, held: Held, mut streams: Vec<Stream>) -> bool {
-        streams.sort_by_key(Stream::identity);
+        streams.sort_by_key(Stream::key);
         match self.try_end(held, &streams) {
             Ok(watch) => watch,
             Err((held, error)) => {
@@ -123,8 +125,8 @@ impl Lanes {
         }
         lane.settle();
         let (words, slots) = (held.file().registered, held.file().counters.slot_count());
-        match words {
-            Some(base) if lane.later.is_empty() && lane.pending.len() < MOST_PENDING => {
+        match (words, &lane.marks) {
+            (Some(base), Some(marks)) if lane.later.is_empty() && lane.pending.len() < MOST_PENDING => {
                 let ops = [
                     StreamOp::Write {
                         word: base.word(slot_word(slots, held.entry.slot)),
@@ -132,7 +134,7 @@ impl Lanes {
                     },
                     StreamOp::Write { word: base.word(dirty_word(held.entry.slot)), value: MARKED },
                 ];
-                match self.queue(&lane, streams, &ops) {
+                match self.queue(&lane, marks, streams, &ops) {
                     Ok(()) => {
                         lane.pending.push_back(held);
                         Ok(false)
@@ -151,30 +153,22 @@ impl Lanes {
         }
     }
 
-    fn queue(&self, lane: &Lane, streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
-        let backend = self.gpu.backend();
-        for (event, stream) in lane.events.iter().zip(streams) {
-            // SAFETY: `record_event` asks for a live event and stream of one device: the lane keeps its events, the
-            // caller its streams, and a `Stream` is of the participant's device.
-            unsafe { backend.record_event(*event, stream.raw()) }?;
-            // SAFETY: `stream_wait_event` asks for a live stream and event: the lane keeps both.
-            unsafe { backend.stream_wait_event(lane.stream, *event) }?;
+    fn queue(&self, lane: &Lane, marks: &[Mark], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
+        for (mark, stream) in marks.iter().zip(streams) {
+            mark.record(stream)?;
+            mark.hold(&lane.stream)?;
         }
         // SAFETY: `stream_batch` asks for a live stream, which the lane keeps, and for words in a registration that
         // outlives the operation: the link unregisters its files only after its lanes have run dry.
-        unsafe { backend.stream_batch(lane.stream, ops) }
+        unsafe { self.gpu.backend().stream_batch(lane.stream.raw(), ops) }
     }
 
     /// Ends what is behind events that are done, and records them anew for what has gathered.
     fn look_after(&self, lane: &mut Lane) {
         let later = &mut lane.later;
         if !later.recorded.is_empty() {
-            let done = later.events.iter().all(|&event| {
-                // SAFETY: `query_event` asks for a live event: the lane keeps it. An error means that nobody knows whether
-                // the work is done: the leases stay held.
-                unsafe { self.gpu.backend().query_event(event) }.unwrap_or(false)
-            });
-            if !done {
+            // An error means that nobody knows whether the work is done: the leases stay held.
+            if !later.marks.iter().all(|mark| mark.is_passed().unwrap_or(false)) {
                 return;
             }
             later.recorded.drain(..).for_each(Held::release);
@@ -186,7 +180,7 @@ impl Lanes {
         if later.streams.iter().any(|stream| stream.is_capturing().unwrap_or(false)) {
             return;
         }
-        match self.record_all(later) {
+        match Self::record_all(later) {
             Ok(()) => {
                 later.recorded = std::mem::take(&mut later.gathered);
                 later.streams.clear();
@@ -198,37 +192,27 @@ impl Lanes {
         }
     }
 
-    fn record_all(&self, later: &mut Later) -> Result<()> {
-        let backend = self.gpu.backend();
-        while later.events.len() < later.streams.len() {
-            later.events.push(backend.create_event(self.gpu.device(), EventKind::Local)?);
+    fn record_all(later: &mut Later) -> Result<()> {
+        for stream in &later.streams[later.marks.len()..] {
+            later.marks.push(Mark::new(stream.gpu())?);
         }
-        for (event, stream) in later.events.iter().zip(&later.streams) {
-            // SAFETY: `record_event` asks for a live event and stream of one device: the lane keeps both, and a `Stream`
-            // is of the participant's device.
-            unsafe { backend.record_event(*event, stream.raw()) }?;
-        }
-        Ok(())
+        later.marks.iter().zip(&later.streams).try_for_each(|(mark, stream)| mark.record(stream))
     }
 
     fn lane(&self, streams: &[Stream]) -> Result<Arc<Mutex<Lane>>> {
-        let key: Key = streams.iter().map(Stream::identity).collect();
+        let key: Key = streams.iter().map(Stream::key).collect();
         if let Some(lane) = self.table.load().get(&key) {
             return Ok(lane.clone());
         }
-        let backend = self.gpu.backend();
-        let mut lane = Lane {
-            gpu: self.gpu.clone(),
+        let is_own = streams.iter().all(|stream| *stream.gpu() == self.gpu);
+        let marks = is_own.then(|| streams.iter().map(|stream| Mark::new(stream.gpu())).collect());
+        let fresh = Arc::new(Mutex::new(Lane {
             retired: false,
-            stream: backend.create_stream(self.gpu.device())?,
-            events: Vec::new(),
+            stream: Stream::create(&self.gpu)?,
+            marks: marks.transpose()?,
             pending: VecDeque::new(),
             later: Later::default(),
-        };
-        for _ in streams {
-            lane.events.push(backend.create_event(self.gpu.device(), EventKind::Local)?);
-        }
-        let fresh = Arc::new(Mutex::new(lane));
+        }));
         self.table.rcu(|table| {
             let mut table = HashMap::clone(table);
             if table.len() >= MANY_LANES {
@@ -261,7 +245,7 @@ impl Lanes {
             lane.is_dry() && {
                 // SAFETY: `query_stream` asks for a live stream: the lane keeps it. An error is a broken context, whose
                 // streams write nothing.
-                unsafe { self.gpu.backend().query_stream(lane.stream) }.unwrap_or(true)
+                unsafe { self.gpu.backend().query_stream(lane.stream.raw()) }.unwrap_or(true)
             }
         })
     }
@@ -291,17 +275,5 @@ impl Lane {
     fn retire_if_dry(&mut self) -> bool {
         self.retired |= self.is_dry();
         self.retired
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        for &event in self.events.iter().chain(&self.later.events) {
-            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: the lane is going away, and
-            // waits that were queued for it stay good. An error leaks it.
-            let _ = unsafe { self.gpu.backend().destroy_event(event) };
-        }
-        // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: as above.
-        let _ = unsafe { self.gpu.backend().destroy_stream(self.stream) };
     }
 }

@@ -148,10 +148,12 @@ impl ReceivedBlock {
         self.len
     }
 
-    /// Names a stream of this process whose work touches the block.
+    /// Names a stream of this process whose work touches the block, of any device and vendor.
+    ///
+    /// A stream of another device than the participant's is asked by the participant's thread whether its work is done.
     pub fn used_on(&self, stream: &Stream) {
         let mut used = self.lease.used_on.lock().unwrap_or_else(PoisonError::into_inner);
-        if !used.iter().any(|s| s.identity() == stream.identity()) {
+        if !used.iter().any(|s| s.key() == stream.key()) {
             used.push(stream.clone());
         }
     }

@@ -100,7 +100,7 @@ impl Block {
     /// Notes that work on `stream` may touch the block.
     pub(crate) fn note_use(&self, stream: &Stream) {
         let mut used = self.used_on.lock().unwrap_or_else(PoisonError::into_inner);
-        if !used.iter().any(|s| s.identity() == stream.identity()) {
+        if !used.iter().any(|s| s.key() == stream.key()) {
             used.push(stream.clone());
         }
     }
@@ -194,7 +194,8 @@ impl SentBlock {
         self.block.core.cancel(&self.block, descriptor)
     }
 
-    /// Names a stream of this process whose queued work touches the block: it is not used again before that is done.
+    /// Names a stream of this process, of any device and vendor, whose queued work touches the block: it is not used
+    /// again before that is done.
     pub fn used_on(&self, stream: &Stream) {
         self.block.note_use(stream);
     }

@@ -135,6 +135,7 @@ impl Fences {
     ///
     /// What the driver gives: then nothing was queued and no descriptor may name a value.
     pub fn queue(&self, gpu: &Gpu, stream: &Stream, participant: ParticipantId, words: &Words) -> Result<Fence> {
+        stream.require(gpu)?;
         stream.refuse_capture("share before the capture begins or after it ended")?;
         let line = self.line(stream.identity());
         let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -159,6 +160,7 @@ impl Fences {
     ///
     /// As [`queue`](Fences::queue). Values that were queued before the error are reached by nobody's descriptor.
     pub fn queue_many(&self, gpu: &Gpu, stream: &Stream, addressees: &mut [(&Arc<Peer>, Option<Fence>)]) -> Result<()> {
+        stream.require(gpu)?;
         stream.refuse_capture("share before the capture begins or after it ended")?;
         let line = self.line(stream.identity());
         let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,25 +8,26 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use gpu_api::{EventKind, Gpu, RawEvent, Result, StreamIdentity};
+use gpu_api::{Gpu, Result};
 
+use crate::mark::Mark;
 use crate::producer::ledger::Found;
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamKey};
 
 /// Events kept for use again.
 const SPARE_EVENTS: usize = 256;
 
 #[derive(Debug)]
 struct Entry<B> {
-    event: RawEvent,
+    event: Mark,
     block: B,
-    rest: Vec<(StreamIdentity, RawEvent)>,
+    rest: Vec<(StreamKey, Mark)>,
 }
 
 #[derive(Debug)]
 struct State<B> {
-    queues: HashMap<StreamIdentity, VecDeque<Entry<B>>>,
-    spare: Vec<RawEvent>,
+    queues: HashMap<StreamKey, VecDeque<Entry<B>>>,
+    spare: Vec<Mark>,
 }
 
 /// Blocks that wait for the producer's own work.
@@ -58,7 +59,7 @@ impl<B> OwnWork<B> {
         let mut events = Vec::with_capacity(streams.len());
         for stream in streams {
             match self.record(&mut state, stream) {
-                Ok(event) => events.push((stream.identity(), event)),
+                Ok(event) => events.push((stream.key(), event)),
                 Err(error) => {
                     state.spare.extend(events.into_iter().map(|(_, event)| event));
                     return Err((block, error));
@@ -80,15 +81,11 @@ impl<B> OwnWork<B> {
         }
     }
 
-    fn record(&self, state: &mut State<B>, stream: &Stream) -> Result<RawEvent> {
+    fn record(&self, state: &mut State<B>, stream: &Stream) -> Result<Mark> {
         stream.refuse_capture("drop the block after the capture ended")?;
-        let event = match state.spare.pop() {
-            Some(event) => event,
-            None => self.gpu.backend().create_event(self.gpu.device(), EventKind::Local)?,
-        };
-        // SAFETY: `record_event` asks for a live event and a live stream of one device: events here are made on the
-        // session's device and destroyed by `drop` alone, and `Stream` keeps its stream and checked its device.
-        match unsafe { self.gpu.backend().record_event(event, stream.raw()) } {
+        let spare = state.spare.pop_if(|spare| spare.gpu() == stream.gpu());
+        let event = spare.map_or_else(|| Mark::new(stream.gpu()), Ok)?;
+        match event.record(stream) {
             Ok(()) => Ok(event),
             Err(error) => {
                 state.spare.push(event);
@@ -103,13 +100,11 @@ impl<B> OwnWork<B> {
             return;
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let streams: Vec<StreamIdentity> = state.queues.keys().copied().collect();
+        let streams: Vec<StreamKey> = state.queues.keys().copied().collect();
         for stream in streams {
             while let Some(entry) = state.queues.get_mut(&stream).and_then(|queue| {
-                let event = queue.front()?.event;
-                // SAFETY: `query_event` asks for a live event: `drop` alone destroys those in a queue. An error means
-                // that nobody knows whether the work is done: the block stays.
-                let done = unsafe { self.gpu.backend().query_event(event) }.unwrap_or(false);
+                // An error means that nobody knows whether the work is done: the block stays.
+                let done = queue.front()?.event.is_passed().unwrap_or(false);
                 if done { queue.pop_front() } else { None }
             }) {
                 self.retire_event(&mut state, entry.event);
@@ -129,29 +124,14 @@ impl<B> OwnWork<B> {
         state.queues.retain(|_, queue| !queue.is_empty());
     }
 
-    fn retire_event(&self, state: &mut State<B>, event: RawEvent) {
-        if state.spare.len() < SPARE_EVENTS {
+    fn retire_event(&self, state: &mut State<B>, event: Mark) {
+        if state.spare.len() < SPARE_EVENTS && *event.gpu() == self.gpu {
             state.spare.push(event);
-        } else {
-            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: it left its queue. An error
-            // leaks it.
-            let _ = unsafe { self.gpu.backend().destroy_event(event) };
         }
     }
 
     /// Counts the blocks that wait.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
-    }
-}
-
-impl<B> Drop for OwnWork<B> {
-    fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for event in state.spare.drain(..) {
-            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: the list is going away. An
-            // error leaks it.
-            let _ = unsafe { self.gpu.backend().destroy_event(event) };
-        }
     }
 }

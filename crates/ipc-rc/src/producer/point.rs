@@ -7,12 +7,13 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use gpu_api::{EventKind, Gpu, RawEvent, Result, StreamIdentity};
+use gpu_api::{Gpu, Result};
 
 use crate::descriptor::Fence;
+use crate::mark::Mark;
 use crate::producer::fence::Fences;
 use crate::producer::peer::Peer;
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamKey};
 
 /// Writes queued on one lane: far below the 1,020 entries at which a driver blocks; each write has a wait before it.
 const MOST_QUEUED: u32 = 64;
@@ -23,8 +24,8 @@ const MANY_LANES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Point {
     gpu: Gpu,
-    event: RawEvent,
-    stream: StreamIdentity,
+    mark: Mark,
+    stream: StreamKey,
 }
 
 impl Point {
@@ -32,29 +33,13 @@ impl Point {
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`](gpu_api::Error::Capturing), and what the driver gives.
+    /// [`Error::Capturing`](gpu_api::Error::Capturing), [`Error::Mismatch`](gpu_api::Error::Mismatch) for a stream of
+    /// another device, and what the driver gives.
     pub fn mark(gpu: &Gpu, stream: &Stream) -> Result<Point> {
         stream.refuse_capture("share before the capture begins or after it ended")?;
-        let event = gpu.backend().create_event(gpu.device(), EventKind::Local)?;
-        let point = Point { gpu: gpu.clone(), event, stream: stream.identity() };
-        // SAFETY: `record_event` asks for a live event and stream of one device: the event was just made on the
-        // session's, and `Stream` keeps its stream and checked its device.
-        unsafe { gpu.backend().record_event(event, stream.raw()) }?;
-        Ok(point)
-    }
-
-    /// Says whether the work before it is done.
-    fn is_passed(&self) -> Result<bool> {
-        // SAFETY: `query_event` asks for a live event: only the drop destroys it.
-        unsafe { self.gpu.backend().query_event(self.event) }
-    }
-}
-
-impl Drop for Point {
-    fn drop(&mut self) {
-        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: a wait that was queued for it stays
-        // good. An error leaks it.
-        let _ = unsafe { self.gpu.backend().destroy_event(self.event) };
+        let mark = Mark::new(gpu)?;
+        mark.record(stream)?;
+        Ok(Point { gpu: gpu.clone(), mark, stream: stream.key() })
     }
 }
 
@@ -73,7 +58,7 @@ pub(crate) enum Await {
 /// only those who wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
-    table: Mutex<HashMap<StreamIdentity, Lane>>,
+    table: Mutex<HashMap<StreamKey, Lane>>,
 }
 
 #[derive(Debug)]
@@ -97,7 +82,7 @@ impl Lanes {
     ///
     /// What the driver gives: nothing was queued then.
     pub fn fence(&self, point: &Point, fences: &Fences, peer: &Peer) -> Result<Await> {
-        if point.is_passed()? {
+        if point.mark.is_passed()? {
             return Ok(Await::Nothing);
         }
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,8 +102,7 @@ impl Lanes {
             lane.queued = 0;
         }
         lane.queued += 1;
-        // SAFETY: `stream_wait_event` asks for a live stream and event: the lane keeps the one, the point the other.
-        unsafe { point.gpu.backend().stream_wait_event(lane.stream.raw(), point.event) }?;
+        point.mark.hold(&lane.stream)?;
         fences.queue(&point.gpu, &lane.stream, peer.id, &peer.words).map(Await::Fence)
     }
 }

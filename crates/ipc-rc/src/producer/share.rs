@@ -36,7 +36,7 @@ pub enum To {
 pub enum After<'a> {
     /// All of it is done: nothing is queued.
     Done,
-    /// What is queued on this stream at this moment.
+    /// What is queued on this stream of the session's device at this moment.
     Stream(&'a Stream),
 }
 
