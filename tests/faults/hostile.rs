@@ -105,6 +105,7 @@ fn scribbled_on() {
         });
         assert!(back, "{:?}", stage.session.stats());
     }
+    assert!(stage.session.stats().corrupt_words >= corrupt, "words of the dead are not counted any more");
     stage.check();
     println!("scribbled on: {corrupt} words were found corrupt");
     let Stage { session, held, honest, .. } = stage;

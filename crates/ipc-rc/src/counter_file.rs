@@ -226,15 +226,15 @@ const fn dirty_bytes(slots: u32) -> usize {
     ((slots / GROUP) as usize * 8).next_multiple_of(PAGE)
 }
 
-/// A file in this process' own memory, for tests and model checkers.
-#[cfg(test)]
+/// A file in this process' own memory, for tests and fuzzing.
+#[cfg(any(test, fuzzing))]
 #[derive(Debug)]
 pub struct HeapFile {
     slots: Vec<Slot<AtomicU64>>,
     dirty: Vec<Dirty<AtomicU64>>,
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl HeapFile {
     pub fn new(slots: u32) -> HeapFile {
         HeapFile {
@@ -242,9 +242,19 @@ impl HeapFile {
             dirty: (0..slots / GROUP).map(|_| Dirty::new(AtomicU64::new(0))).collect(),
         }
     }
+
+    /// Writes anything into a slot, as its participant could; numbers past the last go round.
+    pub fn scribble_slot(&self, index: usize, word: u64) {
+        self.slots[index % self.slots.len()].scribble(word);
+    }
+
+    /// Writes anything into a dirty word.
+    pub fn scribble_dirty(&self, index: usize, word: u64) {
+        self.dirty[index % self.dirty.len()].scribble(word);
+    }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl SlotFile for HeapFile {
     type Word = AtomicU64;
     fn slots(&self) -> &[Slot<AtomicU64>] {

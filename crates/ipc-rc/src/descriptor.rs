@@ -477,8 +477,10 @@ mod tests {
     #[test]
     fn any_altered_byte_is_refused() {
         let good = *Descriptor::encode(&fields(), &[3; 64]).as_bytes();
+        // An interpreter takes minutes for all of them.
+        let step = if cfg!(miri) { 61 } else { 1 };
         for at in 0..BYTES {
-            for mask in 1..=u8::MAX {
+            for mask in (1..=u8::MAX).step_by(step) {
                 let mut bytes = good;
                 bytes[at] ^= mask;
                 assert!(Descriptor::decode(&bytes).is_err(), "byte {at} altered by {mask:#x} was accepted");

@@ -43,9 +43,15 @@ pub struct Dirty<W>(W);
 
 impl<W: Word> Dirty<W> {
     /// Wraps a word that holds 0.
-    #[cfg(any(test, gpu_ipc_loom))]
+    #[cfg(any(test, fuzzing, gpu_ipc_loom))]
     pub const fn new(word: W) -> Dirty<W> {
         Dirty(word)
+    }
+
+    /// Writes anything, as whoever shares the memory could.
+    #[cfg(any(test, fuzzing))]
+    pub fn scribble(&self, word: u64) {
+        self.0.store(word, Ordering::Relaxed);
     }
 
     /// Says that a slot of the group was released (consumer's CPU, after the release).

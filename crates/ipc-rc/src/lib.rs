@@ -43,6 +43,8 @@ mod counter_file;
 pub mod descriptor;
 mod dirty;
 mod fork;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod manual;
 mod mark;
 mod message;

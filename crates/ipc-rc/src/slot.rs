@@ -165,9 +165,15 @@ pub struct Slot<W>(W);
 
 impl<W: Word> Slot<W> {
     /// Wraps a word that holds 0.
-    #[cfg(any(test, gpu_ipc_loom))]
+    #[cfg(any(test, fuzzing, gpu_ipc_loom))]
     pub const fn new(word: W) -> Slot<W> {
         Slot(word)
+    }
+
+    /// Writes anything, as whoever shares the memory could.
+    #[cfg(any(test, fuzzing))]
+    pub fn scribble(&self, word: u64) {
+        self.0.store(word, Ordering::Relaxed);
     }
 
     /// Grants the slot (producer). The ledger says that it is free and which generation comes next.

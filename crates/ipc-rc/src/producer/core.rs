@@ -60,6 +60,8 @@ pub(crate) struct Core {
     pub revoked: AtomicU64,
     pub expired: AtomicU64,
     pub deaths: AtomicU64,
+    /// Words that were found corrupt in files of participants that are gone.
+    pub corrupt_words: AtomicU64,
     /// Callers that wait for a change.
     pub waiters: AtomicUsize,
     /// Somebody asked whether a block is released, and it was not: the thread looks until the next lease ends.
@@ -127,6 +129,7 @@ impl Core {
             revoked: AtomicU64::new(0),
             expired: AtomicU64::new(0),
             deaths: AtomicU64::new(0),
+            corrupt_words: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
             watches_releases: AtomicBool::new(false),
             closing: AtomicBool::new(false),

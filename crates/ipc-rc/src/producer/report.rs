@@ -172,6 +172,7 @@ impl Core {
             revoked: self.revoked.load(Ordering::Relaxed),
             expired: self.expired.load(Ordering::Relaxed),
             deaths: self.deaths.load(Ordering::Relaxed),
+            corrupt_words: self.corrupt_words.load(Ordering::Relaxed),
             tickets: self.tickets.live() as u64,
             source: self.source.usage(),
             ..Stats::default()

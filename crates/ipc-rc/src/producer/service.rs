@@ -367,6 +367,7 @@ impl Service {
         }
         self.core.outbox.forget(peer.id);
         self.core.fences.forget(peer.id);
+        self.core.corrupt_words.fetch_add(peer.ledger.corrupt_words() as u64, Ordering::Relaxed);
         let place = place_of(peer.id);
         self.core.peers.rcu(|peers| {
             let mut peers = Vec::clone(peers);
