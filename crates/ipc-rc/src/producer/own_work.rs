@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use gpu_api::{EventKind, Gpu, RawEvent, Result, StreamIdentity};
 
-use crate::producer::ledger::Found;
+use crate::producer::found::Found;
 use crate::stream::Stream;
 
 /// Events kept for use again.
