@@ -18,9 +18,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use arrayvec::ArrayVec;
 use gpu_api::{EventKind, Gpu, RawEvent, RawStream, Result, StreamIdentity, StreamOp};
 
-use crate::consumer::received_block::Held;
+use crate::consumer::lease::Held;
 use crate::counter_file::{dirty_word, slot_word};
 use crate::dirty::MARKED;
 use crate::slot::released_word;
@@ -28,6 +29,8 @@ use crate::stream::Stream;
 
 /// Ends queued on one lane: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;
+/// Streams of a set that is looked up without taking memory.
+const FEW: usize = 8;
 /// Lanes after which idle ones are given up before another is made.
 const MANY_LANES: usize = 64;
 
@@ -86,9 +89,9 @@ impl Lanes {
     /// Ends a lease once all that is queued on `streams` at this moment has finished. Never blocks.
     ///
     /// Says whether the participant's thread must look after it.
-    pub fn end(&self, held: Held, mut streams: Vec<Stream>) -> bool {
+    pub fn end(&self, held: Held, streams: &mut [Stream]) -> bool {
         streams.sort_by_key(Stream::identity);
-        match self.try_end(held, &streams) {
+        match self.try_end(held, streams) {
             Ok(watch) => watch,
             Err((held, error)) => {
                 self.keep(held, &error);
@@ -212,6 +215,12 @@ impl Lanes {
     }
 
     fn lane(&self, streams: &[Stream]) -> Result<Arc<Mutex<Lane>>> {
+        // Most leases are used on few streams, whose lane is found without taking memory.
+        let few: Option<ArrayVec<StreamIdentity, FEW>> =
+            (streams.len() <= FEW).then(|| streams.iter().map(Stream::identity).collect());
+        if let Some(lane) = few.and_then(|few| self.table.load().get(&few[..]).cloned()) {
+            return Ok(lane);
+        }
         let key: Key = streams.iter().map(Stream::identity).collect();
         if let Some(lane) = self.table.load().get(&key) {
             return Ok(lane.clone());

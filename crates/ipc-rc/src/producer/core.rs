@@ -330,9 +330,7 @@ impl Core {
 
     /// Says whether something is out that only polling can find: leases, or the producer's own work.
     pub fn has_leases(&self) -> bool {
-        self.own_work.waiting() > 0
-            || self.tickets.live() > 0
-            || self.places.all().any(|ledger| !ledger.is_empty())
+        self.own_work.waiting() > 0 || self.tickets.live() > 0 || self.places.all().any(|ledger| !ledger.is_empty())
     }
 }
 
