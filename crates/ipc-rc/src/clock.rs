@@ -25,8 +25,8 @@ impl Tick {
     /// Returns the tick `duration` later, rounded up, so that what is due then is never early.
     #[must_use]
     pub fn after(self, duration: Duration) -> Tick {
-        let millis = u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
-        Tick(self.0.saturating_add(millis))
+        let millis = u64::from(duration.subsec_nanos().div_ceil(1_000_000));
+        Tick(self.0.saturating_add(duration.as_secs().saturating_mul(1_000)).saturating_add(millis))
     }
 
     /// A time that never comes.

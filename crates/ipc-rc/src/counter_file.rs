@@ -50,6 +50,9 @@ pub struct CounterFile {
     map: MmapRaw,
     file: OwnedFd,
     slots: u32,
+    /// The first slot's word, and how many words there are: asked for at every step of a lease.
+    first_slot: usize,
+    words: usize,
 }
 
 impl CounterFile {
@@ -111,7 +114,7 @@ impl CounterFile {
             .len(bytes_of(slots))
             .map_raw(&file)
             .map_err(|e| Error::system("mmap of a counter file", "raise RLIMIT_AS or vm.max_map_count", e))?;
-        Ok(CounterFile { map, file, slots })
+        Ok(CounterFile { map, file, slots, first_slot: slot_word(slots, 0), words: bytes_of(slots) / 8 })
     }
 
     /// Returns the descriptor, to send it.
@@ -176,7 +179,7 @@ impl CounterFile {
     /// Points at a 64-bit word: inside the mapping, which lives as long as `self`; aligned, because mappings start
     /// at a page; and touched as an atomic by everyone, the other process included.
     fn word(&self, index: usize) -> *const AtomicU64 {
-        assert!(index < self.bytes() / 8);
+        assert!(index < self.words);
         // SAFETY: `add` asks for an offset within one allocation: just asserted.
         unsafe { self.map.as_ptr().cast::<AtomicU64>().add(index) }
     }
@@ -187,7 +190,7 @@ impl SlotFile for CounterFile {
 
     #[inline]
     fn slots(&self) -> &[Slot<AtomicU64>] {
-        let first = self.word(slot_word(self.slots, 0)).cast::<Slot<AtomicU64>>();
+        let first = self.word(self.first_slot).cast::<Slot<AtomicU64>>();
         // SAFETY: `from_raw_parts` asks for so many valid, aligned values, shared only as their type allows, for as long
         // as `self`: `Slot` is transparent over an `AtomicU64`, the file is as long as its slots need (a test of
         // `bytes_of` says so), `word` says the rest.

@@ -32,6 +32,8 @@ use std::fmt;
 
 use gpu_api::{BackendKind, DeviceUuid, Error, ParticipantId, RegionId, Result};
 
+use crate::checksum;
+
 /// The length of every descriptor.
 pub const BYTES: usize = 192;
 
@@ -63,6 +65,8 @@ const AT_FLAGS: usize = 104;
 const AT_USER: usize = 112;
 const AT_ZERO: usize = 176;
 const AT_CRC: usize = 188;
+/// The bytes that the checksum is of.
+pub(crate) const CHECKED: usize = AT_CRC;
 const _: () = assert!(AT_CRC + 4 == BYTES && AT_ZERO + 12 == AT_CRC && AT_USER + 64 == AT_ZERO);
 
 /// Identifies a session: 128 random bits.
@@ -339,7 +343,7 @@ impl Descriptor {
     }
 
     fn crc(&self) -> u32 {
-        crc32c::crc32c(&self.0[..AT_CRC])
+        checksum::crc32c(self.0.first_chunk().expect("a checksum's bytes lie inside a descriptor"))
     }
 
     fn seal(&mut self) {

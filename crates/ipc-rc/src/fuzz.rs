@@ -6,11 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpu_api::ParticipantId;
+
 use crate::clock::Tick;
 use crate::counter_file::{GROUP, HeapFile, SlotFile};
 use crate::descriptor::{self, Descriptor};
 use crate::message::{MOST_BYTES, ToParticipant, ToProducer};
-use crate::producer::ledger::{Effort, Entry, Found, Ledger, Refusal};
+use crate::producer::found::Found;
+use crate::producer::ledger::{Effort, Entry, Ledger, Refusal};
 use crate::slot::{Claim, Generation, Seen, State, decode};
 
 /// Reads bytes as a descriptor, as they are and with a good checksum; what is read has the meaning of these bytes and
@@ -69,6 +72,9 @@ pub fn to_participant(bytes: &[u8]) -> Option<u8> {
     number
 }
 
+/// Whose the ledgers are.
+const OWNER: ParticipantId = ParticipantId(1);
+
 /// A block, by its number; the count is of its leases.
 type Block = Arc<usize>;
 
@@ -83,6 +89,7 @@ struct Side {
 impl Side {
     fn new() -> Side {
         let ledger = Ledger::new(Tick::default());
+        ledger.open(OWNER);
         let file = Arc::new(HeapFile::new(3 * GROUP));
         ledger.add_file(&file);
         Side { ledger, file, granted: Vec::new() }
@@ -123,14 +130,14 @@ pub fn counter_file(bytes: &[u8]) -> usize {
             rest = &rest[len..];
             u64::from_le_bytes(bytes)
         };
-        let mut found: Found<Block> = Vec::new();
+        let mut found: Found<Block> = Found::new();
         let pick = |side: &Side| (!side.granted.is_empty()).then(|| side.granted[number % side.granted.len()].0);
         match step % 12 {
             kind @ 0..=1 => {
                 let side = if kind == 0 { &mut hostile } else { &mut honest };
                 let block: Block = Arc::new(is_honest.len());
                 let lapses = (number % 4 == 0).then(|| Duration::from_millis(number as u64));
-                match side.ledger.grant(&block, now, lapses) {
+                match side.ledger.grant(OWNER, &block, now, lapses) {
                     Ok(entry) => {
                         side.granted.push((entry, *block));
                         is_honest.push(kind == 1);
@@ -210,7 +217,7 @@ pub fn counter_file(bytes: &[u8]) -> usize {
                 assert_eq!(tally.bytes, tally.in_flight + tally.held + tally.corrupt);
             }
         }
-        for block in found {
+        for block in found.drain() {
             returned[*block] += 1;
             assert_eq!(returned[*block], 1, "a block came back twice");
             if is_honest[*block] {
@@ -230,10 +237,10 @@ pub fn counter_file(bytes: &[u8]) -> usize {
         }
     }
     // The hostile one dies; the honest one's leases are not touched by that.
-    let mut found: Found<Block> = Vec::new();
+    let mut found: Found<Block> = Found::new();
     hostile.ledger.close(&mut found);
     hostile.ledger.bury(&mut found);
-    for block in found {
+    for block in found.drain() {
         returned[*block] += 1;
         assert_eq!(returned[*block], 1, "a block came back twice");
         assert!(!is_honest[*block]);

@@ -2,7 +2,7 @@
 //!
 //! Read in this order:
 //!
-//! 1. [`descriptor`]: the bytes that travel from producer to consumer.
+//! 1. [`descriptor`], `checksum`: the bytes that travel from producer to consumer.
 //! 2. `slot`, `dirty`, `timeline`: the three words in shared memory, each with its protocol; `counter_file`: where
 //!    they lie.
 //! 3. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect; who is dead and when.
@@ -37,6 +37,7 @@
 
 mod blocking;
 mod carver;
+mod checksum;
 mod clock;
 mod consumer;
 mod counter_file;

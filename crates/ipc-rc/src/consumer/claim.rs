@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{Error, StreamOp};
 
+use crate::consumer::lease::{Held, Lease};
 use crate::consumer::link::Link;
 use crate::consumer::mapping::NotMapped;
-use crate::consumer::received_block::{Held, Lease, ReceivedBlock};
+use crate::consumer::received_block::ReceivedBlock;
 use crate::counter_file::{TIMELINES, timeline_word};
 use crate::descriptor::{Descriptor, Fence, Fields, GrantKind};
 use crate::manual::drive;
@@ -145,12 +146,17 @@ impl Link {
         };
         let held = Held { mapping, entry };
         // `decode` has seen that the sum does not overflow.
-        if fields.offset + fields.len > held.mapping.len {
-            let got = format!("{} bytes at offset {} of {}", fields.len, fields.offset, held.mapping.len);
+        if fields.offset + fields.len > held.mapping.len() {
+            let got = format!("{} bytes at offset {} of {}", fields.len, fields.offset, held.mapping.len());
             held.leave();
             return Err(Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into());
         }
         match held.file().counters.slot(entry.slot).claim(entry.generation) {
+            // The slot's word is what orders the record's.
+            Claim::Held if held.file().record(entry.slot).is_held() => {
+                held.leave();
+                return Err(twice_granted());
+            }
             Claim::Held => {}
             other => {
                 held.leave();
@@ -296,6 +302,14 @@ impl Link {
                 remedy: "pass the bytes of `share` on whole and unchanged",
             },
         }
+    }
+}
+
+#[cold]
+fn twice_granted() -> ClaimError {
+    ClaimError::Refused {
+        why: "the descriptor's slot serves a lease that this participant still holds".into(),
+        remedy: "connect anew: the producer, or the counter file, is not in order",
     }
 }
 

@@ -19,9 +19,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use arrayvec::ArrayVec;
 use gpu_api::{Gpu, Result, StreamOp};
 
-use crate::consumer::received_block::Held;
+use crate::consumer::lease::Held;
 use crate::counter_file::{dirty_word, slot_word};
 use crate::dirty::MARKED;
 use crate::mark::Mark;
@@ -30,6 +31,8 @@ use crate::stream::{Stream, StreamKey};
 
 /// Ends queued on one lane: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;
+/// Streams of a set that is looked up without taking memory.
+const FEW: usize = 8;
 /// Lanes after which idle ones are given up before another is made.
 const MANY_LANES: usize = 64;
 
@@ -88,9 +91,9 @@ impl Lanes {
     /// Ends a lease once all that is queued on `streams` at this moment has finished. Never blocks.
     ///
     /// Says whether the participant's thread must look after it.
-    pub fn end(&self, held: Held, mut streams: Vec<Stream>) -> bool {
+    pub fn end(&self, held: Held, streams: &mut [Stream]) -> bool {
         streams.sort_by_key(Stream::key);
-        match self.try_end(held, &streams) {
+        match self.try_end(held, streams) {
             Ok(watch) => watch,
             Err((held, error)) => {
                 self.keep(held, &error);
@@ -100,12 +103,13 @@ impl Lanes {
     }
 
     /// Keeps a lease until the process ends: nobody can say when the work on its block is done.
-    pub fn keep(&self, held: Held, error: &gpu_api::Error) {
+    ///
+    /// What is held and never [left](Held::leave) stays mapped.
+    pub fn keep(&self, _held: Held, error: &gpu_api::Error) {
         self.kept.fetch_add(1, Ordering::Relaxed);
         if !self.logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "a lease is kept until this process ends; later ones are only counted");
         }
-        std::mem::forget(held);
     }
 
     fn try_end(&self, held: Held, streams: &[Stream]) -> Result<bool, (Held, gpu_api::Error)> {
@@ -200,6 +204,12 @@ impl Lanes {
     }
 
     fn lane(&self, streams: &[Stream]) -> Result<Arc<Mutex<Lane>>> {
+        // Most leases are used on few streams, whose lane is found without taking memory.
+        let few: Option<ArrayVec<StreamKey, FEW>> =
+            (streams.len() <= FEW).then(|| streams.iter().map(Stream::key).collect());
+        if let Some(lane) = few.and_then(|few| self.table.load().get(&few[..]).cloned()) {
+            return Ok(lane);
+        }
         let key: Key = streams.iter().map(Stream::key).collect();
         if let Some(lane) = self.table.load().get(&key) {
             return Ok(lane.clone());

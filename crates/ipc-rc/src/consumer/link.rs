@@ -12,9 +12,10 @@ use rustix::event::PollFlags;
 use crate::consumer::desk::Desk;
 use crate::consumer::event::{Event, Events};
 use crate::consumer::lane::Lanes;
+use crate::consumer::lease::Record;
 use crate::consumer::mapping::{Cache, Mappings};
 use crate::consumer::service::Service;
-use crate::counter_file::{CounterFile, MOST_SLOTS, TIMELINES};
+use crate::counter_file::{CounterFile, GROUP, MOST_SLOTS, TIMELINES};
 use crate::descriptor::{self, SessionId};
 use crate::fork::ForkGuard;
 use crate::manual::{Driver, drive};
@@ -27,9 +28,30 @@ use crate::waker::Waker;
 /// A counter file, as its participant has it.
 #[derive(Debug)]
 pub(crate) struct File {
+    /// What the holders of each slot's lease share, by group, made when they are first needed.
+    records: Box<[OnceLock<Box<[Record; GROUP as usize]>>]>,
     pub counters: CounterFile,
     /// Where streams see it; `None` on a device without stream words.
     pub registered: Option<WordPtr>,
+}
+
+impl File {
+    fn new(counters: CounterFile, registered: Option<WordPtr>) -> File {
+        let records = (0..counters.slot_count() / GROUP).map(|_| OnceLock::new()).collect();
+        File { records, counters, registered }
+    }
+
+    /// Returns what the holders of a slot's lease share.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot: the claim has checked.
+    #[inline]
+    pub fn record(&self, slot: u32) -> &Record {
+        let group =
+            self.records[(slot / GROUP) as usize].get_or_init(|| Box::new([const { Record::new() }; GROUP as usize]));
+        &group[(slot % GROUP) as usize]
+    }
 }
 
 /// The most counter files of a participant: 2^28 leases.
@@ -151,7 +173,7 @@ impl Link {
             None
         };
         // Only this participant's thread adds files, so the place is still free.
-        let _ = place.set(File { counters, registered });
+        let _ = place.set(File::new(counters, registered));
         self.announce_change();
         Ok(())
     }
@@ -211,7 +233,7 @@ impl Link {
 
     /// Forgets the regions that are not mapped, and says whether any is left.
     pub fn is_asked_for_any(&self) -> bool {
-        let mapped: HashSet<RegionId> = self.mappings.all().iter().map(|mapping| mapping.region).collect();
+        let mapped: HashSet<RegionId> = self.mappings.all().iter().map(|mapping| mapping.region()).collect();
         let mut asked = self.asked();
         asked.retain(|region| mapped.contains(region));
         !asked.is_empty()

@@ -4,11 +4,20 @@
 //!
 //! | step | who | operation |
 //! |---|---|---|
-//! | enter | claimant | `fetch_add(1)` Acquire; if it finds CLOSING, `fetch_sub(1)` and ask anew |
-//! | leave | whoever ends a lease, after its GPU work | `fetch_sub(1)` Release |
+//! | enter | claimant | `fetch_add(1)` Acquire; if it finds CLOSING or another region, leave and ask anew |
+//! | leave | whoever ends a lease, after its GPU work | CAS to one less, Release; if WATCHED, keep the link, `fetch_sub(1)` Release, wake the thread if it was the last |
+//! | watch | thread | `fetch_or(WATCHED)`, and then it looks whether anybody is left |
 //! | close | thread | CAS 0 to CLOSING, Acquire; from then on nobody enters |
+//! | open | who maps | fields, then `fetch_sub(CLOSING - 1)` Release: one use, its own |
 //!
-//! 'leave' pairs with 'close': all use of the mapping happens before the unmapping.
+//! 'leave' pairs with 'close': all use of the mapping happens before the unmapping. 'open' pairs with 'enter': whoever
+//! entered reads the fields of that opening.
+//!
+//! **The count is all that keeps a mapping**: while it is not 0 nobody closes the mapping, an open one keeps its link, and
+//! the link owns it. So a lease has no count beside this one, and after 'leave' nobody may touch either: whoever may have
+//! to wake the thread keeps the link first, which the CAS makes sure of. A mapping's memory stays until the link goes and
+//! is used again for other regions; so a claimant may try to enter any that it finds in the table of places, whatever
+//! became of it.
 //!
 //! # Requests
 //!
@@ -18,9 +27,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -32,16 +43,23 @@ use crate::producer::ledger::Entry;
 use crate::step::step;
 
 const CLOSING: u32 = 1 << 31;
+/// The thread waits for the last use to end.
+const WATCHED: u32 = 1 << 30;
 
-/// A region, mapped.
+/// Places where regions are found without a table: more than most producers have regions.
+const PLACES: usize = 256;
+
+/// A region, mapped; or, while it is closed, memory for one.
 pub(crate) struct Mapping {
-    /// Whose it is. The link's table holds the mapping in turn; the circle ends when the link's thread unmaps it.
-    pub link: Arc<Link>,
-    pub region: RegionId,
-    pub base: DevicePtr,
-    pub len: u64,
+    /// Whose it is. Alive while the mapping is open, by `keeper`, and for whoever holds the link.
+    link: Weak<Link>,
+    /// Keeps the link while the mapping is open. The circle ends when the link's thread unmaps it.
+    keeper: Mutex<Option<Arc<Link>>>,
+    region: AtomicU64,
+    base: AtomicU64,
+    len: AtomicU64,
     /// The producer is this process: there is nothing to unmap.
-    local: bool,
+    local: AtomicBool,
     users: AtomicU32,
     /// It was entered since the cache last looked for something to drop.
     touched: AtomicBool,
@@ -50,30 +68,107 @@ pub(crate) struct Mapping {
 // Not derived: the link's table leads back here.
 impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapping").field("region", &self.region).field("base", &self.base).finish_non_exhaustive()
+        f.debug_struct("Mapping").field("region", &self.region()).field("base", &self.base()).finish_non_exhaustive()
     }
 }
 
 impl Mapping {
-    fn enter(&self) -> bool {
-        if self.users.fetch_add(1, Ordering::Acquire) & CLOSING == 0 {
-            if !self.touched.load(Ordering::Relaxed) {
-                self.touched.store(true, Ordering::Relaxed);
-            }
-            return true;
+    fn closed(link: &Arc<Link>) -> Mapping {
+        Mapping {
+            link: Arc::downgrade(link),
+            keeper: Mutex::default(),
+            region: AtomicU64::new(0),
+            base: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            local: AtomicBool::new(false),
+            users: AtomicU32::new(CLOSING),
+            touched: AtomicBool::new(false),
         }
-        self.users.fetch_sub(1, Ordering::Release);
-        false
     }
 
-    /// Ends one use, and says whether it was the last.
-    pub fn leave(&self) -> bool {
-        self.users.fetch_sub(1, Ordering::Release) == 1
+    /// Opens a closed one, which the caller has entered then.
+    fn open(&self, link: Arc<Link>, opened: Opened) {
+        *self.keeper() = Some(link);
+        self.region.store(opened.region.0, Ordering::Relaxed);
+        self.base.store(opened.base.0, Ordering::Relaxed);
+        self.len.store(opened.len, Ordering::Relaxed);
+        self.local.store(opened.local, Ordering::Relaxed);
+        self.touched.store(true, Ordering::Relaxed);
+        self.users.fetch_sub(CLOSING - 1, Ordering::Release);
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the region that is mapped.
+    #[inline]
+    pub fn region(&self) -> RegionId {
+        RegionId(self.region.load(Ordering::Relaxed))
+    }
+
+    /// Returns the address of its first byte.
+    #[inline]
+    pub fn base(&self) -> DevicePtr {
+        DevicePtr(self.base.load(Ordering::Relaxed))
+    }
+
+    /// Returns its bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn enter(&self, region: RegionId) -> bool {
+        if self.region() != region {
+            return false;
+        }
+        if self.users.fetch_add(1, Ordering::Acquire) & CLOSING != 0 || self.region() != region {
+            self.leave();
+            return false;
+        }
+        if !self.touched.load(Ordering::Relaxed) {
+            self.touched.store(true, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Ends one use. Neither the mapping nor its link may be touched after it by who does not keep the link.
+    #[inline]
+    fn leave(&self) {
+        let mut seen = self.users.load(Ordering::Relaxed);
+        while seen & WATCHED == 0 {
+            match self.users.compare_exchange_weak(seen, seen - 1, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(changed) => seen = changed,
+            }
+        }
+        self.leave_watched();
+    }
+
+    #[cold]
+    fn leave_watched(&self) {
+        // There is none when the mapping is closed and its link going: then nobody waits either.
+        let link = self.link.upgrade();
+        let last = self.users.fetch_sub(1, Ordering::Release) == WATCHED + 1;
+        if let Some(link) = link.filter(|_| last) {
+            link.waker.nudge();
+        }
+    }
+
+    /// Has the thread be woken by whoever ends the last use, or not any more (thread).
+    pub fn watch(&self, watched: bool) {
+        if watched {
+            self.users.fetch_or(WATCHED, Ordering::Relaxed);
+        } else {
+            self.users.fetch_and(!WATCHED, Ordering::Relaxed);
+        }
     }
 
     /// Says whether nobody uses it at this moment.
     pub fn is_idle(&self) -> bool {
-        self.users.load(Ordering::Acquire) == 0
+        self.users.load(Ordering::Acquire) & !WATCHED == 0
     }
 
     /// Says whether it was entered since the last call.
@@ -83,12 +178,68 @@ impl Mapping {
 
     /// Returns the bytes that it takes from the cache's bound.
     pub fn cached_bytes(&self) -> u64 {
-        if self.local { 0 } else { self.len }
+        if self.local.load(Ordering::Relaxed) { 0 } else { self.len() }
     }
 
     fn close(&self) -> bool {
-        self.users.compare_exchange(0, CLOSING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let seen = self.users.load(Ordering::Relaxed);
+        seen & !WATCHED == 0 && self.users.compare_exchange(seen, CLOSING, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
+}
+
+/// A use of a mapping, which is counted in it. Forgotten, it is a use for ever.
+#[derive(Debug)]
+pub(crate) struct Entered(NonNull<Mapping>);
+
+// SAFETY: it stands for a `&Mapping`, which may go to another thread because a `Mapping` is `Sync`.
+unsafe impl Send for Entered where Mapping: Sync {}
+// SAFETY: as above.
+unsafe impl Sync for Entered where Mapping: Sync {}
+
+impl Entered {
+    /// Returns the same use once more, for one of several handles that share it: one of them ends it.
+    pub fn same(&self) -> Entered {
+        Entered(self.0)
+    }
+
+    /// Returns the link.
+    #[inline]
+    pub fn link(&self) -> &Link {
+        // SAFETY: `&*` of what a `Weak` points to asks that the value is alive: the mapping is open, because this use is
+        // counted, and an open mapping keeps its link.
+        unsafe { &*self.link.as_ptr() }
+    }
+
+    /// Returns the link, to keep it beyond the use.
+    pub fn keep_link(&self) -> Arc<Link> {
+        self.link.upgrade().expect("an open mapping keeps its link")
+    }
+
+    /// Ends the use.
+    #[inline]
+    pub fn leave(self) {
+        Mapping::leave(&self);
+    }
+}
+
+impl Deref for Entered {
+    type Target = Mapping;
+
+    #[inline]
+    fn deref(&self) -> &Mapping {
+        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: the link owns all that it made until it
+        // goes, and it does not go while one is open, as this one is because this use is counted.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+/// What a mapping is opened with.
+#[derive(Debug)]
+struct Opened {
+    region: RegionId,
+    base: DevicePtr,
+    len: u64,
+    local: bool,
 }
 
 /// What the producer said about a region.
@@ -125,9 +276,14 @@ impl Cache {
 }
 
 /// A participant's mappings.
-#[derive(Debug, Default)]
 pub(crate) struct Mappings {
+    /// The mapping that was last entered of the regions of each place: of those that were made, whatever became of it.
+    places: Box<[AtomicPtr<Mapping>]>,
     table: ArcSwap<HashMap<RegionId, Arc<Mapping>>>,
+    /// Every one that was made. None goes before all do: `places` points at them.
+    made: Mutex<Vec<Arc<Mapping>>>,
+    /// Those that are closed.
+    spare: Mutex<Vec<Arc<Mapping>>>,
     desk: Mutex<HashMap<RegionId, Request>>,
     next_request: AtomicU32,
 }
@@ -141,6 +297,28 @@ pub(crate) enum NotMapped {
     Failed(Error),
 }
 
+impl Default for Mappings {
+    fn default() -> Mappings {
+        Mappings {
+            places: (0..PLACES).map(|_| AtomicPtr::new(null_mut())).collect(),
+            table: ArcSwap::default(),
+            made: Mutex::default(),
+            spare: Mutex::default(),
+            desk: Mutex::default(),
+            next_request: AtomicU32::new(0),
+        }
+    }
+}
+
+impl fmt::Debug for Mappings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mappings")
+            .field("table", &self.table.load())
+            .field("desk", &self.desk())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Mappings {
     fn desk(&self) -> MutexGuard<'_, HashMap<RegionId, Request>> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
@@ -148,10 +326,41 @@ impl Mappings {
 
     /// Enters a mapping that exists.
     #[inline]
-    pub fn enter(&self, region: RegionId) -> Option<Arc<Mapping>> {
+    pub fn enter(&self, region: RegionId) -> Option<Entered> {
+        let found = NonNull::new(self.place(region).load(Ordering::Acquire))?;
+        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: those in `places` are among `made`.
+        let mapping = unsafe { found.as_ref() };
+        if mapping.enter(region) { Some(Entered(found)) } else { self.enter_by_table(region) }
+    }
+
+    #[cold]
+    fn enter_by_table(&self, region: RegionId) -> Option<Entered> {
         let table = self.table.load();
         let mapping = table.get(&region)?;
-        mapping.enter().then(|| mapping.clone())
+        mapping.enter(region).then(|| self.settle(mapping))
+    }
+
+    fn place(&self, region: RegionId) -> &AtomicPtr<Mapping> {
+        &self.places[region.0 as usize % PLACES]
+    }
+
+    /// Has the next claim of its region find a mapping that was made and entered, at its place.
+    fn settle(&self, mapping: &Arc<Mapping>) -> Entered {
+        let found = Arc::as_ptr(mapping).cast_mut();
+        self.place(mapping.region()).store(found, Ordering::Release);
+        Entered(NonNull::from(&**mapping))
+    }
+
+    /// Opens a mapping, entered.
+    fn open(&self, link: &Arc<Link>, opened: Opened) -> Arc<Mapping> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mapping = spare.unwrap_or_else(|| {
+            let fresh = Arc::new(Mapping::closed(link));
+            self.made.lock().unwrap_or_else(PoisonError::into_inner).push(fresh.clone());
+            fresh
+        });
+        mapping.open(link.clone(), opened);
+        mapping
     }
 
     /// Lists the mappings.
@@ -183,9 +392,9 @@ impl Mappings {
         region: RegionId,
         lease: Entry,
         deadline: Option<Instant>,
-    ) -> Result<Arc<Mapping>, NotMapped> {
+    ) -> Result<Entered, NotMapped> {
         enum Turn {
-            Mapped(Arc<Mapping>),
+            Mapped(Entered),
             Open(Answer),
             Gone,
             Send(u64),
@@ -235,14 +444,14 @@ impl Mappings {
                 Some(Turn::Open(answer)) => {
                     let opened = open(link, region, answer);
                     let result = match opened {
-                        Ok(mapping) => {
-                            let mapping = Arc::new(mapping);
+                        Ok(opened) => {
+                            let mapping = self.open(link, opened);
                             self.table.rcu(|table| {
                                 let mut table = HashMap::clone(table);
                                 table.insert(region, mapping.clone());
                                 table
                             });
-                            Ok(mapping)
+                            Ok(self.settle(&mapping))
                         }
                         Err(not) => Err(not),
                     };
@@ -254,8 +463,9 @@ impl Mappings {
                     link.announce_change();
                     if link.cache.is_exceeded_by(&self.all()) {
                         link.wants_idle.store(true, Ordering::Relaxed);
-                        link.waker.nudge();
                     }
+                    // If the thread waits for mappings to become idle, it has to watch this one too.
+                    link.waker.nudge();
                     return result;
                 }
             }
@@ -265,13 +475,14 @@ impl Mappings {
     /// Takes an idle mapping out of the table, so that nobody enters it, for [`unmap`] on a thread that may block.
     pub fn begin_unmap(&self, mapping: &Arc<Mapping>) -> bool {
         let mut desk = self.desk();
-        if desk.contains_key(&mapping.region) || !mapping.close() {
+        let region = mapping.region();
+        if desk.contains_key(&region) || !mapping.close() {
             return false;
         }
-        desk.insert(mapping.region, Request::Closing);
+        desk.insert(region, Request::Closing);
         self.table.rcu(|table| {
             let mut table = HashMap::clone(table);
-            table.remove(&mapping.region);
+            table.remove(&region);
             table
         });
         true
@@ -293,7 +504,7 @@ impl Mappings {
     }
 }
 
-fn open(link: &Arc<Link>, region: RegionId, answer: Answer) -> Result<Mapping, NotMapped> {
+fn open(link: &Arc<Link>, region: RegionId, answer: Answer) -> Result<Opened, NotMapped> {
     let (len, device, place, fd) = match answer {
         Answer::No { code: RefusalCode::Region, .. } => return Err(NotMapped::NotLeased),
         Answer::No { code, why } => {
@@ -339,35 +550,31 @@ fn open(link: &Arc<Link>, region: RegionId, answer: Answer) -> Result<Mapping, N
             }));
         }
     };
-    Ok(Mapping {
-        link: link.clone(),
-        region,
-        base,
-        len,
-        local,
-        users: AtomicU32::new(1),
-        touched: AtomicBool::new(true),
-    })
+    Ok(Opened { region, base, len, local })
 }
 
 /// Unmaps what [`Mappings::begin_unmap`] took out, and tells the producer. May block.
-pub(crate) fn unmap(link: &Link, mapping: &Mapping) {
+pub(crate) fn unmap(link: &Link, mapping: &Arc<Mapping>) {
     step!("unmap");
-    let closed = if mapping.local {
+    let region = mapping.region();
+    let closed = if mapping.local.load(Ordering::Relaxed) {
         Ok(())
     } else {
         // SAFETY: `close` asks for
         // - a mapping that was opened and is not closed: `begin_unmap` succeeds once for each;
         // - no unfinished work on it: a lease leaves the mapping only when its GPU work is done.
-        unsafe { link.gpu.backend().close(mapping.base) }
+        unsafe { link.gpu.backend().close(mapping.base()) }
     };
     match closed {
         // The message goes before anybody can ask for the region again: the desk is cleared after it. A producer that
         // cannot be told is gone.
-        Ok(()) => drop(link.send(&ToProducer::Unmapped { region: mapping.region }, None)),
-        Err(error) => tracing::warn!(%error, region = mapping.region.0, "a mapping is leaked; its region stays pinned"),
+        Ok(()) => drop(link.send(&ToProducer::Unmapped { region }, None)),
+        Err(error) => tracing::warn!(%error, region = region.0, "a mapping is leaked; its region stays pinned"),
     }
-    link.mappings.desk().remove(&mapping.region);
+    // The caller keeps the link; from here on the mapping does not.
+    drop(mapping.keeper().take());
+    link.mappings.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mapping.clone());
+    link.mappings.desk().remove(&region);
     link.announce_change();
     link.waker.wake();
 }

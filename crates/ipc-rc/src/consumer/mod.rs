@@ -5,7 +5,7 @@
 //! | connect | [`participant`] |
 //! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`desk`], [`mapping`] |
 //! | use: address, slices, state; in a graph | [`received_block`], [`graph`] |
-//! | drop: release by CPU, or by a lane once the GPU is done | [`received_block`], [`lane`] |
+//! | drop: release by CPU, or by a lane once the GPU is done | [`lease`], [`lane`] |
 //! | unmap, and what happens when the producer dies | [`service`], [`link`] |
 //! | what the producer says | [`hear`] |
 //! | what the application is told | [`event`] |
@@ -18,6 +18,7 @@ pub(crate) mod graph;
 pub(crate) mod hear;
 pub(crate) mod inspect;
 pub(crate) mod lane;
+pub(crate) mod lease;
 pub(crate) mod link;
 pub(crate) mod mapping;
 pub(crate) mod participant;

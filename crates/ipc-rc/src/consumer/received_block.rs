@@ -1,25 +1,19 @@
 //! Received blocks: what a claim gives.
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::num::NonZeroU32;
 use std::ops::{Bound, RangeBounds};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, Error, RegionId, Result};
 
 use crate::consumer::claim::ClaimError;
 use crate::consumer::graph::GraphBlocks;
-use crate::consumer::link::{File, Link};
-use crate::consumer::mapping::Mapping;
-use crate::descriptor::{self, Descriptor};
+use crate::consumer::lease::Lease;
+use crate::descriptor::Descriptor;
 use crate::message::Heir;
-use crate::producer::ledger::Entry;
 use crate::producer::share::To;
 use crate::producer::ticket::Claims;
-use crate::step::step;
 use crate::stream::Stream;
 use crate::timeline;
 
@@ -36,98 +30,21 @@ pub enum State {
     Poisoned,
 }
 
-/// A lease that this process holds, without the streams that its end waits for.
-#[derive(Debug)]
-pub(crate) struct Held {
-    /// Entered; the link hangs on it.
-    pub mapping: Arc<Mapping>,
-    pub entry: Entry,
-}
-
-impl Held {
-    /// Ends the lease at once: no GPU work on its block is left.
-    pub fn release(self) {
-        step!("release");
-        let counters = &self.file().counters;
-        counters.slot(self.entry.slot).release(self.entry.generation);
-        counters.dirty_of(self.entry.slot).mark();
-        self.leave();
-    }
-
-    /// Says whether a lane has ended it.
-    pub fn is_released(&self) -> bool {
-        self.file().counters.slot(self.entry.slot).is_released(self.entry.generation)
-    }
-
-    /// Returns the link.
-    pub fn link(&self) -> &Arc<Link> {
-        &self.mapping.link
-    }
-
-    /// Returns the lease's counter file.
-    pub fn file(&self) -> &File {
-        self.link().file(self.entry.file).expect("the claim found the file, and a link never loses one")
-    }
-
-    /// Lets go of the mapping, after the end.
-    pub fn leave(self) {
-        if self.mapping.leave() && self.link().wants_idle.load(Ordering::Relaxed) {
-            self.link().waker.nudge();
-        }
-    }
-}
-
-/// A lease, shared by all clones and slices of a received block.
-#[derive(Debug)]
-pub(crate) struct Lease {
-    held: ManuallyDrop<Held>,
-    fence: Option<descriptor::Fence>,
-    used_on: Mutex<ManuallyDrop<Vec<Stream>>>,
-}
-
-impl Lease {
-    pub fn new(held: Held, fence: Option<descriptor::Fence>) -> Lease {
-        Lease { held: ManuallyDrop::new(held), fence, used_on: Mutex::new(ManuallyDrop::new(Vec::new())) }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if self.held.link().guard.is_child() {
-            // The lease is the parent's, and so are the streams.
-            return;
-        }
-        let used = self.used_on.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
-        let streams = unsafe { ManuallyDrop::take(used) };
-        // SAFETY: as above.
-        let held = unsafe { ManuallyDrop::take(&mut self.held) };
-        if streams.is_empty() {
-            held.release();
-        } else {
-            let link = held.link().clone();
-            if link.lanes.end(held, streams) || link.wants_idle.load(Ordering::Relaxed) {
-                link.waker.nudge();
-            }
-        }
-    }
-}
-
 /// A block that this process received: an address to read and write until the last clone is dropped.
 ///
 /// Clones and [slices](ReceivedBlock::slice) share one lease. The drop of the last one never blocks: the lease ends
 /// when all work on the streams that were named with [`used_on`](ReceivedBlock::used_on) has finished.
 #[derive(Clone)]
 pub struct ReceivedBlock {
-    lease: Arc<Lease>,
+    lease: Lease,
     ptr: DevicePtr,
     len: u64,
 }
 
 impl ReceivedBlock {
     pub(crate) fn new(lease: Lease, offset: u64, len: u64) -> ReceivedBlock {
-        let ptr = lease.held.mapping.base.offset(offset);
-        ReceivedBlock { lease: Arc::new(lease), ptr, len }
+        let ptr = lease.held().mapping.base().offset(offset);
+        ReceivedBlock { lease, ptr, len }
     }
 
     /// Returns the address of the first byte, valid in this process while a clone of the block lives.
@@ -152,10 +69,7 @@ impl ReceivedBlock {
     ///
     /// A stream of another device than the participant's is asked by the participant's thread whether its work is done.
     pub fn used_on(&self, stream: &Stream) {
-        let mut used = self.lease.used_on.lock().unwrap_or_else(PoisonError::into_inner);
-        if !used.iter().any(|s| s.key() == stream.key()) {
-            used.push(stream.clone());
-        }
+        self.lease.used_on(stream);
     }
 
     /// Returns a part of the block, under the same lease.
@@ -194,7 +108,7 @@ impl ReceivedBlock {
 
     /// Returns the region that it lies in.
     pub fn region(&self) -> RegionId {
-        self.lease.held.mapping.region
+        self.lease.held().mapping.region()
     }
 
     /// Asks the producer for a descriptor of this block, or slice, for somebody else: another participant of the same
@@ -210,12 +124,12 @@ impl ReceivedBlock {
     /// have granted by then lapses unclaimed. [`ClaimError::Stale`] for contents that were
     /// [poisoned](State::Poisoned).
     pub fn forward(&self, to: To, timeout: Option<Duration>) -> Result<Descriptor, ClaimError> {
-        let link = self.lease.held.link();
+        let link = self.lease.held().link();
         if link.guard.is_child() {
             return Err(ClaimError::Forked);
         }
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        if let Some(fence) = &self.lease.fence {
+        if let Some(fence) = self.lease.fence() {
             link.wait_on_host(fence, deadline)?;
         }
         if self.state() == State::Poisoned {
@@ -227,15 +141,15 @@ impl ReceivedBlock {
             To::Ticket(Claims::Times(claims)) => Heir::Ticket(Some(claims)),
             To::Ticket(Claims::Unlimited) => Heir::Ticket(None),
         };
-        let descriptor = link.forward(self.lease.held.entry, heir, [0; 64], deadline)?;
-        let offset = self.ptr.0 - self.lease.held.mapping.base.0;
+        let descriptor = link.forward(self.lease.held().entry, heir, [0; 64], deadline)?;
+        let offset = self.ptr.0 - self.lease.held().mapping.base().0;
         Ok(descriptor.narrowed(offset, self.len))
     }
 
     /// Says what the contents are worth at this moment. Whoever waited on a stream asks after synchronising it.
     pub fn state(&self) -> State {
-        let link = self.lease.held.link();
-        let seen = self.lease.fence.as_ref().map_or(timeline::Fence::Reached, |fence| link.look(fence));
+        let link = self.lease.held().link();
+        let seen = self.lease.fence().map_or(timeline::Fence::Reached, |fence| link.look(fence));
         match seen {
             timeline::Fence::Pending => State::Pending,
             timeline::Fence::Poisoned => State::Poisoned,

@@ -193,8 +193,10 @@ impl Service {
         }
         let all = link.closing.load(Ordering::Relaxed) || link.is_gone();
         let mut mappings = link.mappings.all();
+        // Before the look: whoever ends the last use after it wakes this thread.
+        mappings.iter().for_each(|mapping| mapping.watch(true));
         mappings.retain(|mapping| {
-            let unwanted = all || link.is_asked(mapping.region);
+            let unwanted = all || link.is_asked(mapping.region());
             !(unwanted && unmap_if_idle(link, &mut self.blocking, mapping))
         });
         // Idle first, and of those the ones that nobody has entered for longest, to within one look.
@@ -217,6 +219,8 @@ impl Service {
             link.wants_idle.store(false, Ordering::Relaxed);
             if link.is_asked_for_any() || link.cache.is_exceeded_by(&link.mappings.all()) {
                 link.wants_idle.store(true, Ordering::Relaxed);
+            } else {
+                mappings.iter().for_each(|mapping| mapping.watch(false));
             }
         }
     }

@@ -118,11 +118,12 @@ impl Service {
         };
         let place = {
             let peers = core.peers.load();
-            peers.iter().position(Option::is_none).unwrap_or(peers.len())
+            let free = |&place: &usize| peers.get(place).is_none_or(Option::is_none) && core.places.is_vacant(place);
+            (0..MOST_PARTICIPANTS).find(free)
         };
-        if place >= MOST_PARTICIPANTS {
+        let Some(place) = place else {
             return Err((RefusalCode::Limit, format!("the session has {MOST_PARTICIPANTS} participants already")));
-        }
+        };
         for fd in &fds {
             if !process::is_pidfd(fd.as_fd()).map_err(internal)? {
                 return Err((RefusalCode::Protocol, "a descriptor of the hello is no pidfd".into()));
@@ -143,7 +144,7 @@ impl Service {
                 descendants: fds,
             },
             &core.gpu,
-            core.start,
+            || core.places.seat(place, id, core.start),
         )
         .map_err(internal)?;
         let peer = Arc::new(peer);
@@ -161,6 +162,7 @@ impl Service {
             seat(None);
             // Somebody may have shared with it meanwhile: it is granted nothing, and what it was is taken back.
             self.close(&peer);
+            peer.ledger.leave();
             return Err(internal(error));
         }
         step!("welcome");

@@ -16,10 +16,12 @@ use crate::message::ToParticipant;
 use crate::producer::block::{Block, Token};
 use crate::producer::count::Count;
 use crate::producer::fence::Fences;
-use crate::producer::ledger::{Effort, Entry, Found, own_shard};
+use crate::producer::found::Found;
+use crate::producer::ledger::{Effort, Entry, own_shard};
 use crate::producer::outbox::Outbox;
 use crate::producer::own_work::OwnWork;
 use crate::producer::peer::Peer;
+use crate::producer::places::Places;
 use crate::producer::point::Lanes;
 use crate::producer::service::Service;
 use crate::producer::ticket::Tickets;
@@ -45,6 +47,7 @@ pub(crate) struct Core {
     pub max_slots: u64,
     pub start: Tick,
     pub peers: ArcSwap<Peers>,
+    pub places: Places,
     pub fences: Fences,
     pub tickets: Tickets,
     pub lanes: Lanes,
@@ -118,6 +121,7 @@ impl Core {
             max_slots: settings.max_slots,
             start: Tick::now(),
             peers: ArcSwap::default(),
+            places: Places::default(),
             fences: Fences::default(),
             tickets: Tickets::default(),
             lanes: Lanes::default(),
@@ -158,36 +162,33 @@ impl Core {
     /// Looks for ended leases and finished work everywhere; the blocks found are given back if these were the last.
     pub fn collect(&self, effort: Effort) -> Reclaimed {
         let mut out = Found::new();
-        for peer in self.peers.load().iter().flatten() {
-            peer.ledger.collect(effort, &mut out);
-        }
+        self.places.all().for_each(|ledger| ledger.collect(effort, &mut out));
         self.own_work.poll(&mut out);
         if !out.is_empty() {
             step!("collect");
         }
-        self.retire(out)
+        self.retire(&mut out)
     }
 
     /// Looks at a few dirty words, in one shard of one participant that is free. Called by every drop.
     pub fn glance(&self) {
-        let peers = self.peers.load();
-        if peers.is_empty() {
+        let places = self.places.used();
+        if places == 0 {
             return;
         }
         let turn = self.cursor.load(Ordering::Relaxed).wrapping_add(1);
         self.cursor.store(turn, Ordering::Relaxed);
-        let Some(peer) = &peers[turn % peers.len()] else { return };
+        let Some(ledger) = self.places.get(turn % places) else { return };
         let mut out = Found::new();
-        peer.ledger.glance(own_shard().wrapping_add(turn / peers.len()), GLANCE, &mut out);
-        drop(peers);
-        self.retire(out);
+        ledger.glance(own_shard().wrapping_add(turn / places), GLANCE, &mut out);
+        self.retire(&mut out);
     }
 
     /// Drops what ledgers gave back, with no lock held, and counts the blocks of which these were the last.
-    pub fn retire(&self, out: Found<Arc<Block>>) -> Reclaimed {
+    pub fn retire(&self, out: &mut Found<Arc<Block>>) -> Reclaimed {
         let mut reclaimed = Reclaimed::default();
         let found = !out.is_empty();
-        for block in out {
+        for block in out.drain() {
             if let Some(block) = Arc::into_inner(block) {
                 reclaimed.blocks += 1;
                 reclaimed.bytes += block.len();
@@ -332,9 +333,7 @@ impl Core {
 
     /// Says whether something is out that only polling can find: leases, or the producer's own work.
     pub fn has_leases(&self) -> bool {
-        self.own_work.waiting() > 0
-            || self.tickets.live() > 0
-            || self.peers.load().iter().flatten().any(|peer| !peer.ledger.is_empty())
+        self.own_work.waiting() > 0 || self.tickets.live() > 0 || self.places.all().any(|ledger| !ledger.is_empty())
     }
 }
 

@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use gpu_api::ParticipantId;
+
 use crate::clock::Tick;
 use crate::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
+use crate::producer::found::Found;
 use crate::slot::{Generation, Revoke, Seen};
-
-/// Blocks whose leases have ended, on their way to being dropped with no lock held.
-pub type Found<B> = Vec<B>;
 
 /// Locks that a participant's slots are spread over.
 pub const SHARDS: usize = 16;
@@ -118,7 +118,10 @@ struct Part<B, F> {
 #[derive(Debug)]
 struct Shard<B, F> {
     parts: Vec<Part<B, F>>,
-    gone: bool,
+    /// Whose leases these are; `None` while nobody is granted anything.
+    owner: Option<ParticipantId>,
+    /// No part before this one has a free slot.
+    first_free: usize,
     cursor: usize,
     /// No row lapses before this.
     first_lapse: u32,
@@ -163,13 +166,32 @@ pub struct Ledger<B, F> {
 }
 
 impl<B: Clone, F: SlotFile> Ledger<B, F> {
-    /// Makes an empty ledger whose times count from `start`.
+    /// Makes an empty ledger, of nobody yet, whose times count from `start`.
     pub fn new(start: Tick) -> Ledger<B, F> {
-        let shard = || Shard { parts: Vec::new(), gone: false, cursor: 0, first_lapse: NO_LAPSE };
+        let shard = || Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: NO_LAPSE };
         Ledger {
             shards: std::array::from_fn(|_| Locked { busy: AtomicBool::new(false), shard: Mutex::new(shard()) }),
             start,
             corrupt_words: AtomicUsize::new(0),
+        }
+    }
+
+    /// Gives the ledger to a participant. It is empty: never used, or [left](Ledger::leave).
+    pub fn open(&self, owner: ParticipantId) {
+        for locked in &self.shards {
+            let mut shard = locked.lock();
+            debug_assert!(shard.parts.is_empty() && shard.owner.is_none(), "somebody else's");
+            shard.owner = Some(owner);
+        }
+        self.corrupt_words.store(0, Ordering::Relaxed);
+    }
+
+    /// Lets go of the counter files: every lease has ended.
+    pub fn leave(&self) {
+        for locked in &self.shards {
+            let mut shard = locked.lock();
+            debug_assert!(!locked.is_busy(), "left with a lease");
+            *shard = Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: NO_LAPSE };
         }
     }
 
@@ -197,26 +219,42 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         FIRST_SLOTS.checked_shl(files).filter(|&slots| slots != 0).unwrap_or(MOST_SLOTS).min(MOST_SLOTS)
     }
 
-    /// Writes a lease down and grants its slot.
+    /// Writes a lease of the ledger's owner down and grants its slot.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Gone`] after a burial began, [`Refusal::Full`] when no slot is free.
-    pub fn grant(&self, block: &B, now: Tick, time_to_live: Option<Duration>) -> Result<Entry, Refusal> {
+    /// [`Refusal::Gone`] after a burial began, or when the ledger is another's; [`Refusal::Full`] when no slot is free.
+    #[inline]
+    pub fn grant(
+        &self,
+        owner: ParticipantId,
+        block: &B,
+        now: Tick,
+        time_to_live: Option<Duration>,
+    ) -> Result<Entry, Refusal> {
+        let packed = now.pack(self.start);
+        // One step of the packed clock later, so that rounding never lapses a grant early.
+        let lapses = time_to_live.map_or(NO_LAPSE, |time| now.after(time).pack(self.start).saturating_add(1));
+        let times = (packed, lapses);
         let own = own_shard();
         // Without waiting first, beginning with the thread's own shard; then with.
         for n in 0..SHARDS {
             let locked = &self.shards[(own + n) % SHARDS];
             if let Ok(mut shard) = locked.shard.try_lock() {
-                match self.grant_in(locked, &mut shard, block, now, time_to_live) {
+                match Self::grant_in(locked, &mut shard, owner, block, times) {
                     Err(Refusal::Full) => {}
                     done => return done,
                 }
             }
         }
+        self.grant_waiting(own, owner, block, times)
+    }
+
+    #[cold]
+    fn grant_waiting(&self, own: usize, owner: ParticipantId, block: &B, times: (u32, u32)) -> Result<Entry, Refusal> {
         for n in 0..SHARDS {
             let locked = &self.shards[(own + n) % SHARDS];
-            match self.grant_in(locked, &mut locked.lock(), block, now, time_to_live) {
+            match Self::grant_in(locked, &mut locked.lock(), owner, block, times) {
                 Err(Refusal::Full) => {}
                 done => return done,
             }
@@ -224,19 +262,20 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         Err(Refusal::Full)
     }
 
+    #[inline]
     fn grant_in(
-        &self,
         locked: &Locked<B, F>,
         shard: &mut Shard<B, F>,
+        owner: ParticipantId,
         block: &B,
-        now: Tick,
-        ttl: Option<Duration>,
+        (granted, lapses): (u32, u32),
     ) -> Result<Entry, Refusal> {
-        if shard.gone {
+        if shard.owner != Some(owner) {
             return Err(Refusal::Gone);
         }
-        for (number, part) in (0..).zip(&mut shard.parts) {
+        while let Some(part) = shard.parts.get_mut(shard.first_free) {
             if part.with_free == 0 {
+                shard.first_free += 1;
                 continue;
             }
             let index = part.with_free.trailing_zeros();
@@ -254,12 +293,11 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             let row = &mut group.rows[bit as usize];
             row.block = Some(block.clone());
             row.generation = row.generation.next();
-            row.granted = now.pack(self.start);
-            // One step of the packed clock later, so that rounding never lapses a grant early.
-            row.lapses = ttl.map_or(NO_LAPSE, |ttl| now.after(ttl).pack(self.start).saturating_add(1));
-            shard.first_lapse = shard.first_lapse.min(row.lapses);
-            let entry =
-                Entry { file: number, slot: (part.first_group + index) * GROUP + bit, generation: row.generation };
+            row.granted = granted;
+            row.lapses = lapses;
+            shard.first_lapse = shard.first_lapse.min(lapses);
+            let slot = (part.first_group + index) * GROUP + bit;
+            let entry = Entry { file: shard.first_free as u32, slot, generation: row.generation };
             part.file.slots()[entry.slot as usize].grant(entry.generation);
             if !locked.is_busy() {
                 locked.busy.store(true, Ordering::Relaxed);
@@ -273,14 +311,15 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn collect(&self, effort: Effort, out: &mut Found<B>) {
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
             let mut shard = locked.lock();
-            for part in &mut shard.parts {
-                self.sweep_marked(part, effort, out);
+            for number in 0..shard.parts.len() {
+                self.sweep_marked(&mut shard, number, effort, out);
             }
             locked.note(&shard);
         }
     }
 
-    fn sweep_marked(&self, part: &mut Part<B, F>, effort: Effort, out: &mut Found<B>) {
+    fn sweep_marked(&self, shard: &mut Shard<B, F>, number: usize, effort: Effort, out: &mut Found<B>) {
+        let part = &shard.parts[number];
         let mut groups = part.with_out;
         if effort == Effort::Marked {
             let words = &part.file.dirty()[part.first_group as usize..][..part.groups.len()];
@@ -289,7 +328,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         while groups != 0 {
             let index = groups.trailing_zeros();
             groups &= groups - 1;
-            self.sweep(part, index, effort, out);
+            self.sweep(shard, number, index, effort, out);
         }
     }
 
@@ -301,27 +340,29 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         }
         let Ok(mut shard) = locked.shard.try_lock() else { return };
         let mut left = words;
-        for _ in 0..shard.parts.len() {
-            let Shard { parts, cursor, .. } = &mut *shard;
-            let (part_number, from) = (*cursor / 64 % parts.len(), (*cursor % 64) as u32);
-            let part = &mut parts[part_number];
-            let mut groups = part.with_out & (u64::MAX << from);
-            while groups != 0 && left > 0 {
-                let index = groups.trailing_zeros();
-                groups &= groups - 1;
-                self.sweep(part, index, Effort::Marked, out);
-                *cursor = part_number * 64 + index as usize + 1;
-                left -= 1;
+        let parts = shard.parts.len();
+        // A part without a lease counts as a word: so does its part of the walk.
+        while left > 0 && parts > 0 {
+            let (number, from) = (shard.cursor / 64 % parts, (shard.cursor % 64) as u32);
+            let part = &shard.parts[number];
+            let groups = part.with_out & (u64::MAX << from);
+            left -= 1;
+            if groups == 0 {
+                shard.cursor = (number + 1) % parts * 64;
+                continue;
             }
-            if left == 0 {
-                break;
+            let index = groups.trailing_zeros();
+            let marked = part.file.dirty()[(part.first_group + index) as usize].is_marked();
+            shard.cursor = number * 64 + index as usize + 1;
+            if marked {
+                self.sweep(&mut shard, number, index, Effort::Marked, out);
+                locked.note(&shard);
             }
-            *cursor = (part_number + 1) % parts.len() * 64;
         }
-        locked.note(&shard);
     }
 
-    fn sweep(&self, part: &mut Part<B, F>, index: u32, effort: Effort, out: &mut Found<B>) {
+    fn sweep(&self, shard: &mut Shard<B, F>, number: usize, index: u32, effort: Effort, out: &mut Found<B>) {
+        let part = &mut shard.parts[number];
         let group_number = part.first_group + index;
         let first_slot = group_number * GROUP;
         // The mark is taken before the slots are read, whatever the effort: `dirty` says why.
@@ -347,6 +388,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             }
         }
         part.note(index);
+        shard.first_free = shard.first_free.min(number);
     }
 
     /// Takes a grant back if nobody claimed it, and returns its block then.
@@ -361,6 +403,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         }
         let block = part.groups[index as usize].retire(bit);
         part.note(index);
+        shard.first_free = shard.first_free.min(entry.file as usize);
         locked.note(&shard);
         block
     }
@@ -388,6 +431,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
                     }));
                 }
                 shard.first_lapse = first;
+                shard.first_free = 0;
                 locked.note(&shard);
             }
             next = next.min(shard.first_lapse);
@@ -399,7 +443,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn close(&self, out: &mut Found<B>) {
         for locked in &self.shards {
             let mut shard = locked.lock();
-            shard.gone = true;
+            shard.owner = None;
             for part in &mut shard.parts {
                 part.revoke_all(out);
             }
@@ -411,7 +455,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn bury(&self, out: &mut Found<B>) {
         for locked in &self.shards {
             let mut shard = locked.lock();
-            debug_assert!(shard.gone, "buried before it was closed");
+            debug_assert!(shard.owner.is_none(), "buried before it was closed");
             for part in &mut shard.parts {
                 for group in &mut part.groups {
                     let mut bits = group.out | group.barred;

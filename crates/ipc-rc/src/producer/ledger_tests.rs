@@ -14,6 +14,8 @@ use crate::slot::{Claim, Slot, State, encode};
 
 type Block = Arc<u32>;
 
+const OWNER: ParticipantId = ParticipantId(1);
+
 /// What a participant does with a lease, as the test's map has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stands {
@@ -71,6 +73,7 @@ impl World {
     fn new() -> World {
         let start = Tick::default();
         let ledger = Ledger::new(start);
+        ledger.open(OWNER);
         // As few slots as have a group in some shards and none in others.
         let file = Arc::new(HeapFile::new(5 * GROUP));
         ledger.add_file(&file);
@@ -83,8 +86,8 @@ impl World {
 
     /// Takes leases out of the map for the blocks that came back, preferring `likely`; a block that the map does not
     /// expect is an early or a double retirement.
-    fn returned(&mut self, out: Found<Block>, likely: impl Fn(&Lease) -> bool) {
-        for block in out {
+    fn returned(&mut self, mut out: Found<Block>, likely: impl Fn(&Lease) -> bool) {
+        for block in out.drain() {
             let found = self.leases.iter().find(|(_, l)| l.block == *block as usize && likely(l)).map(|(&key, _)| key);
             let key = found.expect("a block came back that nobody has let go of");
             self.leases.remove(&key);
@@ -105,7 +108,7 @@ impl World {
         match step {
             Step::Grant { block, lapses } => {
                 let ttl = lapses.then_some(Duration::from_secs(10));
-                match self.ledger.grant(&self.blocks[block], self.now, ttl) {
+                match self.ledger.grant(OWNER, &self.blocks[block], self.now, ttl) {
                     Ok(entry) => {
                         assert!(self.leases.values().all(|l| l.entry.slot != entry.slot), "a slot was granted twice");
                         let lease = Lease { entry, block, stands: Stands::InFlight, marked: false, lapses };
@@ -193,7 +196,7 @@ impl World {
                 let mut out = Found::new();
                 self.ledger.close(&mut out);
                 self.returned(out, |lease| lease.stands == Stands::InFlight);
-                assert_eq!(self.ledger.grant(&self.blocks[0], self.now, None), Err(Refusal::Gone));
+                assert_eq!(self.ledger.grant(OWNER, &self.blocks[0], self.now, None), Err(Refusal::Gone));
                 self.check();
                 let mut out = Found::new();
                 self.ledger.bury(&mut out);
@@ -235,14 +238,15 @@ proptest! {
 #[test]
 fn a_full_ledger_says_so_and_goes_on_in_the_next_file() {
     let ledger = Ledger::<Block, HeapFile>::new(Tick::default());
+    ledger.open(OWNER);
     let block = Arc::new(0);
     ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
     for _ in 0..GROUP {
-        ledger.grant(&block, Tick::default(), None).expect("a free slot");
+        ledger.grant(OWNER, &block, Tick::default(), None).expect("a free slot");
     }
-    assert_eq!(ledger.grant(&block, Tick::default(), None), Err(Refusal::Full));
+    assert_eq!(ledger.grant(OWNER, &block, Tick::default(), None), Err(Refusal::Full));
     ledger.add_file(&Arc::new(HeapFile::new(2 * GROUP)));
-    let entry = ledger.grant(&block, Tick::default(), None).expect("a slot of the second file");
+    let entry = ledger.grant(OWNER, &block, Tick::default(), None).expect("a slot of the second file");
     assert_eq!(entry.file, 1);
     assert!(ledger.revoke(entry).is_some());
 }
@@ -250,13 +254,14 @@ fn a_full_ledger_says_so_and_goes_on_in_the_next_file() {
 #[test]
 fn threads_that_share_at_once_get_different_slots() {
     let ledger = Arc::new(Ledger::<Block, HeapFile>::new(Tick::default()));
+    ledger.open(OWNER);
     ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
     let block = Arc::new(0);
     let threads: Vec<_> = (0..8)
         .map(|_| {
             let (ledger, block) = (ledger.clone(), block.clone());
             std::thread::spawn(move || {
-                let grant = || ledger.grant(&block, Tick::default(), None).expect("a free slot").slot;
+                let grant = || ledger.grant(OWNER, &block, Tick::default(), None).expect("a free slot").slot;
                 (0..1_000).map(|_| grant()).collect::<Vec<u32>>()
             })
         })
@@ -272,11 +277,12 @@ fn threads_that_share_at_once_get_different_slots() {
 fn a_grant_that_races_a_burial_is_seen_by_it_or_refused() {
     for _ in 0..200 {
         let ledger = Arc::new(Ledger::<Block, HeapFile>::new(Tick::default()));
+        ledger.open(OWNER);
         ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
         let block = Arc::new(0);
         let granting = {
             let (ledger, block) = (ledger.clone(), block.clone());
-            std::thread::spawn(move || while ledger.grant(&block, Tick::default(), None).is_ok() {})
+            std::thread::spawn(move || while ledger.grant(OWNER, &block, Tick::default(), None).is_ok() {})
         };
         let mut out = Found::new();
         ledger.close(&mut out);
@@ -293,4 +299,26 @@ fn the_sizes_of_files_double_up_to_a_limit() {
     let sizes: Vec<u32> = (0..6).map(Ledger::<Block, HeapFile>::next_file_slots).collect();
     assert_eq!(sizes, [8_192, 16_384, 32_768, 65_536, 65_536, 65_536]);
     assert_eq!(Ledger::<Block, HeapFile>::next_file_slots(u32::MAX), MOST_SLOTS);
+}
+
+#[test]
+fn a_ledger_that_was_left_is_its_next_owners_alone() {
+    let ledger = Ledger::new(Tick::default());
+    let block: Block = Arc::new(0);
+    let next = ParticipantId(OWNER.0 + 1);
+    assert_eq!(ledger.grant(OWNER, &block, Tick::default(), None), Err(Refusal::Gone), "nobody's");
+    ledger.open(OWNER);
+    ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
+    let first = ledger.grant(OWNER, &block, Tick::default(), None).expect("a free slot");
+    assert_eq!(ledger.grant(next, &block, Tick::default(), None), Err(Refusal::Gone), "another's");
+    let mut out = Found::new();
+    ledger.close(&mut out);
+    assert_eq!(out.len(), 1);
+    out.drain().for_each(drop);
+    ledger.leave();
+    ledger.open(next);
+    ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
+    assert_eq!(ledger.grant(OWNER, &block, Tick::default(), None), Err(Refusal::Gone), "it left");
+    assert!(ledger.with_block(first, |_| ()).is_none(), "a lease of the one before");
+    assert!(ledger.grant(next, &block, Tick::default(), None).is_ok());
 }

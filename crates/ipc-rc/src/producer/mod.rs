@@ -3,10 +3,10 @@
 //! | step | where |
 //! |---|---|
 //! | open a session, allocate or adopt | [`session`] |
-//! | share: fence, grant, descriptor | [`share`], [`fence`], [`ledger`] |
+//! | share: fence, grant, descriptor | [`share`], [`fence`], [`places`], [`ledger`] |
 //! | share with whoever asks | [`ticket`], [`point`] |
 //! | drop: limbo | [`block`], [`own_work`] |
-//! | collect, retire, give back | [`core`], [`ledger`] |
+//! | collect, retire, give back | [`core`], [`ledger`], [`found`] |
 //! | who connects, and what they ask | [`admission`], [`answer`] |
 //! | deaths, mappings, time to live | [`service`], [`peer`] |
 //! | who holds what | [`report`] |
@@ -17,10 +17,12 @@ pub(crate) mod block;
 pub(crate) mod core;
 pub(crate) mod count;
 pub(crate) mod fence;
+pub(crate) mod found;
 pub(crate) mod ledger;
 pub(crate) mod outbox;
 pub(crate) mod own_work;
 pub(crate) mod peer;
+pub(crate) mod places;
 pub(crate) mod point;
 pub(crate) mod report;
 pub(crate) mod service;

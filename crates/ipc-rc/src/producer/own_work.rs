@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use gpu_api::{Gpu, Result};
 
 use crate::mark::Mark;
-use crate::producer::ledger::Found;
+use crate::producer::found::Found;
 use crate::stream::{Stream, StreamKey};
 
 /// Events kept for use again.

@@ -12,7 +12,9 @@ use crate::clock::Tick;
 use crate::counter_file::CounterFile;
 use crate::producer::block::Block;
 use crate::producer::fence::Words;
-use crate::producer::ledger::{Entry, Found, Ledger, Refusal};
+use crate::producer::found::Found;
+use crate::producer::ledger::{Entry, Refusal};
+use crate::producer::places::Leases;
 
 /// How far the proof of a participant's death has come.
 ///
@@ -50,7 +52,8 @@ pub(crate) struct Peer {
     pub socket: OwnedFd,
     pub pidfd: OwnedFd,
     pub descendants: Vec<OwnedFd>,
-    pub ledger: Ledger<Arc<Block>, CounterFile>,
+    /// At its place; its own until it leaves.
+    pub ledger: Arc<Leases>,
     pub words: Words,
     pub proof: Mutex<Proof>,
     /// No grant is made to it any more.
@@ -78,8 +81,8 @@ impl Peer {
     /// # Errors
     ///
     /// [`Error::System`] without memory or descriptors, and what the driver gives for the file's registration.
-    pub fn new(arrival: Arrival, gpu: &Gpu, start: Tick) -> Result<Peer> {
-        let file = Arc::new(CounterFile::create(Ledger::<Arc<Block>, CounterFile>::next_file_slots(0))?);
+    pub fn new(arrival: Arrival, gpu: &Gpu, seat: impl FnOnce() -> Arc<Leases>) -> Result<Peer> {
+        let file = Arc::new(CounterFile::create(Leases::next_file_slots(0))?);
         let mut registrations = Vec::new();
         let registered = if gpu.caps().stream_words {
             // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the peer keeps the
@@ -90,7 +93,7 @@ impl Peer {
         } else {
             None
         };
-        let ledger = Ledger::new(start);
+        let ledger = seat();
         ledger.add_file(&file);
         Ok(Peer {
             id: arrival.id,
@@ -128,7 +131,7 @@ impl Peer {
         announce: impl Fn(u32, &CounterFile) -> Result<()>,
     ) -> Result<Entry> {
         loop {
-            match self.ledger.grant(block, now, time_to_live) {
+            match self.ledger.grant(self.id, block, now, time_to_live) {
                 Ok(entry) => return Ok(entry),
                 Err(Refusal::Gone) => return Err(Error::ParticipantGone { participant: self.id }),
                 Err(Refusal::Full) => {}
@@ -136,10 +139,10 @@ impl Peer {
             let mut files = lock(&self.files);
             let have: u64 = files.iter().map(|file| u64::from(file.slot_count())).sum();
             // Another thread may have added a file while this one waited for the lock.
-            if let Ok(entry) = self.ledger.grant(block, now, time_to_live) {
+            if let Ok(entry) = self.ledger.grant(self.id, block, now, time_to_live) {
                 return Ok(entry);
             }
-            let slots = Ledger::<Arc<Block>, CounterFile>::next_file_slots(files.len() as u32);
+            let slots = Leases::next_file_slots(files.len() as u32);
             if have + u64::from(slots) > max_slots {
                 return Err(Error::Exhausted {
                     what: "lease slots of a participant",

@@ -20,7 +20,8 @@ use crate::message::{MOST_TICKETS, TicketId, ToParticipant};
 use crate::poller::Poller;
 use crate::process;
 use crate::producer::core::Core;
-use crate::producer::ledger::{Effort, Found};
+use crate::producer::found::Found;
+use crate::producer::ledger::Effort;
 use crate::producer::peer::Peer;
 use crate::producer::share::{find, place_of};
 use crate::socket::Listener;
@@ -281,7 +282,7 @@ impl Service {
         let mut out = Found::new();
         peer.close(&mut out);
         self.core.revoked.fetch_add(out.len() as u64, Ordering::Relaxed);
-        self.core.retire(out);
+        self.core.retire(&mut out);
         self.core.announce_change();
     }
 
@@ -309,7 +310,7 @@ impl Service {
         if grants > 0 {
             self.core.expired.fetch_add(grants, Ordering::Relaxed);
             tracing::warn!(grants, "grants were not claimed within their time to live and are taken back");
-            self.core.retire(out);
+            self.core.retire(&mut out);
         }
     }
 
@@ -331,9 +332,9 @@ impl Service {
                 self.core.deaths.fetch_add(1, Ordering::Relaxed);
                 if self.core.gpu.caps().shared_context {
                     // In a shared context a process' death proves nothing about its GPU work.
-                    out.into_iter().for_each(|block| block.leak());
+                    out.drain().for_each(|block| block.leak());
                 } else {
-                    self.core.retire(out);
+                    self.core.retire(&mut out);
                 }
                 step!("bury");
                 tracing::debug!(participant = %peer.id, leases = grave, "a dead participant's leases are ended");
@@ -374,6 +375,7 @@ impl Service {
             peers[place] = None;
             peers
         });
+        peer.ledger.leave();
         self.asked.retain(|id| *id != peer.id);
         self.leaving.push(peer.clone());
     }

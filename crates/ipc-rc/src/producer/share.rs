@@ -11,7 +11,7 @@ use crate::descriptor::{Descriptor, Fence, Fields, GrantKind};
 use crate::message::{Granted, Outcome, TicketId, ToParticipant};
 use crate::producer::block::Block;
 use crate::producer::core::Core;
-use crate::producer::ledger::Entry;
+use crate::producer::ledger::{Entry, Refusal};
 use crate::producer::peer::Peer;
 use crate::producer::point::{Await, Point};
 use crate::producer::ticket::Claims;
@@ -82,19 +82,19 @@ impl Core {
         let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
         let descriptor = match to {
             To::Participant(id) => {
-                let peers = self.peers.load();
-                let peer = addressee(&peers, id)?;
                 // The fence comes first: if it cannot be queued, no descriptor may exist.
                 let fence = match after {
                     After::Done => None,
                     After::Stream(stream) => {
+                        let peers = self.peers.load();
+                        let peer = addressee(&peers, id)?;
                         block.note_use(stream);
                         let fence = self.fences.queue(&self.gpu, stream, id, &peer.words)?;
                         self.waker.nudge();
                         Some(fence)
                     }
                 };
-                let lease = self.grant(peer, block, time_to_live)?;
+                let lease = self.grant_to(id, block, time_to_live)?;
                 self.describe(block, Named::Lease(id, lease, fence), &options.user)
             }
             To::Ticket(claims) => {
@@ -227,6 +227,19 @@ impl Core {
         })?;
         // The forwarder has waited for the producer's work, and says that its own is done.
         self.share(&block, to, After::Done, &ShareOptions { user, time_to_live: None })
+    }
+
+    /// Grants a lease to the participant of this number. The ledger's lock alone is taken, unless its slots are all in
+    /// use.
+    #[inline]
+    fn grant_to(&self, id: ParticipantId, block: &Arc<Block>, time_to_live: Option<Duration>) -> Result<Entry> {
+        let gone = || Error::ParticipantGone { participant: id };
+        let ledger = self.places.get(place_of(id)).ok_or_else(gone)?;
+        match ledger.grant(id, block, Tick::now(), time_to_live) {
+            Ok(lease) => Ok(lease),
+            Err(Refusal::Gone) => Err(gone()),
+            Err(Refusal::Full) => self.grant(addressee(&self.peers.load(), id)?, block, time_to_live),
+        }
     }
 
     /// Grants a lease in a participant's own file.

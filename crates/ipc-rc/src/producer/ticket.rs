@@ -26,6 +26,7 @@ use gpu_api::{Error, ParticipantId, Result};
 use crate::clock::Tick;
 use crate::message::{Granted, Outcome, TicketId};
 use crate::producer::block::Block;
+use crate::producer::found::Found;
 use crate::producer::point::Point;
 use crate::slot::Generation;
 
@@ -271,7 +272,7 @@ impl Tickets {
     }
 
     /// Ends the tickets whose time to live is over, moving what they held to `out`; returns how many there were.
-    pub fn expire(&self, now: Tick, out: &mut Vec<Arc<Block>>) -> u64 {
+    pub fn expire(&self, now: Tick, out: &mut Found<Arc<Block>>) -> u64 {
         let mut table = self.table();
         if table.first_lapse > now {
             return 0;

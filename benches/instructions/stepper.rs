@@ -1,0 +1,107 @@
+//! Counts what a child process executes between two marks, one instruction after the other.
+//!
+//! A step is what callgrind calls an instruction, and the kernel's own clock functions are stepped through too. Valgrind
+//! itself would not do: most releases know no `pidfd_open`, and the library has no path without it.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// Where the kernel puts a program that is not moved about.
+pub const BASE: u64 = 0x5555_5555_4000;
+
+/// Steps, and how often each address was the next to execute.
+#[derive(Default)]
+pub struct Steps {
+    pub count: u64,
+    pub at: HashMap<u64, u64>,
+}
+
+/// Lets this process be stepped by its parent (child, before its first mark).
+pub fn submit() {
+    // SAFETY: `ptrace(PTRACE_TRACEME)` touches no memory of ours.
+    let done = unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0usize, 0usize) };
+    assert_eq!(done, 0, "tracing is not allowed: {}", io::Error::last_os_error());
+}
+
+/// Has the child's addresses be the same in every run: which shard a thread begins with depends on them.
+pub fn fix_addresses(command: &mut Command) {
+    let fix = || {
+        // SAFETY: `personality` has no conditions.
+        let before = unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };
+        if before < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    };
+    // SAFETY: `pre_exec` asks for a closure that does only what is safe between fork and exec: one system call.
+    unsafe { command.pre_exec(fix) };
+}
+
+/// Marks the beginning or the end of what is counted (child).
+#[inline(always)]
+pub fn mark() {
+    // SAFETY: `raise` has no conditions; the tracer takes the signal away.
+    unsafe { libc::raise(libc::SIGTRAP) };
+}
+
+/// Runs a child to its end and steps between every odd mark and the next.
+///
+/// # Errors
+///
+/// What the child did instead.
+pub fn count(command: &mut Command, places: bool) -> Result<Steps, String> {
+    let mut child = command.spawn().map_err(|e| format!("no process: {e}"))?;
+    let pid = child.id().cast_signed();
+    let mut steps = Steps::default();
+    let mut counting = false;
+    loop {
+        let mut status = 0;
+        // SAFETY: `waitpid` asks for a valid place for the status.
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) };
+        if waited != pid {
+            let _ = child.kill();
+            return Err(format!("lost: {}", io::Error::last_os_error()));
+        }
+        if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
+            return Ok(steps);
+        }
+        if !libc::WIFSTOPPED(status) {
+            return Err(format!("it ended with status {status:#x}"));
+        }
+        let mut signal = libc::WSTOPSIG(status);
+        if signal == libc::SIGTRAP {
+            signal = 0;
+            if is_mark(pid) {
+                counting = !counting;
+            } else if counting {
+                steps.count += 1;
+                if places {
+                    *steps.at.entry(place(pid)).or_default() += 1;
+                }
+            }
+        }
+        let how = if counting { libc::PTRACE_SINGLESTEP } else { libc::PTRACE_CONT };
+        // SAFETY: neither `PTRACE_SINGLESTEP` nor `PTRACE_CONT` touches memory of ours.
+        let resumed = unsafe { libc::ptrace(how, pid, 0usize, signal as usize) };
+        if resumed != 0 {
+            return Err(format!("it cannot be stepped: {}", io::Error::last_os_error()));
+        }
+    }
+}
+
+/// Says whether the SIGTRAP was sent by the child itself.
+fn is_mark(pid: libc::pid_t) -> bool {
+    // SAFETY: a `siginfo_t` of zeroes is valid: it is plain data.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `PTRACE_GETSIGINFO` asks for a writable `siginfo_t`.
+    let got = unsafe { libc::ptrace(libc::PTRACE_GETSIGINFO, pid, 0usize, &raw mut info) };
+    got == 0 && info.si_code == libc::SI_TKILL
+}
+
+/// Returns the address of the next instruction.
+fn place(pid: libc::pid_t) -> u64 {
+    // SAFETY: a `user_regs_struct` of zeroes is valid: it is plain data.
+    let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+    // SAFETY: `PTRACE_GETREGS` asks for a writable `user_regs_struct`.
+    unsafe { libc::ptrace(libc::PTRACE_GETREGS, pid, 0usize, &raw mut registers) };
+    registers.rip
+}

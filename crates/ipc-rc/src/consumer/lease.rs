@@ -1,0 +1,205 @@
+//! Leases that this process holds.
+//!
+//! A lease is a slot of this participant's own; what its handles share lies in a [`Record`] beside the slot, so a claim
+//! takes no memory.
+//!
+//! | step | who | operation on `holders` |
+//! |---|---|---|
+//! | claim | claimant, when it has the slot | 0 expected; store 1 |
+//! | clone | a holder | `fetch_add(1)` Relaxed |
+//! | drop | a holder | load Acquire; if it is 1, this is the last: nobody is left who could clone; else `fetch_sub(1)` Release |
+//! | end | the last holder, before it releases the slot | store 0 |
+//!
+//! Whoever claims the slot next comes after the release, through the producer's grant; so records need no more order
+//! than the slot gives. A record that is held while its slot is granted again is the producer's fault, and refused.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::consumer::link::{File, Link};
+use crate::consumer::mapping::Entered;
+use crate::descriptor;
+use crate::producer::ledger::Entry;
+use crate::step::step;
+use crate::stream::Stream;
+
+/// What the handles of one lease share.
+#[derive(Debug)]
+pub(crate) struct Record {
+    holders: AtomicU32,
+    /// `used_on` is not empty.
+    is_used: AtomicBool,
+    used_on: Mutex<Vec<Stream>>,
+}
+
+impl Record {
+    /// Makes the record of a slot that nobody holds.
+    pub const fn new() -> Record {
+        Record { holders: AtomicU32::new(0), is_used: AtomicBool::new(false), used_on: Mutex::new(Vec::new()) }
+    }
+
+    /// Says whether a lease of the slot is still held here.
+    #[inline]
+    pub fn is_held(&self) -> bool {
+        self.holders.load(Ordering::Relaxed) != 0
+    }
+
+    /// Lets go, and says whether this was the last holder.
+    #[inline]
+    fn let_go(&self) -> bool {
+        if self.holders.load(Ordering::Acquire) != 1 {
+            if self.holders.fetch_sub(1, Ordering::Release) != 1 {
+                return false;
+            }
+            fence(Ordering::Acquire);
+        }
+        self.holders.store(0, Ordering::Relaxed);
+        true
+    }
+}
+
+/// A lease that this process holds, without the streams that its end waits for.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Entered; the link hangs on it.
+    pub mapping: Entered,
+    pub entry: Entry,
+}
+
+impl Held {
+    /// Ends the lease at once: no GPU work on its block is left.
+    #[inline]
+    pub fn release(self) {
+        step!("release");
+        let counters = &self.file().counters;
+        counters.slot(self.entry.slot).release(self.entry.generation);
+        counters.dirty_of(self.entry.slot).mark();
+        self.leave();
+    }
+
+    /// Says whether a lane has ended it.
+    pub fn is_released(&self) -> bool {
+        self.file().counters.slot(self.entry.slot).is_released(self.entry.generation)
+    }
+
+    /// Returns the link.
+    #[inline]
+    pub fn link(&self) -> &Link {
+        self.mapping.link()
+    }
+
+    /// Returns the lease's counter file.
+    #[inline]
+    pub fn file(&self) -> &File {
+        self.link().file(self.entry.file).expect("the claim found the file, and a link never loses one")
+    }
+
+    /// Lets go of the mapping, after the end.
+    #[inline]
+    pub fn leave(self) {
+        self.mapping.leave();
+    }
+}
+
+/// One of the handles of a lease. The drop of the last ends it, once all work on the streams that it was used on has
+/// finished.
+pub(crate) struct Lease {
+    held: Held,
+    fence: Option<descriptor::Fence>,
+}
+
+impl Lease {
+    /// Takes a lease whose slot was just claimed.
+    #[inline]
+    pub fn new(held: Held, fence: Option<descriptor::Fence>) -> Lease {
+        let lease = Lease { held, fence };
+        lease.record().holders.store(1, Ordering::Relaxed);
+        lease
+    }
+
+    /// Returns what is held.
+    #[inline]
+    pub fn held(&self) -> &Held {
+        &self.held
+    }
+
+    /// Returns what the contents wait for.
+    pub fn fence(&self) -> Option<&descriptor::Fence> {
+        self.fence.as_ref()
+    }
+
+    #[inline]
+    fn record(&self) -> &Record {
+        self.held.file().record(self.held.entry.slot)
+    }
+
+    /// Notes that the end waits for the work on a stream.
+    pub fn used_on(&self, stream: &Stream) {
+        let record = self.record();
+        let mut used = record.used_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if !used.iter().any(|s| s.key() == stream.key()) {
+            used.push(stream.clone());
+            record.is_used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Leaves the end to a lane.
+    #[cold]
+    fn end_by_lane(&self) {
+        let link: Arc<Link> = self.held.mapping.keep_link();
+        let record = self.record();
+        record.is_used.store(false, Ordering::Relaxed);
+        let mut used = std::mem::take(&mut *record.used_on.lock().unwrap_or_else(PoisonError::into_inner));
+        // From here on the slot, and with it the record, may be another lease's; the link keeps the file.
+        if link.lanes.end(self.same(), &mut used) || link.wants_idle.load(Ordering::Relaxed) {
+            link.waker.nudge();
+        }
+        // With no lock held: a stream's keeper may be anything.
+        used.clear();
+        let Some(file) = link.file(self.held.entry.file) else { return };
+        let mut room = file.record(self.held.entry.slot).used_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if room.capacity() == 0 {
+            *room = used;
+        }
+    }
+
+    fn same(&self) -> Held {
+        Held { mapping: self.held.mapping.same(), entry: self.held.entry }
+    }
+}
+
+impl Clone for Lease {
+    fn clone(&self) -> Lease {
+        // Who forgets two thousand million clones would have the count come round.
+        if self.record().holders.fetch_add(1, Ordering::Relaxed) > u32::MAX / 2 {
+            std::process::abort();
+        }
+        Lease { held: self.same(), fence: self.fence }
+    }
+}
+
+impl Drop for Lease {
+    #[inline]
+    fn drop(&mut self) {
+        if self.held.link().guard.is_child() {
+            // The lease is the parent's, and so are the streams.
+            return;
+        }
+        let record = self.record();
+        if !record.let_go() {
+            return;
+        }
+        if record.is_used.load(Ordering::Relaxed) {
+            self.end_by_lane();
+        } else {
+            self.same().release();
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("entry", &self.held.entry).finish_non_exhaustive()
+    }
+}
