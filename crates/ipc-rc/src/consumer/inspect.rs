@@ -11,6 +11,7 @@ use crate::descriptor::SessionId;
 use crate::message::{MOST_BYTES, ReportPage, ToParticipant, ToProducer};
 use crate::process;
 use crate::producer::report::Stats;
+use crate::snapshot_file;
 use crate::socket::{self, ReceiveOutcome, SendOutcome};
 
 /// What a session told of itself.
@@ -91,29 +92,70 @@ fn report_of(page: &ReportPage, seen: Option<u32>) -> SessionReport {
 }
 
 fn ask(socket: &OwnedFd, request: u64, from: u32, deadline: Option<Instant>) -> Result<ReportPage> {
+    let question = ToProducer::Inspect { request, from };
+    let answered = |answer, _: &mut Vec<OwnedFd>| match answer {
+        ToParticipant::Report { request: answered, page } if answered == request => Some(Ok(*page)),
+        _ => None,
+    };
+    exchange(socket, &question, "the session's report", deadline, answered)
+}
+
+/// Asks a session what its source of regions looks like, without becoming a participant: the JSON object that
+/// [`RegionSource::snapshot`](gpu_api::RegionSource::snapshot) made. The session makes it on the thread that answers
+/// everybody.
+///
+/// That it is text of at most 16 MiB which nobody can change any more has been checked, and nothing else: another
+/// process wrote it.
+///
+/// # Errors
+///
+/// As [`inspect`]; [`Error::Refused`] also when the source has none; [`Error::Invalid`] when what came is not sealed, of
+/// another size than was said, or no text.
+pub fn snapshot(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<String> {
+    let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+    let socket = socket::connect_within(path.as_ref(), deadline)?;
+    let question = ToProducer::TakeSnapshot { request: 1 };
+    exchange(&socket, &question, "the session's snapshot", deadline, |answer, fds| match answer {
+        ToParticipant::Snapshot { request: 1, len } => fds.pop().map(|file| snapshot_file::read(file, len)),
+        ToParticipant::Declined { request: 1, code, why } => Some(Err(Error::Refused { why, remedy: code.remedy() })),
+        _ => None,
+    })
+}
+
+/// Sends a question and reads until its answer comes, or a refusal.
+fn exchange<T>(
+    socket: &OwnedFd,
+    question: &ToProducer,
+    what: &'static str,
+    deadline: Option<Instant>,
+    mut answer: impl FnMut(ToParticipant, &mut Vec<OwnedFd>) -> Option<Result<T>>,
+) -> Result<T> {
     let refused = |why: &str| Error::Refused { why: why.into(), remedy: "look at the producer's log" };
     let mut bytes = [0; MOST_BYTES];
-    let len = ToProducer::Inspect { request, from }.encode(&mut bytes);
+    let len = question.encode(&mut bytes);
     match socket::send(socket.as_fd(), &bytes[..len], &[]) {
         Ok(SendOutcome::Sent) => {}
         Ok(_) => return Err(refused("it closed the connection")),
         Err(source) => return Err(Error::system("sendmsg", "free memory and ask again", source)),
     }
-    let mut fds = Vec::new();
     loop {
+        let mut fds = Vec::new();
         let len = match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
             Ok(ReceiveOutcome::Packet(len)) => len,
             Ok(ReceiveOutcome::HungUp) => return Err(refused("it closed the connection")),
             Ok(ReceiveOutcome::Empty) => {
-                socket::wait_ready(socket.as_fd(), PollFlags::IN, "the session's report", deadline)?;
+                socket::wait_ready(socket.as_fd(), PollFlags::IN, what, deadline)?;
                 continue;
             }
             Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
         };
         match ToParticipant::decode(&bytes[..len], fds.len())? {
-            ToParticipant::Report { request: answered, page } if answered == request => return Ok(*page),
             ToParticipant::Refused { code, why } => return Err(Error::Refused { why, remedy: code.remedy() }),
-            _ => {}
+            other => {
+                if let Some(answer) = answer(other, &mut fds) {
+                    return answer;
+                }
+            }
         }
     }
 }
