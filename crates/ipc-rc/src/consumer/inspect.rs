@@ -159,3 +159,85 @@ fn exchange<T>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use super::*;
+    use crate::message::RefusalCode;
+    use crate::socket::{Listener, Place};
+
+    /// Long enough for the slowest machine; whoever waits longer hangs.
+    const WATCHDOG: Option<Duration> = Some(Duration::from_secs(60));
+
+    /// Asks a producer that answers with these packets, and closes the connection behind them.
+    fn ask_one_that_says(answers: &[(ToParticipant, Option<BorrowedFd<'_>>)]) -> Result<String> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listener = Listener::bind(&Place::Path { path: dir.path().join("s"), others: false }).expect("bind");
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| snapshot(listener.path(), WATCHDOG));
+            let socket = loop {
+                match listener.accept().expect("accept") {
+                    Some(socket) => break socket,
+                    None => std::thread::yield_now(),
+                }
+            };
+            let (mut bytes, mut fds) = ([0; MOST_BYTES], Vec::new());
+            socket::wait_ready(socket.as_fd(), PollFlags::IN, "the question", None).expect("it asks");
+            let Ok(ReceiveOutcome::Packet(len)) = socket::receive(socket.as_fd(), &mut bytes, &mut fds) else {
+                panic!("no question");
+            };
+            assert_eq!(ToProducer::decode(&bytes[..len], 0), Ok(ToProducer::TakeSnapshot { request: 1 }));
+            for (answer, fd) in answers {
+                let len = answer.encode(&mut bytes);
+                let fds: Vec<_> = fd.iter().copied().collect();
+                let sent = socket::send(socket.as_fd(), &bytes[..len], &fds).expect("sent");
+                assert_eq!(sent, SendOutcome::Sent);
+            }
+            drop(socket);
+            asking.join().expect("no panic")
+        })
+    }
+
+    #[test]
+    fn a_good_snapshot_arrives_whole_behind_what_nobody_asked_for() {
+        let text = "{\"a\":1}".repeat(1000);
+        let file = snapshot_file::create(&text).expect("a memfd");
+        let len = text.len() as u64;
+        let answers = [
+            (ToParticipant::Closing, None),
+            (ToParticipant::Snapshot { request: 2, len }, Some(file.as_fd())),
+            (ToParticipant::Snapshot { request: 1, len }, Some(file.as_fd())),
+        ];
+        assert_eq!(ask_one_that_says(&answers).expect("a snapshot"), text);
+    }
+
+    #[test]
+    fn a_producer_that_means_harm_gets_an_error_and_no_more() {
+        let file = snapshot_file::create("{}").expect("a memfd");
+        let open = std::fs::File::open("/dev/zero").expect("a file");
+        let cases = [
+            (ToParticipant::Snapshot { request: 1, len: 3 }, Some(file.as_fd()), "the size of a snapshot"),
+            (ToParticipant::Snapshot { request: 1, len: 2 }, Some(open.as_fd()), "a snapshot's seals"),
+            (ToParticipant::Snapshot { request: 1, len: 2 }, None, "file descriptors"),
+            (ToParticipant::Closing, Some(file.as_fd()), "file descriptors"),
+            (ToParticipant::Closing, None, "it closed the connection"),
+        ];
+        for (answer, fd, expected) in cases {
+            let error = ask_one_that_says(&[(answer, fd)]).expect_err("harm").to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_why_and_what_to_do() {
+        let why = || "the session's source of regions has no snapshot".to_owned();
+        let declined = ToParticipant::Declined { request: 1, code: RefusalCode::Snapshot, why: why() };
+        let refused = ToParticipant::Refused { code: RefusalCode::User, why: "uid 7".into() };
+        for (answer, parts) in [(declined, [why().as_str(), "Arena"]), (refused, ["uid 7", "allow_uids"])] {
+            let error = ask_one_that_says(&[(answer, None)]).expect_err("a refusal").to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+}
