@@ -120,7 +120,7 @@ mod tests {
     }
 
     fn lent(address: u64) -> LentSnapshot {
-        LentSnapshot { address, len: 4096, holder: Some(0), limbo: address % 512 == 0 }
+        LentSnapshot { address, len: 4096, holder: Some(0), limbo: address.is_multiple_of(512) }
     }
 
     fn holder(command: &str) -> HolderSnapshot {
