@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_ipc::allocators::{
-    AllocatorAttributes, Arena, ArenaOptions, Growth, MemoryLimit, ProcessOptions, ProcessState, Request, VirtualDevice,
+    AllocatorAttributes, Arena, ArenaOptions, Growth, MemoryLimit, ProcessOptions, ProcessState, Request, Snapshot,
+    VirtualDevice,
 };
 use gpu_ipc::{
     After, Descriptor, Error, Gpu, ParticipantId, Piece, RegionSource, SentBlock, Session, SessionBuilder, To,
@@ -34,6 +35,9 @@ const CASES: &[(&str, fn())] = &[
     ("an_allocation_waits_for_a_dead_holder", dead_holder),
     ("many_processes_share_more_than_there_is_at_once", many),
     ("a_forked_child_leaves_the_arena_alone", forked),
+    ("a_snapshot_over_the_socket_shows_limbo_and_who_holds_it", asked_from_outside),
+    ("a_session_without_an_arena_says_that_it_has_no_snapshot", no_snapshot),
+    ("a_participant_is_told_apart_in_two_sessions_of_one_arena", told_apart),
 ];
 
 fn main() {
@@ -191,7 +195,7 @@ fn named() {
     let held = producer.lend(&mut consumer, id, REGION);
     let text = is_out_of_memory(arena.take(REGION, 1));
     let name = format!("process {} (", consumer.pid());
-    for part in [&name, "holds 4 MiB in 1 leases", "in limbo 4 MiB", "limit 4194304", "|****"] {
+    for part in [&name, "holds 4 MiB in 1 leases", "in limbo 4 MiB", "limit 4194304", "|####"] {
         assert!(text.contains(part), "{part}\nnot in\n{text}");
     }
     let snapshot = arena.snapshot();
@@ -306,4 +310,83 @@ fn forked() {
     assert_eq!(status, 0);
     arena.give_back(piece);
     assert_eq!(arena.trim().expect("the driver takes it"), REGION);
+}
+
+/// What somebody who looks from outside sees of a session.
+#[track_caller]
+fn seen(session: &Session) -> Snapshot {
+    let text = gpu_ipc::snapshot(session.socket_path(), Some(WATCHDOG)).expect("an answer");
+    Snapshot::from_json(&text).expect("a good snapshot")
+}
+
+fn asked_from_outside() {
+    let gpu = open_gpu();
+    let arena = arena(&gpu, options(2));
+    // The arena does not know of it: the session that is asked tells of itself.
+    let (builder, _dir) = builder(&gpu);
+    let session = builder.source(Arc::<Arena>::clone(&arena)).open().expect("a session");
+    let producer = Producer { session, _dir };
+    let mut consumer = Consumer::start();
+    let id = consumer.connect(&producer.session);
+    let kept = producer.session.alloc(REGION / 2).expect("room");
+    let descriptor = producer.share(&kept, id);
+    let shared = consumer.claim(&descriptor);
+    let dropped = producer.lend(&mut consumer, id, REGION / 4);
+
+    let snapshot = seen(&producer.session);
+    assert_eq!((snapshot.limbo_bytes, snapshot.limbo_of(0)), (REGION / 4, REGION / 4));
+    assert_eq!((snapshot.holders[0].pid, snapshot.holders[0].bytes), (consumer.pid(), 3 * REGION / 4));
+    assert_eq!(snapshot.regions, arena.snapshot().regions);
+    let mut lent: Vec<_> = snapshot.lent.iter().map(|lent| (lent.len, lent.limbo, lent.holder)).collect();
+    lent.sort_unstable();
+    assert_eq!(lent, [(REGION / 4, true, Some(0)), (REGION / 2, false, Some(0))]);
+    let text = snapshot.to_string();
+    let map = text.lines().find(|line| line.contains('|')).expect("a region is drawn");
+    assert_eq!((map.matches('o').count(), map.matches('#').count(), map.matches('_').count()), (32, 16, 16), "{text}");
+    let svg = snapshot.svg();
+    assert!(svg.contains(&format!("in limbo, held by {} (", consumer.pid())), "{svg}");
+
+    consumer.let_go(dropped);
+    wait_until("limbo to be empty", || {
+        producer.session.collect();
+        producer.session.stats().limbo_blocks == 0
+    });
+    let snapshot = seen(&producer.session);
+    assert_eq!((snapshot.limbo_bytes, snapshot.lent.len()), (0, 1));
+    consumer.let_go(shared);
+}
+
+fn no_snapshot() {
+    let (builder, _dir) = builder(&open_gpu());
+    let session = builder.open().expect("a session");
+    let error = gpu_ipc::snapshot(session.socket_path(), Some(WATCHDOG)).expect_err("a carver has none").to_string();
+    assert!(error.contains("no snapshot") && error.contains("Arena"), "{error}");
+    // It goes on answering.
+    gpu_ipc::inspect(session.socket_path(), Some(WATCHDOG)).expect("a report");
+}
+
+fn told_apart() {
+    let gpu = open_gpu();
+    let arena = arena(&gpu, options(2));
+    let sessions = [Producer::registered(&gpu, &arena), Producer::registered(&gpu, &arena)];
+    let mut consumers = [Consumer::start(), Consumer::start()];
+    let ids: Vec<ParticipantId> =
+        sessions.iter().zip(&mut consumers).map(|(producer, consumer)| consumer.connect(&producer.session)).collect();
+    // Both are their session's first: only the session tells one from the other.
+    assert_eq!(ids[0], ids[1]);
+    let held: Vec<u64> =
+        (0..2).map(|at| sessions[at].lend(&mut consumers[at], ids[at], (at as u64 + 1) * REGION / 8)).collect();
+    for (asked, producer) in sessions.iter().enumerate() {
+        let snapshot = seen(&producer.session);
+        assert_eq!(snapshot.limbo_bytes, 3 * REGION / 8);
+        assert_eq!(snapshot.holders.len(), 2, "nobody twice: {:?}", snapshot.holders);
+        // The session that is asked comes first.
+        for (place, of) in [asked, 1 - asked].into_iter().enumerate() {
+            assert_eq!(snapshot.holders[place].pid, consumers[of].pid());
+            assert_eq!(snapshot.limbo_of(place), (of as u64 + 1) * REGION / 8);
+        }
+    }
+    for (consumer, held) in consumers.iter_mut().zip(held) {
+        consumer.let_go(held);
+    }
 }

@@ -252,6 +252,12 @@ impl RegionSource for Arena {
         let (regions, pinned) = bfc.regions();
         SourceUsage { regions, reserved: stats.bytes_reserved, in_use: stats.bytes_in_use, pinned }
     }
+
+    fn snapshot(&self, asker: &dyn Reclaim, most: usize) -> Option<String> {
+        let mut snapshot = self.heap.bfc().snapshot();
+        self.heap.relief().annotate_for(asker, &mut snapshot);
+        snapshot.json(most)
+    }
 }
 
 impl fmt::Debug for Arena {

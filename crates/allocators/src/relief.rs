@@ -14,10 +14,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, Reclaim, Result, StreamIdentity};
+use gpu_api::{Error, ParticipantId, Reclaim, Result, StreamIdentity};
 
 use crate::allocator::hand_on;
-use crate::snapshot::{HolderSnapshot, Snapshot};
+use crate::snapshot::{HolderSnapshot, LentSnapshot, Snapshot};
 use crate::{Allocator, Bfc, Completion, Placed, Request, SubAllocator};
 
 /// How long those who were asked to unmap are waited for, unless said.
@@ -29,6 +29,9 @@ const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 
 /// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
 const DRAWN: usize = 1 << 16;
+
+/// The most leases of which a snapshot says where their blocks lie.
+const LENT: usize = 1 << 16;
 
 /// An allocator that can give idle memory back to the driver.
 pub trait Trim: Send + Sync + 'static {
@@ -93,14 +96,14 @@ impl Relief {
 
     /// Adds to a snapshot what sessions hold.
     pub fn annotate(&self, snapshot: &mut Snapshot) {
-        for session in self.sessions() {
-            snapshot.limbo_bytes += session.limbo_bytes();
-            for holder in session.holders().into_iter().filter(|holder| holder.leases + holder.mappings > 0) {
-                if holder.dying {
-                    snapshot.quarantined_bytes += holder.bytes;
-                }
-                snapshot.holders.push(HolderSnapshot::from(holder));
-            }
+        self.sessions().iter().for_each(|session| add_session(snapshot, &**session));
+    }
+
+    /// Adds to a snapshot what sessions hold, and this one whether it is registered or not.
+    pub fn annotate_for(&self, asker: &dyn Reclaim, snapshot: &mut Snapshot) {
+        add_session(snapshot, asker);
+        for session in self.sessions().iter().filter(|session| !std::ptr::addr_eq(Arc::as_ptr(session), asker)) {
+            add_session(snapshot, &**session);
         }
     }
 
@@ -117,6 +120,23 @@ impl fmt::Debug for Relief {
             .field("neighbours", &lock(&self.neighbours).len())
             .finish()
     }
+}
+
+fn add_session(snapshot: &mut Snapshot, session: &dyn Reclaim) {
+    // Sessions number their participants apart.
+    let first = snapshot.holders.len();
+    snapshot.limbo_bytes += session.limbo_bytes();
+    for holder in session.holders().into_iter().filter(|holder| holder.leases + holder.mappings > 0) {
+        if holder.dying {
+            snapshot.quarantined_bytes += holder.bytes;
+        }
+        snapshot.holders.push(HolderSnapshot::from(holder));
+    }
+    let room = LENT.saturating_sub(snapshot.lent.len());
+    let holders = &snapshot.holders;
+    let place =
+        |id: ParticipantId| Some(first + holders[first..].iter().position(|holder| holder.participant == id.0)?);
+    snapshot.lent.extend(session.lent(room).into_iter().map(|lent| LentSnapshot::of(lent, place(lent.participant))));
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

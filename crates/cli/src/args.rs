@@ -17,6 +17,7 @@ Examples:
   gpu-ipc demo                                     see it at work: share, hold, die, reclaim
   gpu-ipc ls                                       which sessions are open here, and who holds what?
   gpu-ipc top                                      the same, live
+  gpu-ipc snapshot --svg memory.svg                where does a session's memory lie? a map and a picture
   gpu-ipc torture --seconds 60                     does it hold while processes die at random?
   gpu-ipc help demo                                everything about one command
 
@@ -74,6 +75,22 @@ Exit status:
   2  wrong usage
   3  standard output is no terminal")]
     Top(TopOptions),
+    /// Show where a session's memory lies: a histogram, a map, a picture
+    #[command(after_help = "\
+Examples:
+  gpu-ipc snapshot                       the only session that is open here
+  gpu-ipc snapshot fd32                  the one whose socket's name begins so; gpu-ipc ls shows the names
+  gpu-ipc snapshot /run/app/s --svg memory.svg
+  gpu-ipc snapshot /run/app/s --json | jq '.snapshot.stats'
+
+The session's process stops answering others while it lists its memory. A session has a snapshot if its blocks come from
+an arena of the allocators. docs/TOOLS.md explains every word and sign.
+
+Exit status:
+  0  the snapshot was shown
+  1  there is no such session, it does not answer or has no snapshot, or the picture cannot be written
+  2  wrong usage")]
+    Snapshot(SnapshotOptions),
     /// Find out why sharing does not work here, or that it does
     #[command(after_help = "\
 Examples:
@@ -202,6 +219,22 @@ pub struct TopOptions {
     /// Seconds between two looks
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
     pub interval: f64,
+}
+
+/// What `snapshot` can be told.
+#[derive(Group, Debug)]
+pub struct SnapshotOptions {
+    /// The session: the path of its socket, or the beginning of the socket's name in the runtime directory
+    pub session: Option<PathBuf>,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// Draw a picture into this file too
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Seconds that the session has to answer
+    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = seconds)]
+    pub timeout: f64,
 }
 
 /// What the doctor can be told.

@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Ls(options) => sessions::ls::run(&options),
         Command::Top(options) => sessions::top::run(&options),
+        Command::Snapshot(options) => sessions::snapshot::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::DemoConsumer(options) => demo::consumer::run(&options),
         Command::DoctorBackend(options) => doctor::probe::run(options.backend),

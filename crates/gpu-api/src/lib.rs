@@ -48,7 +48,7 @@ pub use memory::{
     Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind, PointerInfo, Sharing,
 };
 pub use region::{
-    Export, Holder, ParticipantId, Piece, Reclaim, Reclaimed, Region, RegionId, RegionSource, SourceUsage,
+    Export, Holder, Lent, ParticipantId, Piece, Reclaim, Reclaimed, Region, RegionId, RegionSource, SourceUsage,
 };
 pub use stream::{
     CaptureStatus, EventHandle, EventKind, MAX_BATCH, RawEvent, RawStream, StreamIdentity, StreamOp, WordPtr,

@@ -160,6 +160,15 @@ pub trait RegionSource: fmt::Debug + Send + Sync + 'static {
 
     /// Says what the source holds.
     fn usage(&self) -> SourceUsage;
+
+    /// Describes every region and piece as one JSON object of at most `most` bytes, for whoever looks at the session
+    /// that asks from outside; `None` for a source that has nothing to tell.
+    ///
+    /// `asker` says what that session has lent. Whoever reads the object checks it: nothing in it is trusted.
+    fn snapshot(&self, asker: &dyn Reclaim, most: usize) -> Option<String> {
+        let _ = (asker, most);
+        None
+    }
 }
 
 /// What a region source holds, in bytes unless said.
@@ -205,6 +214,19 @@ pub struct Holder {
     pub dying: bool,
 }
 
+/// A lease on a block of a session, as a place in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lent {
+    /// The block's first byte, in the producer.
+    pub ptr: DevicePtr,
+    /// The block's bytes.
+    pub len: u64,
+    /// Who holds it.
+    pub participant: ParticipantId,
+    /// `true` once the producer dropped the block: it waits in limbo for this lease and perhaps others.
+    pub limbo: bool,
+}
+
 /// Who can give memory back when an allocator runs out: a session.
 pub trait Reclaim: fmt::Debug + Send + Sync + 'static {
     /// Looks at every lease and gives back all blocks in limbo that nothing holds any more; waits for a collect that
@@ -219,6 +241,12 @@ pub trait Reclaim: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the bytes in limbo.
     fn limbo_bytes(&self) -> u64;
+
+    /// Lists leases that are granted or held, at most so many; none for who keeps no list.
+    fn lent(&self, most: usize) -> Vec<Lent> {
+        let _ = most;
+        Vec::new()
+    }
 }
 
 #[cfg(test)]

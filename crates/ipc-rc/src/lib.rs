@@ -8,6 +8,7 @@
 //! 3. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect; who is dead and when.
 //! 4. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
 //! 5. `message`, `socket`, `process`, `fork`: what goes between the two, and how each knows the other.
+//!    `snapshot_file`: what is longer than a message.
 //! 6. `manual`, `poller`, `waker`, `blocking`: who runs what goes on in the background.
 //!
 //! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide, and on a user's
@@ -53,6 +54,7 @@ mod poller;
 mod process;
 mod producer;
 mod slot;
+mod snapshot_file;
 mod socket;
 mod step;
 mod stream;
@@ -64,7 +66,7 @@ pub use carver::Carver;
 pub use consumer::claim::{ClaimError, Wait};
 pub use consumer::event::Event;
 pub use consumer::graph::GraphBlocks;
-pub use consumer::inspect::{SessionReport, inspect, sessions};
+pub use consumer::inspect::{SessionReport, inspect, sessions, snapshot};
 pub use consumer::participant::{Participant, ParticipantBuilder};
 pub use consumer::received_block::{ReceivedBlock, State};
 pub use descriptor::{Descriptor, LeaseId, SessionId};

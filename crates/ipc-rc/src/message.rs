@@ -20,6 +20,7 @@
 //! | 5 | `ClaimTickets` | count u32, 0 u32, then each: ticket u32, 0 u32, generation u64 | |
 //! | 6 | `Forward` | the lease: file u32, slot u32, generation u64; then to whom: kind u8, 0 in 3, claims u32, participant u64, user 64 | |
 //! | 7 | `Inspect` | from u32, 0 u32 | |
+//! | 8 | `TakeSnapshot` | | |
 //! | 129 | `Welcome` | session 16, participant u64, pid u32, slots u32, most slots u64 | producer's pidfd, counter file 0 |
 //! | 130 | `Refused` | code u16, length u16, text | |
 //! | 131 | `CounterFile` | index u32, slots u32 | counter file |
@@ -32,6 +33,7 @@
 //! | 138 | `Report` | session 16, device 16, backend u8, 0 in 3, pid u32, age in ms u64, 21 numbers u64, next u32, count u32, then each: participant u64, leases u64, bytes u64, mappings u64, oldest in ms u64, pid u32, dying u8, command's length u8, 0 in 2, command 32 | |
 //! | 139 | `Declined` | code u16, length u16, text | |
 //! | 140 | `Revoked` | the lease: file u32, slot u32, generation u64 | |
+//! | 141 | `Snapshot` | length u64 | the snapshot |
 //!
 //! All numbers are little-endian. Every byte string that decodes has exactly one meaning and every meaning one byte
 //! string.
@@ -43,6 +45,9 @@
 //!   unlimited). `Forwarded` or `Declined` answers.
 //! - `Inspect` may come in place of `Hello`, from a user that may connect. `Report` answers with the holders from place
 //!   `from` on; `next` is where to go on, 2^32-1 after the last. The numbers are the fields of `Stats` in their order.
+//! - `TakeSnapshot` comes in place of `Hello` too, from a user that may connect, and is the last message of its
+//!   connection. `Snapshot` answers with a memfd of so many bytes of JSON, 1 to 16,777,216, sealed against writing,
+//!   shrinking, growing and further seals; `Declined` when there is none.
 
 mod packet;
 mod refusal;
@@ -57,5 +62,5 @@ pub(crate) use packet::{DecodeError, MOST_BYTES};
 pub(crate) use refusal::RefusalCode;
 pub(crate) use report::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage};
 pub(crate) use ticket::{Granted, MOST_TICKETS, Outcome, TicketAnswer, TicketId};
-pub(crate) use to_participant::{Place, ToParticipant};
+pub(crate) use to_participant::{MOST_SNAPSHOT, Place, ToParticipant};
 pub(crate) use to_producer::{Heir, ToProducer};

@@ -2,7 +2,8 @@
 
 use super::addresses::Addresses;
 use super::chunk::{Chunk, ChunkId, Chunks, MAX_ADDRESS, MAX_CHUNK, Standing, UNIT};
-use super::index::{Cursor, Entry, Index};
+use super::entry::Entry;
+use super::index::{Cursor, Index};
 use super::region::{Region, Regions};
 use crate::Extent;
 

@@ -1,111 +1,178 @@
 //! Free chunks in the order of size, then address: best fit, and of several the lowest.
 
-use super::chunk::{Chunk, ChunkId};
+use super::entry::Entry;
+use super::tree::{Spot, Tree};
 
-/// Entries of a leaf. Sixteen cache lines: half of them are moved by an insertion, two or three are read by a search.
-const LEAF: usize = 64;
+/// Bins of an order of size: each holds a thirty-second of it.
+const BINS: usize = 32;
 
-/// Entries that a search compares at once, and how many such groups a leaf has.
-const GROUP: usize = 8;
-const _: () = assert!(LEAF == GROUP * GROUP);
+/// Orders of size: one for up to 31 units, each of which has a bin of its own, and one for each power of two from 32 on.
+const ORDERS: usize = 28;
 
-/// A free chunk: its units in the highest 32 bits, its first unit in the 64 below, its number in the lowest 32.
+/// The most entries that a bin has in one piece, and the most with which it returns to that.
+const MOST: usize = 64;
+const FEW: usize = 24;
+
+/// Every free chunk of a heap, sorted.
 ///
-/// Compared as one number that is the order of best fit.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Entry(u128);
+/// Bins by size, as fine as leaves few chunks in each: finding one takes a shift and two words of bits, where a search
+/// among all chunks would take a step, and a wrong guess of the processor's, for each doubling of their number. Bins
+/// are made when the first chunk comes that belongs in their order.
+#[derive(Default)]
+pub(crate) struct Index {
+    orders: [Order; ORDERS],
+    /// A bit for each order that has entries.
+    filled: u32,
+}
 
-impl Entry {
-    /// More than every chunk: what fills a leaf behind its last entry.
-    const END: Entry = Entry(u128::MAX);
+#[derive(Default)]
+struct Order {
+    bins: Vec<Bin>,
+    /// A bit for each bin that has entries.
+    filled: u32,
+}
 
-    pub(crate) fn of(id: ChunkId, chunk: &Chunk) -> Entry {
-        Entry(u128::from(chunk.units) << 96 | u128::from(chunk.start()) << 32 | u128::from(id.0))
-    }
+/// Sorted entries: in one piece, or many.
+enum Bin {
+    Few(Vec<Entry>),
+    Many(Box<Tree>),
+}
 
-    /// Returns what is less than every chunk of at least this many units, and more than every smaller one.
-    pub(crate) fn least(units: u32) -> Entry {
-        Entry(u128::from(units) << 96)
-    }
-
-    pub(crate) fn units(self) -> u32 {
-        (self.0 >> 96) as u32
-    }
-
-    pub(crate) fn start(self) -> u64 {
-        (self.0 >> 32) as u64
-    }
-
-    pub(crate) fn id(self) -> ChunkId {
-        ChunkId(self.0 as u32)
-    }
+/// Where a bin is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Place {
+    order: usize,
+    bin: usize,
 }
 
 /// A place in an [`Index`], good until the index is changed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
-    leaf: usize,
-    at: usize,
+    place: Place,
+    spot: Spot,
 }
 
-/// Every free chunk of a heap, sorted: a B+ tree of two levels.
-///
-/// The upper level is one sorted array of what the leaves begin with. It grows by an entry for some 45 chunks, so
-/// that half a million free chunks make 11,000 of them, and it is moved only where a leaf is split or merged.
-#[derive(Default)]
-pub(crate) struct Index {
-    /// Not more than any entry of the leaf, and more than any of the leaf before it.
-    firsts: Vec<Entry>,
-    /// The leaf of each, in `leaves`, and how many entries it has: at least one.
-    places: Vec<Place>,
-    leaves: Vec<Leaf>,
-    unused: Vec<u32>,
+/// Returns the bin of a size.
+#[inline]
+fn place_of(units: u32) -> Place {
+    match units {
+        0..32 => Place { order: 0, bin: units as usize },
+        _ => {
+            let order = units.ilog2() as usize - 4;
+            Place { order, bin: (units >> (order - 1)) as usize % BINS }
+        }
+    }
 }
-
-#[derive(Clone, Copy)]
-struct Place {
-    leaf: u32,
-    len: u32,
-}
-
-/// Sorted entries, and `Entry::END` behind them.
-type Leaf = [Entry; LEAF];
 
 /// Counts the entries below `entry`.
 ///
-/// Without a branch on what is compared: which way it goes cannot be foretold, and a processor that guesses wrong
-/// loses more than sixteen comparisons cost.
-fn rank(leaf: &Leaf, entry: Entry) -> usize {
-    let groups: usize = (1..GROUP).map(|group| usize::from(leaf[group * GROUP] < entry)).sum();
-    let (groups_of_leaf, _) = leaf.as_chunks::<GROUP>();
-    groups * GROUP + groups_of_leaf[groups].iter().map(|&other| usize::from(other < entry)).sum::<usize>()
+/// Without a branch on what is compared: which way it goes cannot be foretold.
+#[inline]
+fn rank(entries: &[Entry], entry: Entry) -> usize {
+    let (mut low, mut count) = (0, entries.len());
+    while count > 1 {
+        let half = count / 2;
+        low += half * usize::from(entries[low + half - 1] < entry);
+        count -= half;
+    }
+    low + usize::from(count == 1 && entries[low] < entry)
+}
+
+impl Bin {
+    #[inline]
+    fn from(&self, entry: Entry) -> Option<(Spot, Entry)> {
+        match self {
+            Bin::Few(entries) => {
+                let at = rank(entries, entry);
+                entries.get(at).map(|&found| (Spot { leaf: 0, at }, found))
+            }
+            Bin::Many(tree) => tree.from(entry),
+        }
+    }
+
+    fn insert(&mut self, entry: Entry) {
+        match self {
+            Bin::Few(entries) if entries.len() < MOST => {
+                if entries.len() == entries.capacity() {
+                    // Doubling would leave half of them unused in most bins.
+                    entries.reserve_exact((entries.len() / 2).max(4));
+                }
+                entries.insert(rank(entries, entry), entry);
+            }
+            Bin::Few(entries) => {
+                let mut tree = Tree::of(entries);
+                tree.insert(entry);
+                *self = Bin::Many(Box::new(tree));
+            }
+            Bin::Many(tree) => tree.insert(entry),
+        }
+    }
+
+    /// Says whether it is empty after that.
+    fn remove_at(&mut self, spot: Spot) -> bool {
+        match self {
+            Bin::Few(entries) => {
+                entries.remove(spot.at);
+                if entries.capacity() > 16 && entries.len() < entries.capacity() / 4 {
+                    entries.shrink_to(entries.len() * 2);
+                }
+                entries.is_empty()
+            }
+            Bin::Many(tree) => {
+                tree.remove_at(spot);
+                if tree.len() <= FEW {
+                    *self = Bin::Few(tree.entries().collect());
+                }
+                false
+            }
+        }
+    }
+
+    /// Puts an entry of this bin in the place of another.
+    fn replace_at(&mut self, spot: Spot, new: Entry) {
+        match self {
+            Bin::Few(entries) => {
+                // What lies between the two moves over by one.
+                let to = rank(entries, new);
+                if to > spot.at {
+                    entries.copy_within(spot.at + 1..to, spot.at);
+                    entries[to - 1] = new;
+                } else {
+                    entries.copy_within(to..spot.at, to + 1);
+                    entries[to] = new;
+                }
+            }
+            Bin::Many(tree) => tree.replace_at(spot, new),
+        }
+    }
+
+    fn last(&self) -> Option<Entry> {
+        match self {
+            Bin::Few(entries) => entries.last().copied(),
+            Bin::Many(tree) => tree.last(),
+        }
+    }
+
+    fn bookkeeping(&self) -> usize {
+        match self {
+            Bin::Few(entries) => entries.capacity() * size_of::<Entry>(),
+            Bin::Many(tree) => size_of::<Tree>() + tree.bookkeeping(),
+        }
+    }
 }
 
 impl Index {
+    #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) {
-        if self.firsts.is_empty() {
-            let leaf = self.leaf();
-            self.leaves[leaf as usize][0] = entry;
-            self.firsts.push(entry);
-            self.places.push(Place { leaf, len: 1 });
-            return;
+        let Place { order: number, bin } = place_of(entry.units());
+        let order = &mut self.orders[number];
+        if order.bins.is_empty() {
+            order.bins.reserve_exact(BINS);
+            order.bins.resize_with(BINS, || Bin::Few(Vec::new()));
         }
-        let mut upper = self.upper(entry);
-        if self.places[upper].len as usize == LEAF {
-            self.split(upper);
-            upper += usize::from(entry >= self.firsts[upper + 1]);
-        }
-        let place = &mut self.places[upper];
-        let leaf = &mut self.leaves[place.leaf as usize];
-        let len = place.len as usize;
-        let at = rank(leaf, entry);
-        leaf.copy_within(at..len, at + 1);
-        leaf[at] = entry;
-        place.len += 1;
-        // Only the first leaf can get an entry below what it begins with.
-        if entry < self.firsts[upper] {
-            self.firsts[upper] = entry;
-        }
+        order.bins[bin].insert(entry);
+        order.filled |= 1 << bin;
+        self.filled |= 1 << number;
     }
 
     /// Takes an entry out.
@@ -113,10 +180,9 @@ impl Index {
     /// # Panics
     ///
     /// If it is not in: the heap would hand out bytes twice.
+    #[inline]
     pub(crate) fn remove(&mut self, entry: Entry) {
-        let cursor = self.lower_bound(entry);
-        assert!(self.at(cursor).is_some_and(|(_, found)| found == entry), "a free chunk is in the index");
-        self.remove_at(cursor);
+        self.remove_at(self.find(entry));
     }
 
     /// Puts an entry in the place of another.
@@ -124,29 +190,18 @@ impl Index {
     /// # Panics
     ///
     /// If that is not in.
+    #[inline]
     pub(crate) fn replace(&mut self, old: Entry, new: Entry) {
-        let found = self.at(self.lower_bound(old)).filter(|&(_, found)| found == old);
-        let (cursor, _) = found.expect("a free chunk is in the index");
-        self.replace_at(cursor, new);
+        self.replace_at(self.find(old), new);
     }
 
-    /// Puts an entry in the place of the one under a cursor: where it stands if the order allows, which it mostly does
+    /// Puts an entry in the place of the one under a cursor: in the same bin if the order allows, which it mostly does
     /// for the largest, from which most are cut and with which most merge.
+    #[inline]
     pub(crate) fn replace_at(&mut self, cursor: Cursor, new: Entry) {
-        let Cursor { leaf: upper, at } = cursor;
-        let place = self.places[upper];
-        let leaf = &mut self.leaves[place.leaf as usize];
-        let is_above = match at.checked_sub(1) {
-            Some(before) => leaf[before] < new,
-            None => self.firsts[upper] <= new,
-        };
-        let is_below = if at + 1 < place.len as usize {
-            new < leaf[at + 1]
-        } else {
-            self.firsts.get(upper + 1).is_none_or(|&next| new < next)
-        };
-        if is_above && is_below {
-            leaf[at] = new;
+        let Cursor { place, spot } = cursor;
+        if place_of(new.units()) == place {
+            self.orders[place.order].bins[place.bin].replace_at(spot, new);
             return;
         }
         self.remove_at(cursor);
@@ -154,125 +209,84 @@ impl Index {
     }
 
     /// Takes the entry under a cursor out.
-    pub(crate) fn remove_at(&mut self, cursor: Cursor) -> Entry {
-        let Cursor { leaf: upper, at } = cursor;
-        let place = &mut self.places[upper];
-        let len = place.len as usize;
-        let leaf = &mut self.leaves[place.leaf as usize];
-        let entry = leaf[at];
-        leaf.copy_within(at + 1..len, at);
-        leaf[len - 1] = Entry::END;
-        place.len -= 1;
-        match len - 1 {
-            0 => self.drop_leaf(upper),
-            left if left < LEAF / 4 => self.merge(upper),
-            _ => {}
+    #[inline]
+    pub(crate) fn remove_at(&mut self, cursor: Cursor) {
+        let Cursor { place, spot } = cursor;
+        let order = &mut self.orders[place.order];
+        if order.bins[place.bin].remove_at(spot) {
+            order.filled &= !(1 << place.bin);
+            if order.filled == 0 {
+                self.filled &= !(1 << place.order);
+            }
         }
-        entry
     }
 
     /// Finds the smallest chunk of at least this many units, the lowest of several.
+    #[inline]
     pub(crate) fn best(&self, units: u32) -> Option<(Cursor, Entry)> {
-        self.at(self.lower_bound(Entry::least(units)))
+        let place = place_of(units);
+        if self.orders[place.order].filled & 1 << place.bin != 0
+            && let Some((spot, entry)) = self.bin(place).from(Entry::least(units))
+        {
+            return Some((Cursor { place, spot }, entry));
+        }
+        self.first_behind(place)
     }
 
     /// Returns the entry after the one under a cursor.
     pub(crate) fn after(&self, cursor: Cursor) -> Option<(Cursor, Entry)> {
-        self.at(Cursor { at: cursor.at + 1, ..cursor })
+        let Cursor { place, spot } = cursor;
+        let after = match self.bin(place) {
+            Bin::Few(entries) => {
+                let at = spot.at + 1;
+                entries.get(at).map(|&entry| (Spot { leaf: 0, at }, entry))
+            }
+            Bin::Many(tree) => tree.after(spot),
+        };
+        match after {
+            Some((spot, entry)) => Some((Cursor { place, spot }, entry)),
+            None => self.first_behind(place),
+        }
     }
 
     /// Returns the largest chunk.
     pub(crate) fn largest(&self) -> Option<Entry> {
-        self.entries(self.places.len().wrapping_sub(1)).last().copied()
+        let order = self.filled.checked_ilog2()? as usize;
+        let bin = self.orders[order].filled.checked_ilog2()? as usize;
+        self.bin(Place { order, bin }).last()
     }
 
     pub(crate) fn bookkeeping(&self) -> usize {
-        self.firsts.capacity() * size_of::<Entry>()
-            + self.places.capacity() * size_of::<Place>()
-            + self.leaves.capacity() * size_of::<Leaf>()
-            + self.unused.capacity() * size_of::<u32>()
+        let bins = self.orders.iter().flat_map(|order| &order.bins);
+        size_of::<Index>() + bins.map(|bin| size_of::<Bin>() + bin.bookkeeping()).sum::<usize>()
     }
 
-    /// Finds the first entry that is not below this one; the cursor may be behind its leaf's last.
-    fn lower_bound(&self, entry: Entry) -> Cursor {
-        let leaf = self.upper(entry);
-        Cursor { leaf, at: self.places.get(leaf).map_or(0, |place| rank(&self.leaves[place.leaf as usize], entry)) }
+    fn find(&self, entry: Entry) -> Cursor {
+        let place = place_of(entry.units());
+        let found = self.orders[place.order].bins.get(place.bin).and_then(|bin| bin.from(entry));
+        let (spot, _) = found.filter(|&(_, found)| found == entry).expect("a free chunk is in the index");
+        Cursor { place, spot }
     }
 
-    /// Returns the entry under a cursor, or the next leaf's first when the cursor is behind its leaf's last.
-    fn at(&self, cursor: Cursor) -> Option<(Cursor, Entry)> {
-        if let Some(&entry) = self.entries(cursor.leaf).get(cursor.at) {
-            return Some((cursor, entry));
-        }
-        let cursor = Cursor { leaf: cursor.leaf + 1, at: 0 };
-        self.entries(cursor.leaf).first().map(|&entry| (cursor, entry))
+    fn bin(&self, place: Place) -> &Bin {
+        &self.orders[place.order].bins[place.bin]
     }
 
-    /// Returns a leaf's entries; none for a leaf that is not there.
-    fn entries(&self, upper: usize) -> &[Entry] {
-        self.places.get(upper).map_or(&[], |place| &self.leaves[place.leaf as usize][..place.len as usize])
-    }
-
-    /// Returns the leaf that an entry belongs in.
-    fn upper(&self, entry: Entry) -> usize {
-        let (mut leaf, mut count) = (0, self.firsts.len());
-        while count > 1 {
-            let half = count / 2;
-            leaf += half * usize::from(self.firsts[leaf + half] <= entry);
-            count -= half;
-        }
-        leaf
-    }
-
-    /// Returns a leaf to use.
-    fn leaf(&mut self) -> u32 {
-        self.unused.pop().unwrap_or_else(|| {
-            if self.leaves.len() == self.leaves.capacity() {
-                self.leaves.reserve_exact(self.leaves.len() / 8 + 1);
+    /// Returns the first entry of the bins behind one.
+    #[inline]
+    fn first_behind(&self, place: Place) -> Option<(Cursor, Entry)> {
+        let behind = |filled: u32, at: usize| filled & (!1 << at);
+        let (order, filled) = match behind(self.orders[place.order].filled, place.bin) {
+            0 => {
+                let order = behind(self.filled, place.order);
+                let order = (order != 0).then_some(order.trailing_zeros() as usize)?;
+                (order, self.orders[order].filled)
             }
-            self.leaves.push([Entry::END; LEAF]);
-            (self.leaves.len() - 1) as u32
-        })
-    }
-
-    /// Moves the upper half of a full leaf to one of its own.
-    fn split(&mut self, upper: usize) {
-        let to = self.leaf();
-        let from = self.places[upper].leaf;
-        let moved = self.leaves[from as usize];
-        self.leaves[from as usize][LEAF / 2..].fill(Entry::END);
-        self.leaves[to as usize][..LEAF / 2].copy_from_slice(&moved[LEAF / 2..]);
-        self.places[upper].len = LEAF as u32 / 2;
-        self.firsts.insert(upper + 1, moved[LEAF / 2]);
-        self.places.insert(upper + 1, Place { leaf: to, len: LEAF as u32 / 2 });
-    }
-
-    /// Moves a leaf that is nearly empty into a neighbour that has room to spare.
-    fn merge(&mut self, upper: usize) {
-        let fits = |index: &Index, lower: usize| {
-            index.entries(lower).len() + index.entries(lower + 1).len() <= LEAF * 3 / 4
-                && lower + 1 < index.places.len()
+            filled => (place.order, filled),
         };
-        let lower = if fits(self, upper) {
-            upper
-        } else if upper > 0 && fits(self, upper - 1) {
-            upper - 1
-        } else {
-            return;
-        };
-        let (into, from) = (self.places[lower], self.places[lower + 1]);
-        let moved = self.leaves[from.leaf as usize];
-        let (len, more) = (into.len as usize, from.len as usize);
-        self.leaves[into.leaf as usize][len..len + more].copy_from_slice(&moved[..more]);
-        self.places[lower].len += from.len;
-        self.drop_leaf(lower + 1);
-    }
-
-    fn drop_leaf(&mut self, upper: usize) {
-        self.firsts.remove(upper);
-        let leaf = self.places.remove(upper).leaf;
-        self.leaves[leaf as usize].fill(Entry::END);
-        self.unused.push(leaf);
+        let place = Place { order, bin: filled.trailing_zeros() as usize };
+        let (spot, entry) = self.bin(place).from(Entry::least(0))?;
+        Some((Cursor { place, spot }, entry))
     }
 }
 
@@ -282,17 +296,32 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::chunk::{Chunk, ChunkId};
     use super::*;
 
     fn entry(units: u32, start: u64) -> Entry {
         Entry::of(ChunkId(start as u32), &Chunk::free(start, 0, units))
     }
 
+    /// Few sizes, so that bins fill, or any.
+    fn size() -> impl Strategy<Value = u32> {
+        prop_oneof![4 => 1u32..4, 2 => 1u32..70, 1 => 1u32..100_000, 1 => any::<u32>()]
+    }
+
+    #[test]
+    fn bins_are_in_the_order_of_size_and_within_their_tables() {
+        let sizes = (0..4096).chain((12..32).flat_map(|bits| [(1u32 << bits) - 1, 1 << bits, (1 << bits) + 1]));
+        let places: Vec<Place> = sizes.chain([u32::MAX]).map(place_of).collect();
+        assert!(places.iter().all(|place| place.order < ORDERS && place.bin < BINS));
+        assert!(places.is_sorted_by_key(|place| (place.order, place.bin)));
+        assert!((0..64).map(place_of).zip((1..65).map(place_of)).all(|(one, next)| one != next));
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn it_is_a_sorted_set(ops in prop::collection::vec((0u8..10, 1u32..60, 0u64..400, 0usize..1000), 1..3000)) {
+        fn it_is_a_sorted_set(ops in prop::collection::vec((0u8..10, size(), 0u64..400, 0usize..1000), 1..3000)) {
             let (mut index, mut set) = (Index::default(), BTreeSet::new());
             for (what, units, start, which) in ops {
                 let new = entry(units, start);
@@ -311,9 +340,9 @@ mod tests {
                     _ => {
                         let best = set.range(Entry::least(units)..).next().copied();
                         prop_assert_eq!(index.best(units).map(|(_, entry)| entry), best);
-                        if let Some((cursor, best)) = index.best(units) {
+                        if let Some((spot, best)) = index.best(units) {
                             let after = set.range(best..).nth(1).copied();
-                            prop_assert_eq!(index.after(cursor).map(|(_, entry)| entry), after);
+                            prop_assert_eq!(index.after(spot).map(|(_, entry)| entry), after);
                         }
                     }
                 }
@@ -321,9 +350,9 @@ mod tests {
             }
             let mut listed = Vec::new();
             let mut next = index.best(0);
-            while let Some((cursor, entry)) = next {
+            while let Some((spot, entry)) = next {
                 listed.push(entry);
-                next = index.after(cursor);
+                next = index.after(spot);
             }
             prop_assert_eq!(listed, set.into_iter().collect::<Vec<_>>());
         }

@@ -2,7 +2,7 @@
 //!
 //! 1. `chunk`: the table of chunks, 32 bytes each.
 //! 2. `addresses`: from the address of a chunk in use to its number.
-//! 3. `index`: free chunks in the order of best fit.
+//! 3. `entry`, `index`, `tree`: free chunks in the order of best fit, in bins by size; bins of many.
 //! 4. `region`: what upstream gave.
 //! 5. `heap`: the four together, for one thread: find, cut, merge.
 //! 6. `pending`: chunks that were given back while work on them was under way.
@@ -15,6 +15,7 @@ mod addresses;
 mod best_fit;
 mod census;
 mod chunk;
+mod entry;
 mod growth;
 mod heap;
 mod index;
@@ -22,6 +23,7 @@ mod options;
 mod pending;
 mod region;
 mod stats;
+mod tree;
 
 pub use best_fit::Bfc;
 pub use options::{BfcOptions, Growth};

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use gpu_api::StreamIdentity;
 
 use super::chunk::{ChunkId, Chunks, Standing};
+use super::entry::Entry;
 use super::heap::{Fit, Heap};
-use super::index::{Entry, Index};
+use super::index::Index;
 
 /// What stands for the work on a chunk that was given back.
 pub trait Completion: Send + Sync + 'static {

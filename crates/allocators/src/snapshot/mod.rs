@@ -1,10 +1,12 @@
 //! What a heap looks like at one moment: as data here, in words by [`Display`](std::fmt::Display), as a picture by
-//! [`Snapshot::svg`].
+//! [`Snapshot::svg`], for another process by [`Snapshot::json`].
 
+mod json;
+mod shown;
 mod svg;
 mod text;
 
-use gpu_api::Holder;
+use gpu_api::{Holder, Lent};
 use serde::{Deserialize, Serialize};
 
 use crate::AllocatorStats;
@@ -31,8 +33,12 @@ pub struct Snapshot {
     pub bookkeeping_bytes: u64,
     /// The processes that hold memory of the sessions on the device.
     pub holders: Vec<HolderSnapshot>,
+    /// Their leases on blocks of it.
+    pub lent: Vec<LentSnapshot>,
     /// Its regions, lowest address first.
     pub regions: Vec<RegionSnapshot>,
+    /// Chunks that are not listed because there are too many: their regions have none.
+    pub chunks_left_out: u64,
 }
 
 /// One process that holds memory of a session: [`Holder`] as plain data.
@@ -69,6 +75,27 @@ impl From<Holder> for HolderSnapshot {
             oldest_ms: u64::try_from(holder.oldest.as_millis()).unwrap_or(u64::MAX),
             dying: holder.dying,
         }
+    }
+}
+
+/// A lease on a block: [`Lent`] as plain data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LentSnapshot {
+    /// The block's first byte.
+    pub address: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// Who holds it: a place in the list of holders, which may have been cut since.
+    pub holder: Option<usize>,
+    /// Whether the producer dropped the block: it is in limbo.
+    pub limbo: bool,
+}
+
+impl LentSnapshot {
+    /// Takes over what a session said, of the holder at a place.
+    pub(crate) fn of(lent: Lent, holder: Option<usize>) -> LentSnapshot {
+        LentSnapshot { address: lent.ptr.0, len: lent.len, holder, limbo: lent.limbo }
     }
 }
 
@@ -158,7 +185,7 @@ impl Snapshot {
 
     /// Returns the bytes that were taken from upstream and are in no use.
     pub fn free_bytes(&self) -> u64 {
-        self.stats.bytes_reserved.saturating_sub(self.stats.bytes_in_use + self.pending_bytes)
+        self.stats.bytes_reserved.saturating_sub(self.stats.bytes_in_use.saturating_add(self.pending_bytes))
     }
 
     /// Returns the bytes of regions that another process may have mapped.

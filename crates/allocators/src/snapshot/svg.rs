@@ -2,30 +2,38 @@
 
 use std::fmt::Write;
 
+use super::shown::{Marks, Shown};
 use super::text::Bytes;
-use super::{ChunkSnapshot, ChunkState, RegionSnapshot, Snapshot};
+use super::{ChunkSnapshot, RegionSnapshot, Snapshot};
 
 /// Pixels of the longest region.
 const WIDTH: f64 = 1000.0;
 /// Pixels of a region's row, with its label.
 const ROW: u64 = 34;
-/// Pixels above the first row.
+/// Pixels above the first row, and of the line of one who holds something.
 const TOP: u64 = 64;
+const LINE: u64 = 15;
+/// Those who hold something that are named, at most.
+const NAMED: usize = 12;
 
-/// The states, their colours, and what the legend calls them.
-const LEGEND: [(ChunkState, &str, &str); 3] = [
-    (ChunkState::Used, "#4477aa", "in use"),
-    (ChunkState::Pending, "#ccbb44", "pending"),
-    (ChunkState::Free, "#e6e6e6", "free"),
+/// What chunks are shown as, the colours, and what the legend calls them.
+const LEGEND: [(Shown, &str, &str); 5] = [
+    (Shown::Used, "#4477aa", "in use"),
+    (Shown::Lent, "#44aa99", "lent"),
+    (Shown::Limbo, "#ee7733", "in limbo"),
+    (Shown::Pending, "#ccbb44", "pending"),
+    (Shown::Free, "#e6e6e6", "free"),
 ];
 
 impl Snapshot {
     /// Draws the regions, one row each, with a chunk's size when the pointer rests on it.
     ///
     /// Chunks narrower than a pixel are drawn as one with their neighbours, so the picture stays small whatever the
-    /// heap. A region that another process may have mapped has a red frame.
+    /// heap. A region that another process may have mapped has a red frame. Below the legend stands who holds what.
     pub fn svg(&self) -> String {
-        let height = TOP + ROW * self.regions.len() as u64 + 8;
+        let named = self.holders.len().min(NAMED) as u64 + u64::from(self.holders.len() > NAMED);
+        let top = TOP + LINE * named;
+        let height = top + ROW * self.regions.len() as u64 + 8;
         let mut svg = format!(
             r##"<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{height}" viewBox="0 0 {w} {height}" font-family="sans-serif" font-size="12">
 <rect width="100%" height="100%" fill="#ffffff"/>
@@ -34,7 +42,7 @@ impl Snapshot {
 "##,
             w = WIDTH + 20.0,
             name = escape(&self.name),
-            summary = escape(&self.summary()),
+            summary = escape(&self.sums()),
         );
         for (at, (_, colour, name)) in LEGEND.iter().enumerate() {
             let x = 10 + 100 * at;
@@ -46,16 +54,34 @@ impl Snapshot {
                 ),
             );
         }
+        put(
+            &mut svg,
+            format_args!(
+                r##"<rect x="520" y="46" width="10" height="10" fill="none" stroke="#cc3311"/><text x="534" y="55">region that another process may have mapped</text>"##
+            ),
+        );
+        let more = (self.holders.len() > NAMED).then(|| format!("and {} more", self.holders.len() - NAMED));
+        let names = self.holders.iter().take(NAMED).enumerate().map(|(place, holder)| {
+            let limbo = match self.limbo_of(place) {
+                0 => String::new(),
+                bytes => format!(", {} of it in limbo", Bytes(bytes)),
+            };
+            format!("{holder}{limbo}")
+        });
+        for (line, name) in (1..).zip(names.chain(more)) {
+            put(&mut svg, format_args!(r#"<text x="10" y="{}">{}</text>"#, 55 + LINE * line, escape(&name)));
+        }
+        let marks = Marks::of(self);
         let longest = self.regions.iter().map(|region| region.len).max().unwrap_or(1).max(1);
         for (row, region) in self.regions.iter().enumerate() {
-            draw(&mut svg, region, TOP + ROW * row as u64, WIDTH / longest as f64);
+            draw(&mut svg, region, &marks, top + ROW * row as u64, WIDTH / longest as f64);
         }
         svg += "</svg>\n";
         svg
     }
 }
 
-fn draw(svg: &mut String, region: &RegionSnapshot, y: u64, scale: f64) {
+fn draw(svg: &mut String, region: &RegionSnapshot, marks: &Marks<'_>, y: u64, scale: f64) {
     put(
         svg,
         format_args!(r#"<text x="10" y="{}" font-size="10">{:#x}, {}</text>"#, y + 10, region.base, Bytes(region.len)),
@@ -64,18 +90,17 @@ fn draw(svg: &mut String, region: &RegionSnapshot, y: u64, scale: f64) {
     let mut run: Option<Run> = None;
     for chunk in &region.chunks {
         let end = chunk.address + chunk.len;
+        let shown = marks.shown(chunk);
         if (chunk.len as f64 * scale) >= 1.0 {
             flush(svg, region, run.take(), y, scale);
-            rect(svg, region, (chunk.address, end), chunk.state, &title(chunk), (y, scale));
+            rect(svg, region, (chunk.address, end), shown, &title(chunk, marks), (y, scale));
             continue;
         }
-        let gathered = run.get_or_insert(Run { start: chunk.address, end, state: chunk.state, chunks: 0 });
+        let gathered = run.get_or_insert(Run { start: chunk.address, end, shown, chunks: 0 });
         gathered.end = end;
         gathered.chunks += 1;
-        // What is in use is what somebody looks for.
-        if chunk.state == ChunkState::Used {
-            gathered.state = ChunkState::Used;
-        }
+        // What is in use, and limbo most of all, is what somebody looks for.
+        gathered.shown = gathered.shown.max(shown);
         if (end - gathered.start) as f64 * scale >= 1.0 {
             flush(svg, region, run.take(), y, scale);
         }
@@ -96,33 +121,36 @@ fn draw(svg: &mut String, region: &RegionSnapshot, y: u64, scale: f64) {
 struct Run {
     start: u64,
     end: u64,
-    state: ChunkState,
+    shown: Shown,
     chunks: u64,
 }
 
 fn flush(svg: &mut String, region: &RegionSnapshot, run: Option<Run>, y: u64, scale: f64) {
-    if let Some(Run { start, end, state, chunks }) = run {
-        rect(svg, region, (start, end), state, &format!("{chunks} chunks, {}", Bytes(end - start)), (y, scale));
+    if let Some(Run { start, end, shown, chunks }) = run {
+        rect(svg, region, (start, end), shown, &format!("{chunks} chunks, {}", Bytes(end - start)), (y, scale));
     }
 }
 
-fn title(chunk: &ChunkSnapshot) -> String {
-    match chunk.state {
-        ChunkState::Free => format!("free, {}", Bytes(chunk.len)),
-        ChunkState::Used => format!("allocation {}, {} of {}", chunk.number, Bytes(chunk.asked), Bytes(chunk.len)),
-        ChunkState::Pending => format!("pending, {}", Bytes(chunk.len)),
-    }
+fn title(chunk: &ChunkSnapshot, marks: &Marks<'_>) -> String {
+    let held = match marks.shown(chunk) {
+        Shown::Free => return format!("free, {}", Bytes(chunk.len)),
+        Shown::Pending => return format!("pending, {}", Bytes(chunk.len)),
+        Shown::Used => String::new(),
+        Shown::Lent => format!(", held by {}", marks.holders(chunk.address).join(", ")),
+        Shown::Limbo => format!(", in limbo, held by {}", marks.holders(chunk.address).join(", ")),
+    };
+    format!("allocation {}, {} of {}{held}", chunk.number, Bytes(chunk.asked), Bytes(chunk.len))
 }
 
 fn rect(
     svg: &mut String,
     region: &RegionSnapshot,
     (start, end): (u64, u64),
-    state: ChunkState,
+    shown: Shown,
     title: &str,
     (y, scale): (u64, f64),
 ) {
-    let colour = LEGEND.iter().find(|(other, ..)| *other == state).map_or("#000000", |(_, colour, _)| colour);
+    let colour = LEGEND.iter().find(|(other, ..)| *other == shown).map_or("#000000", |(_, colour, _)| colour);
     put(
         svg,
         format_args!(

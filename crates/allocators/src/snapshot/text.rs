@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{ChunkState, HolderSnapshot, RegionSnapshot, Snapshot};
+use super::shown::{Marks, Shown};
+use super::{HolderSnapshot, RegionSnapshot, Snapshot};
 
 /// Columns of the map of one region.
 const COLUMNS: u64 = 64;
@@ -46,6 +47,11 @@ impl fmt::Display for HolderSnapshot {
 impl Snapshot {
     /// Says in one line how much there is, what holds it, and in how many pieces the rest is.
     pub fn summary(&self) -> String {
+        self.holders.iter().fold(self.sums(), |text, holder| text + &format!("; {holder}"))
+    }
+
+    /// Says the same but for who holds it.
+    pub fn sums(&self) -> String {
         let stats = &self.stats;
         let limit = stats.bytes_limit.map_or_else(|| "no limit".into(), |limit| format!("limit {}", Bytes(limit)));
         format!(
@@ -53,12 +59,17 @@ impl Snapshot {
             Bytes(stats.bytes_reserved),
             Bytes(stats.bytes_in_use),
             Bytes(stats.largest_free_block_bytes),
-            self.scattered_and_held()
+            self.scattered()
         )
     }
 
-    /// Says in how many pieces the free bytes are, and who holds some of the others.
-    fn scattered_and_held(&self) -> String {
+    /// Shows the histogram and the map, as [`Display`](fmt::Display) does under its summary.
+    pub fn tables(&self) -> impl fmt::Display + '_ {
+        Tables(self)
+    }
+
+    /// Says in how many pieces the free bytes are, and what some of the others are.
+    fn scattered(&self) -> String {
         let mut text = format!("fragmentation {:.0} %", 100.0 * self.fragmentation());
         let apart = [
             (self.pending_bytes, "pending"),
@@ -70,15 +81,12 @@ impl Snapshot {
         for (bytes, what) in apart.into_iter().filter(|&(bytes, _)| bytes > 0) {
             text += &format!(", {what} {}", Bytes(bytes));
         }
-        for holder in &self.holders {
-            text += &format!("; {holder}");
-        }
         text
     }
 
     /// Says what an error does not say yet that has the limit, what is reserved, what is in use, and the largest piece.
     pub(crate) fn rest_of_error(&self, draw: bool) -> String {
-        let text = self.scattered_and_held();
+        let text = self.holders.iter().fold(self.scattered(), |text, holder| text + &format!("; {holder}"));
         if draw { format!("{text}\n{}", Tables(self)) } else { text }
     }
 }
@@ -88,8 +96,9 @@ struct Tables<'a>(&'a Snapshot);
 
 /// The summary, a line for each order of size that has chunks, and a map of the regions.
 ///
-/// In the map `*` is a column mostly in use, `+` one with something in use, `x` mostly slack, `~` mostly pending, `_`
-/// free. `!` after a region's size says that another process may have it mapped.
+/// In the map `*` is a column mostly in use, `o` mostly lent to other processes, `#` mostly in limbo, `+` one with some
+/// of these, `x` mostly slack, `~` mostly pending, `_` free, `?` not listed. `!` after a region's size says that another
+/// process may have it mapped.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.name, self.summary())?;
@@ -112,9 +121,13 @@ impl fmt::Display for Tables<'_> {
                 Bytes(bin.asked_bytes),
             )?;
         }
+        let marks = Marks::of(snapshot);
         for region in snapshot.regions.iter().take(DRAWN) {
             let mark = if region.pinned { '!' } else { ' ' };
-            writeln!(f, "  {:#014x} {:>9}{mark} |{}|", region.base, Bytes(region.len), map(region))?;
+            writeln!(f, "  {:#014x} {:>9}{mark} |{}|", region.base, Bytes(region.len), map(region, &marks))?;
+        }
+        if snapshot.chunks_left_out > 0 {
+            writeln!(f, "  {} chunks are not listed", snapshot.chunks_left_out)?;
         }
         match snapshot.regions.len().saturating_sub(DRAWN) {
             0 => Ok(()),
@@ -124,35 +137,43 @@ impl fmt::Display for Tables<'_> {
 }
 
 /// Draws a region as a line.
-fn map(region: &RegionSnapshot) -> String {
+fn map(region: &RegionSnapshot, marks: &Marks<'_>) -> String {
     let columns = COLUMNS.min(region.len.max(1));
     let mut chunks = region.chunks.iter().peekable();
     let start_of =
         |column: u64| region.base + (u128::from(region.len) * u128::from(column) / u128::from(columns)) as u64;
     let draw = |column| {
         let (start, end) = (start_of(column), start_of(column + 1));
-        let (mut used, mut slack, mut pending, mut free) = (0, 0, 0, 0);
+        let (mut used, mut slack, mut pending, mut free) = ([0; 3], 0, 0, 0);
         while let Some(chunk) = chunks.peek() {
             let overlap = |from: u64, to: u64| to.min(end).saturating_sub(from.max(start));
             let chunk_end = chunk.address + chunk.len;
             let asked_end = chunk.address + chunk.asked;
-            match chunk.state {
-                ChunkState::Free => free += overlap(chunk.address, chunk_end),
-                ChunkState::Pending => pending += overlap(chunk.address, chunk_end),
-                ChunkState::Used => {
-                    used += overlap(chunk.address, asked_end);
-                    slack += overlap(asked_end, chunk_end);
-                }
+            let mut in_use = |whose: usize| {
+                used[whose] += overlap(chunk.address, asked_end);
+                slack += overlap(asked_end, chunk_end);
+            };
+            match marks.shown(chunk) {
+                Shown::Free => free += overlap(chunk.address, chunk_end),
+                Shown::Pending => pending += overlap(chunk.address, chunk_end),
+                Shown::Used => in_use(0),
+                Shown::Lent => in_use(1),
+                Shown::Limbo => in_use(2),
             }
             if chunk_end > end {
                 break;
             }
             chunks.next();
         }
-        let most = used.max(slack).max(pending).max(free);
+        let [own, lent, limbo] = used;
+        let in_use: u64 = own + lent + limbo;
+        let most = in_use.max(slack).max(pending).max(free);
         match most {
-            _ if used == most => '*',
-            _ if used > 0 => '+',
+            0 => '?',
+            _ if in_use == most && limbo >= own.max(lent) => '#',
+            _ if in_use == most && lent >= own => 'o',
+            _ if in_use == most => '*',
+            _ if in_use > 0 => '+',
             _ if slack == most => 'x',
             _ if pending == most => '~',
             _ => '_',

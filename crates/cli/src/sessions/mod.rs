@@ -1,8 +1,10 @@
 //! The sessions on this host: what each holds, and who holds it.
 //!
-//! `gather` asks them, `ls` prints the answers once, `top` shows them live.
+//! `gather` asks them, `ls` prints the answers once, `top` shows them live,
+//! `snapshot` shows where the memory of one lies.
 
 mod gather;
 pub mod ls;
+pub mod snapshot;
 mod text;
 pub mod top;

@@ -140,7 +140,10 @@ impl Link {
                 self.events.push(Event::Revoked { lease });
             }
             ToParticipant::Closing => self.events.push(Event::Closing),
-            ToParticipant::Report { .. } | ToParticipant::Welcome { .. } | ToParticipant::Refused { .. } => {}
+            ToParticipant::Report { .. }
+            | ToParticipant::Snapshot { .. }
+            | ToParticipant::Welcome { .. }
+            | ToParticipant::Refused { .. } => {}
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ use crate::descriptor::SessionId;
 use crate::message::{MOST_BYTES, ReportPage, ToParticipant, ToProducer};
 use crate::process;
 use crate::producer::report::Stats;
+use crate::snapshot_file;
 use crate::socket::{self, ReceiveOutcome, SendOutcome};
 
 /// What a session told of itself.
@@ -91,29 +92,152 @@ fn report_of(page: &ReportPage, seen: Option<u32>) -> SessionReport {
 }
 
 fn ask(socket: &OwnedFd, request: u64, from: u32, deadline: Option<Instant>) -> Result<ReportPage> {
+    let question = ToProducer::Inspect { request, from };
+    let answered = |answer, _: &mut Vec<OwnedFd>| match answer {
+        ToParticipant::Report { request: answered, page } if answered == request => Some(Ok(*page)),
+        _ => None,
+    };
+    exchange(socket, &question, "the session's report", deadline, answered)
+}
+
+/// Asks a session what its source of regions looks like, without becoming a participant: the JSON object that
+/// [`RegionSource::snapshot`](gpu_api::RegionSource::snapshot) made. The session makes it on the thread that answers
+/// everybody.
+///
+/// That it is text of at most 16 MiB which nobody can change any more has been checked, and nothing else: another
+/// process wrote it.
+///
+/// # Errors
+///
+/// As [`inspect`]; [`Error::Refused`] also when the source has none; [`Error::Invalid`] when what came is not sealed, of
+/// another size than was said, or no text.
+pub fn snapshot(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<String> {
+    let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+    let socket = socket::connect_within(path.as_ref(), deadline)?;
+    let question = ToProducer::TakeSnapshot { request: 1 };
+    exchange(&socket, &question, "the session's snapshot", deadline, |answer, fds| match answer {
+        ToParticipant::Snapshot { request: 1, len } => fds.pop().map(|file| snapshot_file::read(file, len)),
+        ToParticipant::Declined { request: 1, code, why } => Some(Err(Error::Refused { why, remedy: code.remedy() })),
+        _ => None,
+    })
+}
+
+/// Sends a question and reads until its answer comes, or a refusal.
+fn exchange<T>(
+    socket: &OwnedFd,
+    question: &ToProducer,
+    what: &'static str,
+    deadline: Option<Instant>,
+    mut answer: impl FnMut(ToParticipant, &mut Vec<OwnedFd>) -> Option<Result<T>>,
+) -> Result<T> {
     let refused = |why: &str| Error::Refused { why: why.into(), remedy: "look at the producer's log" };
     let mut bytes = [0; MOST_BYTES];
-    let len = ToProducer::Inspect { request, from }.encode(&mut bytes);
+    let len = question.encode(&mut bytes);
     match socket::send(socket.as_fd(), &bytes[..len], &[]) {
         Ok(SendOutcome::Sent) => {}
         Ok(_) => return Err(refused("it closed the connection")),
         Err(source) => return Err(Error::system("sendmsg", "free memory and ask again", source)),
     }
-    let mut fds = Vec::new();
     loop {
+        let mut fds = Vec::new();
         let len = match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
             Ok(ReceiveOutcome::Packet(len)) => len,
             Ok(ReceiveOutcome::HungUp) => return Err(refused("it closed the connection")),
             Ok(ReceiveOutcome::Empty) => {
-                socket::wait_ready(socket.as_fd(), PollFlags::IN, "the session's report", deadline)?;
+                socket::wait_ready(socket.as_fd(), PollFlags::IN, what, deadline)?;
                 continue;
             }
             Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
         };
         match ToParticipant::decode(&bytes[..len], fds.len())? {
-            ToParticipant::Report { request: answered, page } if answered == request => return Ok(*page),
             ToParticipant::Refused { code, why } => return Err(Error::Refused { why, remedy: code.remedy() }),
-            _ => {}
+            other => {
+                if let Some(answer) = answer(other, &mut fds) {
+                    return answer;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use super::*;
+    use crate::message::RefusalCode;
+    use crate::socket::{Listener, Place};
+
+    /// Long enough for the slowest machine; whoever waits longer hangs.
+    const WATCHDOG: Option<Duration> = Some(Duration::from_secs(60));
+
+    /// Asks a producer that answers with these packets, and closes the connection behind them.
+    fn ask_one_that_says(answers: &[(ToParticipant, Option<BorrowedFd<'_>>)]) -> Result<String> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let listener = Listener::bind(&Place::Path { path: dir.path().join("s"), others: false }).expect("bind");
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| snapshot(listener.path(), WATCHDOG));
+            let socket = loop {
+                match listener.accept().expect("accept") {
+                    Some(socket) => break socket,
+                    None => std::thread::yield_now(),
+                }
+            };
+            let (mut bytes, mut fds) = ([0; MOST_BYTES], Vec::new());
+            socket::wait_ready(socket.as_fd(), PollFlags::IN, "the question", None).expect("it asks");
+            let Ok(ReceiveOutcome::Packet(len)) = socket::receive(socket.as_fd(), &mut bytes, &mut fds) else {
+                panic!("no question");
+            };
+            assert_eq!(ToProducer::decode(&bytes[..len], 0), Ok(ToProducer::TakeSnapshot { request: 1 }));
+            for (answer, fd) in answers {
+                let len = answer.encode(&mut bytes);
+                let fds: Vec<_> = fd.iter().copied().collect();
+                let sent = socket::send(socket.as_fd(), &bytes[..len], &fds).expect("sent");
+                assert_eq!(sent, SendOutcome::Sent);
+            }
+            drop(socket);
+            asking.join().expect("no panic")
+        })
+    }
+
+    #[test]
+    fn a_good_snapshot_arrives_whole_behind_what_nobody_asked_for() {
+        let text = "{\"a\":1}".repeat(1000);
+        let file = snapshot_file::create(&text).expect("a memfd");
+        let len = text.len() as u64;
+        let answers = [
+            (ToParticipant::Closing, None),
+            (ToParticipant::Snapshot { request: 2, len }, Some(file.as_fd())),
+            (ToParticipant::Snapshot { request: 1, len }, Some(file.as_fd())),
+        ];
+        assert_eq!(ask_one_that_says(&answers).expect("a snapshot"), text);
+    }
+
+    #[test]
+    fn a_producer_that_means_harm_gets_an_error_and_no_more() {
+        let file = snapshot_file::create("{}").expect("a memfd");
+        let open = std::fs::File::open("/dev/zero").expect("a file");
+        let cases = [
+            (ToParticipant::Snapshot { request: 1, len: 3 }, Some(file.as_fd()), "the size of a snapshot"),
+            (ToParticipant::Snapshot { request: 1, len: 2 }, Some(open.as_fd()), "a snapshot's seals"),
+            (ToParticipant::Snapshot { request: 1, len: 2 }, None, "file descriptors"),
+            (ToParticipant::Closing, Some(file.as_fd()), "file descriptors"),
+            (ToParticipant::Closing, None, "it closed the connection"),
+        ];
+        for (answer, fd, expected) in cases {
+            let error = ask_one_that_says(&[(answer, fd)]).expect_err("harm").to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_why_and_what_to_do() {
+        let why = || "the session's source of regions has no snapshot".to_owned();
+        let declined = ToParticipant::Declined { request: 1, code: RefusalCode::Snapshot, why: why() };
+        let refused = ToParticipant::Refused { code: RefusalCode::User, why: "uid 7".into() };
+        for (answer, parts) in [(declined, [why().as_str(), "Arena"]), (refused, ["uid 7", "allow_uids"])] {
+            let error = ask_one_that_says(&[(answer, None)]).expect_err("a refusal").to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
     }
 }

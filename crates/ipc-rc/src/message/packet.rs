@@ -205,7 +205,7 @@ impl Reader<'_> {
 
     pub(super) fn refusal(&mut self) -> Result<RefusalCode, DecodeError> {
         let number = u16::from_le_bytes(self.array()?);
-        RefusalCode::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 12"))
+        RefusalCode::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 13"))
     }
 
     pub(super) fn text(&mut self) -> Result<String, DecodeError> {

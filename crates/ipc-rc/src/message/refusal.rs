@@ -28,10 +28,12 @@ pub(crate) enum RefusalCode {
     Lease = 11,
     /// The participant that is addressed is unknown, dead or gone.
     Addressee = 12,
+    /// The session's source of regions tells nothing of itself.
+    Snapshot = 13,
 }
 
 impl RefusalCode {
-    pub(super) const ALL: [RefusalCode; 12] = [
+    pub(super) const ALL: [RefusalCode; 13] = [
         RefusalCode::Version,
         RefusalCode::User,
         RefusalCode::Backend,
@@ -44,6 +46,7 @@ impl RefusalCode {
         RefusalCode::Failed,
         RefusalCode::Lease,
         RefusalCode::Addressee,
+        RefusalCode::Snapshot,
     ];
 
     pub(super) fn from_number(number: u16) -> Option<RefusalCode> {
@@ -65,6 +68,7 @@ impl RefusalCode {
             RefusalCode::Failed => "look at the producer's log",
             RefusalCode::Lease => "forward a block that is held",
             RefusalCode::Addressee => "forward to a participant that is connected to the same session",
+            RefusalCode::Snapshot => "open the session on an `allocators::Arena`; `gpu-ipc ls` shows its sums",
         }
     }
 }

@@ -136,6 +136,7 @@ fn to_producer() -> impl Strategy<Value = ToProducer> {
             ToProducer::Forward { request, lease, heir, user }
         }),
         (any::<u64>(), any::<u32>()).prop_map(|(request, from)| ToProducer::Inspect { request, from }),
+        any::<u64>().prop_map(|request| ToProducer::TakeSnapshot { request }),
         region().prop_map(|region| ToProducer::Unmapped { region }),
         Just(ToProducer::Bye),
     ]
@@ -177,6 +178,7 @@ fn to_participant() -> impl Strategy<Value = ToParticipant> {
         (any::<u64>(), page()).prop_map(|(request, page)| ToParticipant::Report { request, page: Box::new(page) }),
         (any::<u64>(), refusal()).prop_map(|(request, (code, why))| ToParticipant::Declined { request, code, why }),
         lease().prop_map(|lease| ToParticipant::Revoked { lease }),
+        (any::<u64>(), 1..=MOST_SNAPSHOT).prop_map(|(request, len)| ToParticipant::Snapshot { request, len }),
     ]
 }
 
@@ -216,7 +218,7 @@ proptest! {
 
     #[test]
     fn bytes_without_meaning_never_panic(
-        number in prop_oneof![0..9u16, 128..142u16],
+        number in prop_oneof![0..10u16, 128..143u16],
         body in proptest::collection::vec(prop_oneof![Just(0), Just(1), any::<u8>()], 0..600),
         fds in 0..4usize,
     ) {
@@ -305,6 +307,11 @@ fn the_bytes_are_where_the_tables_say() {
     let fence = b"\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body, fence].concat());
 
+    let snapshot = ToParticipant::Snapshot { request: 9, len: 4097 };
+    let len = snapshot.encode(&mut packet);
+    let start = b"GI\x01\0\x8d\0\x01\0\x09\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], b"\x01\x10\0\0\0\0\0\0"].concat());
+
     let refused = ToParticipant::Refused { code: RefusalCode::User, why: "uid 7".into() };
     let len = refused.encode(&mut packet);
     let start = b"GI\x01\0\x82\0\0\0\0\0\0\0\0\0\0\0";
@@ -321,4 +328,14 @@ fn the_longest_message_fits() {
         panic!("the longest message is refused");
     };
     assert_eq!(why.len(), 256);
+}
+
+#[test]
+fn a_snapshot_is_neither_empty_nor_longer_than_the_most() {
+    let mut packet = [0; MOST_BYTES];
+    for len in [0, MOST_SNAPSHOT + 1, u64::MAX] {
+        let written = ToParticipant::Snapshot { request: 1, len }.encode(&mut packet);
+        let refused = ToParticipant::decode(&packet[..written], 1).expect_err("a bad length");
+        assert!(refused.to_string().contains("the length of a snapshot"), "{refused}");
+    }
 }

@@ -22,6 +22,7 @@ const FORWARDED: u16 = 137;
 const REPORT: u16 = 138;
 const DECLINED: u16 = 139;
 const REVOKED: u16 = 140;
+const SNAPSHOT: u16 = 141;
 
 /// What a producer says to a participant.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -111,7 +112,7 @@ pub(crate) enum ToParticipant {
         /// A page of it.
         page: Box<ReportPage>,
     },
-    /// Nothing is forwarded.
+    /// What is asked for is not to be had.
     Declined {
         /// The question's.
         request: u64,
@@ -125,7 +126,17 @@ pub(crate) enum ToParticipant {
         /// Which.
         lease: Entry,
     },
+    /// What the session's source of regions looks like, as JSON in a sealed memfd that comes with the message.
+    Snapshot {
+        /// The question's.
+        request: u64,
+        /// Bytes of it: 1 to [`MOST_SNAPSHOT`].
+        len: u64,
+    },
 }
+
+/// The most bytes of a snapshot.
+pub(crate) const MOST_SNAPSHOT: u64 = 16 << 20;
 
 /// How a participant reaches a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,7 +154,9 @@ impl ToParticipant {
     pub(crate) fn fds(&self) -> usize {
         match self {
             ToParticipant::Welcome { .. } => 2,
-            ToParticipant::CounterFile { .. } | ToParticipant::Region { place: Place::Fd, .. } => 1,
+            ToParticipant::CounterFile { .. }
+            | ToParticipant::Region { place: Place::Fd, .. }
+            | ToParticipant::Snapshot { .. } => 1,
             _ => 0,
         }
     }
@@ -163,6 +176,7 @@ impl ToParticipant {
             ToParticipant::Report { request, .. } => (REPORT, *request),
             ToParticipant::Declined { request, .. } => (DECLINED, *request),
             ToParticipant::Revoked { .. } => (REVOKED, 0),
+            ToParticipant::Snapshot { request, .. } => (SNAPSHOT, *request),
         };
         let mut w = Writer::start(packet, number, self.fds(), request);
         match self {
@@ -212,6 +226,7 @@ impl ToParticipant {
             ToParticipant::Forwarded { descriptor, .. } => w.put(descriptor.as_bytes()),
             ToParticipant::Report { page, .. } => page.write(&mut w),
             ToParticipant::Revoked { lease } => w.lease(*lease),
+            ToParticipant::Snapshot { len, .. } => w.put(&len.to_le_bytes()),
         }
         w.len
     }
@@ -270,6 +285,13 @@ impl ToParticipant {
             REPORT => ToParticipant::Report { request, page: Box::new(ReportPage::read(&mut r)?) },
             DECLINED => ToParticipant::Declined { request, code: r.refusal()?, why: r.text()? },
             REVOKED => ToParticipant::Revoked { lease: r.lease()? },
+            SNAPSHOT => {
+                let len = r.u64()?;
+                if !(1..=MOST_SNAPSHOT).contains(&len) {
+                    return Err(malformed("the length of a snapshot", len, "1 to 16,777,216"));
+                }
+                ToParticipant::Snapshot { request, len }
+            }
             number => return Err(malformed("the type", number, "that of a message to a participant")),
         };
         let answers = matches!(
@@ -280,6 +302,7 @@ impl ToParticipant {
                 | ToParticipant::Forwarded { .. }
                 | ToParticipant::Report { .. }
                 | ToParticipant::Declined { .. }
+                | ToParticipant::Snapshot { .. }
         );
         header.check(r, message.fds(), fds, answers)?;
         Ok(message)

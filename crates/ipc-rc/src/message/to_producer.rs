@@ -15,6 +15,7 @@ const BYE: u16 = 4;
 const CLAIM_TICKETS: u16 = 5;
 const FORWARD: u16 = 6;
 const INSPECT: u16 = 7;
+const TAKE_SNAPSHOT: u16 = 8;
 
 /// What a participant says to its producer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,6 +79,11 @@ pub(crate) enum ToProducer {
         /// The place of the first holder to tell of.
         from: u32,
     },
+    /// Asks what the session's source of regions looks like.
+    TakeSnapshot {
+        /// Repeated by the answer.
+        request: u64,
+    },
 }
 
 /// Whom a lease is forwarded to.
@@ -108,6 +114,7 @@ impl ToProducer {
             ToProducer::ClaimTickets { request, .. } => (CLAIM_TICKETS, *request),
             ToProducer::Forward { request, .. } => (FORWARD, *request),
             ToProducer::Inspect { request, .. } => (INSPECT, *request),
+            ToProducer::TakeSnapshot { request } => (TAKE_SNAPSHOT, *request),
         };
         let mut w = Writer::start(packet, number, self.fds(), request);
         match self {
@@ -123,7 +130,7 @@ impl ToProducer {
                 w.lease(*lease);
             }
             ToProducer::Unmapped { region } => w.put(&region.0.to_le_bytes()),
-            ToProducer::Bye => {}
+            ToProducer::Bye | ToProducer::TakeSnapshot { .. } => {}
             ToProducer::ClaimTickets { tickets, .. } => {
                 w.put(&(tickets.len() as u32).to_le_bytes());
                 w.put(&[0; 4]);
@@ -196,6 +203,7 @@ impl ToProducer {
                 r.zeros::<4>()?;
                 ToProducer::Inspect { request: header.request, from }
             }
+            TAKE_SNAPSHOT => ToProducer::TakeSnapshot { request: header.request },
             number => return Err(malformed("the type", number, "that of a message to a producer")),
         };
         let answers = matches!(
@@ -204,6 +212,7 @@ impl ToProducer {
                 | ToProducer::ClaimTickets { .. }
                 | ToProducer::Forward { .. }
                 | ToProducer::Inspect { .. }
+                | ToProducer::TakeSnapshot { .. }
         );
         header.check(r, message.fds(), fds, answers)?;
         Ok(message)

@@ -75,6 +75,16 @@ impl Service {
             return;
         }
         self.unwatch(key, socket.as_fd());
+        if let Ok(ToProducer::TakeSnapshot { request }) = ToProducer::decode(&bytes[..len], fds.len())
+            && self.may_connect(&socket).is_ok()
+        {
+            // The last of its connection: who asks again and reads nothing must not pile files up.
+            let (answer, file) = self.core.snapshot(request);
+            let len = answer.encode(&mut bytes);
+            let file: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+            let _ = socket::send(socket.as_fd(), &bytes[..len], &file);
+            return;
+        }
         if let Err((code, why)) = self.admit(&socket, &bytes[..len], fds) {
             let pid =
                 socket::peer_pidfd(socket.as_fd()).and_then(|pidfd| process::pid_of(pidfd.as_fd()).ok()).unwrap_or(0);

@@ -59,6 +59,10 @@ impl Service {
                 Some(ToProducer::Inspect { request, from }) => {
                     self.tell(&peer, &self.core.report(request, from));
                 }
+                Some(ToProducer::TakeSnapshot { request }) => {
+                    let why = "a participant has no right to a snapshot; ask on a connection of its own".into();
+                    self.tell(&peer, &ToParticipant::Declined { request, code: RefusalCode::Protocol, why });
+                }
                 Some(ToProducer::Unmapped { region }) => {
                     self.unmapped |= peer.note_unmapping(region);
                     self.core.announce_change();

@@ -70,6 +70,11 @@ impl Block {
         self.piece.len
     }
 
+    /// Returns the address of the first byte, in this process.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.piece.ptr()
+    }
+
     pub(crate) fn offset(&self) -> u64 {
         self.piece.offset
     }

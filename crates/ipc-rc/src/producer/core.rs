@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use gpu_api::{Error, Gpu, Holder, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result};
+use gpu_api::{Error, Gpu, Holder, Lent, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result};
 
 use crate::clock::Tick;
 use crate::descriptor::SessionId;
@@ -365,5 +365,18 @@ impl Reclaim for Core {
 
     fn limbo_bytes(&self) -> u64 {
         self.limbo.sum().bytes
+    }
+
+    fn lent(&self, most: usize) -> Vec<Lent> {
+        let mut lent = Vec::new();
+        for peer in self.peers.load().iter().flatten() {
+            peer.ledger.each(|block| {
+                if lent.len() < most {
+                    let (ptr, len, limbo) = (block.ptr(), block.len(), block.is_in_limbo());
+                    lent.push(Lent { ptr, len, participant: peer.id, limbo });
+                }
+            });
+        }
+        lent
     }
 }

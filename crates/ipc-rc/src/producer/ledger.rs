@@ -507,6 +507,15 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         tally
     }
 
+    /// Shows every block that a lease is outstanding on, once for each lease. Called under a shard's lock.
+    pub fn each(&self, mut show: impl FnMut(&B)) {
+        for locked in &self.shards {
+            let shard = locked.lock();
+            let groups = shard.parts.iter().flat_map(|part| &part.groups);
+            groups.flat_map(|group| &group.rows).filter_map(|row| row.block.as_ref()).for_each(&mut show);
+        }
+    }
+
     /// Finds the shard that a slot belongs to. The first shard's part is as large as any, so it tells the division.
     fn shard_of(&self, entry: Entry) -> Option<&Locked<B, F>> {
         let share = self.shards[0].lock().parts.get(entry.file as usize)?.capacity;

@@ -9,7 +9,7 @@
 //! | collect, retire, give back | [`core`], [`ledger`], [`found`] |
 //! | who connects, and what they ask | [`admission`], [`answer`] |
 //! | deaths, mappings, time to live | [`service`], [`peer`] |
-//! | who holds what | [`report`] |
+//! | who holds what, and where it lies | [`report`], [`snapshot`] |
 
 pub(crate) mod admission;
 pub(crate) mod answer;
@@ -28,4 +28,5 @@ pub(crate) mod report;
 pub(crate) mod service;
 pub(crate) mod session;
 pub(crate) mod share;
+pub(crate) mod snapshot;
 pub(crate) mod ticket;

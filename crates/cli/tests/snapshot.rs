@@ -1,0 +1,89 @@
+//! `gpu-ipc snapshot` as a user of it sees it: a session of this process, asked by the program.
+
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
+use gpu_ipc::{After, BackendKind, Participant, Session, To, Wait, detect, open_session};
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).args(args).output().expect("the program was built")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the program writes UTF-8")
+}
+
+const REGION: u64 = 1 << 20;
+
+fn open(dir: &tempfile::TempDir) -> (Arc<Arena>, Session, Participant) {
+    let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
+    let options = ArenaOptions::default().name("arena").limit(4 * REGION).growth(Growth::Fixed(REGION));
+    let arena = Arena::new(gpu.clone(), options).expect("an arena");
+    let session = open_session(Session::builder(gpu.clone()).socket(dir.path().join("s")), &arena).expect("a session");
+    let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+    (arena, session, participant)
+}
+
+#[test]
+fn limbo_and_who_holds_it_are_shown_in_words_as_data_and_as_a_picture() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_arena, session, participant) = open(&dir);
+    let socket = session.socket_path().to_str().expect("a plain path");
+    let block = session.alloc(REGION / 2).expect("room");
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let held = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+    drop(block);
+    let _own = session.alloc(REGION / 4).expect("room");
+
+    let picture = dir.path().join("memory.svg");
+    let output = run(&["snapshot", socket, "--svg", picture.to_str().expect("a plain path")]);
+    let page = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{} {page}", text(&output.stderr));
+    let own = std::process::id().to_string();
+    let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["in limbo 512 KiB", "limit 4.00 MiB", "HELD BY", "alive", "# in limbo", &own] {
+        assert!(words.contains(part), "no {part:?} in\n{page}");
+    }
+    let map = page.lines().find(|line| line.contains("! |")).expect("a region is drawn");
+    assert!(map.ends_with(&format!("|{}{}{}|", "#".repeat(32), "*".repeat(16), "_".repeat(16))), "{page}");
+    let svg = std::fs::read_to_string(&picture).expect("a picture");
+    assert!(svg.starts_with("<svg") && svg.contains(&format!("in limbo, held by {own} (")), "{svg}");
+
+    let output = run(&["snapshot", socket, "--json"]);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(value["ok"], true);
+    let snapshot = &value["snapshot"];
+    assert_eq!((&snapshot["name"], &snapshot["limbo_bytes"]), (&"arena".into(), &(REGION / 2).into()));
+    assert_eq!((&snapshot["lent"][0]["limbo"], &snapshot["lent"][0]["holder"]), (&true.into(), &0.into()));
+    assert_eq!(snapshot["holders"][0]["pid"], std::process::id());
+    drop(held);
+}
+
+#[test]
+fn what_is_not_there_is_a_finding_with_the_reason() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
+    let carver = Session::builder(gpu).socket(dir.path().join("carver")).open().expect("a session");
+    let carver = carver.socket_path().to_str().expect("a plain path");
+    let absent = dir.path().join("absent");
+    let absent = absent.to_str().expect("a plain path");
+    for (socket, reason) in [(carver, "has no snapshot"), (absent, "there is no such socket"), ("zzzz", "zzzz")] {
+        let output = run(&["snapshot", socket]);
+        assert_eq!(output.status.code(), Some(1), "{socket}");
+        assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));
+        let output = run(&["snapshot", socket, "--json"]);
+        let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!(value["ok"], false);
+    }
+}
+
+#[test]
+fn a_picture_that_cannot_be_written_is_a_finding() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_arena, session, _participant) = open(&dir);
+    let socket = session.socket_path().to_str().expect("a plain path");
+    let output = run(&["snapshot", socket, "--svg", "/nowhere/memory.svg"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("/nowhere/memory.svg cannot be written"), "{}", text(&output.stderr));
+}

@@ -1,0 +1,26 @@
+//! What a session's source of regions looks like, for whoever asks.
+
+use std::os::fd::OwnedFd;
+
+use crate::message::{MOST_SNAPSHOT, RefusalCode, ToParticipant};
+use crate::producer::core::Core;
+use crate::snapshot_file;
+
+impl Core {
+    /// Answers who asks for a snapshot; the file goes with the message.
+    pub(crate) fn snapshot(&self, request: u64) -> (ToParticipant, Option<OwnedFd>) {
+        let declined = |code, why: String| (ToParticipant::Declined { request, code, why }, None);
+        let Some(text) = self.source.snapshot(self, MOST_SNAPSHOT as usize) else {
+            let why = "the session's source of regions has no snapshot".into();
+            return declined(RefusalCode::Snapshot, why);
+        };
+        let len = text.len() as u64;
+        if !(1..=MOST_SNAPSHOT).contains(&len) {
+            return declined(RefusalCode::Failed, format!("the snapshot is of {len} bytes, at most 16,777,216 go"));
+        }
+        match snapshot_file::create(&text) {
+            Ok(file) => (ToParticipant::Snapshot { request, len }, Some(file)),
+            Err(error) => declined(RefusalCode::Failed, error.to_string()),
+        }
+    }
+}
