@@ -15,6 +15,8 @@ use crate::device::explain;
 
 /// Calls in one sample.
 const CALLS: usize = 500;
+/// Leases of one thread that a collect retires: one that every lease paid for would be the threads' common bottleneck.
+const RETIRED: usize = 64;
 /// Threads that the goal of many producers speaks of.
 const PRODUCERS: usize = 8;
 
@@ -77,6 +79,7 @@ pub fn protocol(stage: &Stage) -> Result<Vec<Row>, String> {
     for _ in 0..stage.choose(400, 20) {
         pairs.sample(|| pair.cycle(&block), || bare_slot(&word))?;
     }
+    let mut rows = steps(stage, &pair, &block)?;
     drop(block);
     pair.end(stage)?;
     let mut baseline = Baseline::new();
@@ -92,7 +95,63 @@ pub fn protocol(stage: &Stage) -> Result<Vec<Row>, String> {
     }
     let what = "grant, claim, release and retire, one process, nothing queued";
     let row = Row::new("protocol", what, "store, compare and swap, store, swap");
-    Ok(vec![row.measured(pairs).baseline(Figures::of(other, 50)).goal(Goal::AtMost(100.0))])
+    rows.insert(0, row.measured(pairs).baseline(Figures::of(other, 50)).goal(Goal::AtMost(100.0)));
+    Ok(rows)
+}
+
+/// The four steps of a lease one by one, each for as many leases as a group of slots has.
+fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>, String> {
+    const LEASES: usize = 64;
+    let to = To::Participant(pair.participant.id());
+    let word = AtomicU64::new(0);
+    let mut all: [Pairs; 4] = std::array::from_fn(|_| Pairs::new(LEASES));
+    for round in 0..=stage.choose(400, 10) {
+        let (mut descriptors, mut held) = (Vec::with_capacity(LEASES), Vec::with_capacity(LEASES));
+        let [grant, claim, release, retire] = &mut all;
+        // The first round is not counted.
+        if round == 1 {
+            [&mut *grant, claim, release, retire].into_iter().for_each(|pairs| *pairs = Pairs::new(LEASES));
+        }
+        let granting = || {
+            descriptors.push(block.share(to, After::Done).map_err(|e| explain(&e))?);
+            Ok(())
+        };
+        grant.sample(granting, || store(&word))?;
+        let mut left = descriptors.iter();
+        let claiming = || {
+            let bytes = left.next().ok_or("no descriptor is left")?.as_bytes();
+            held.push(pair.participant.claim(bytes, Wait::None, None).map_err(|e| e.to_string())?);
+            Ok(())
+        };
+        claim.sample(claiming, || exchange(&word))?;
+        let releasing = || {
+            drop(held.pop());
+            Ok(())
+        };
+        release.sample(releasing, || store(&word))?;
+        let start = Instant::now();
+        black_box(pair.session.collect());
+        retire.ours.push(start.elapsed().as_nanos() as f64 / LEASES as f64);
+        retire.floor.push(time(LEASES, &mut || exchange(&word))?);
+    }
+    let names = [
+        ("grant", "share after nothing", "one store"),
+        ("claim-done", "claim of what waits for nothing", "one compare and swap"),
+        ("release", "drop of what was used on no stream", "one store"),
+        ("retire", "a collect of 64 released leases, for each", "one compare and swap"),
+    ];
+    let rows = names.into_iter().zip(all);
+    Ok(rows.map(|((name, what, floor_is), pairs)| Row::new(name, what, floor_is).measured(pairs)).collect())
+}
+
+fn store(word: &AtomicU64) -> Result<(), String> {
+    word.store(black_box(0), Ordering::Release);
+    Ok(())
+}
+
+fn exchange(word: &AtomicU64) -> Result<(), String> {
+    let _ = black_box(word.compare_exchange(black_box(0), 0, Ordering::AcqRel, Ordering::Relaxed));
+    Ok(())
 }
 
 /// The same with many leases outstanding.
@@ -113,9 +172,12 @@ pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
         }
         let mut pairs = Pairs::new(CALLS);
         for _ in 0..stage.choose(200, 10) {
-            pairs.sample(|| pair.cycle(&block), || idle.cycle(&idle_block))?;
+            pairs.sample(|| pair.lease(&block).map(drop), || idle.lease(&idle_block).map(drop))?;
+            // `collect-held` says what this costs: it may grow with what is out, the others must not.
+            pair.session.collect();
+            idle.session.collect();
         }
-        let what = "a lease's whole life with so many outstanding";
+        let what = "grant, claim and release with so many outstanding";
         let row = Row::new("leases", what, "the same with none outstanding").at(leases as u64, shown);
         rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
     }
@@ -158,8 +220,11 @@ fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, Stri
     let barrier = Barrier::new(blocks.len() + 1);
     let run = |block: &SentBlock| {
         barrier.wait();
-        let ran = (0..cycles).try_for_each(|_| {
+        let ran = (0..cycles).try_for_each(|cycle| {
             drop(pair.lease(block)?);
+            if cycle % RETIRED == 0 {
+                black_box(pair.session.collect());
+            }
             Ok::<(), String>(())
         });
         barrier.wait();
