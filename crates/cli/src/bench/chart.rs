@@ -208,6 +208,7 @@ impl Curve {
             .configure_mesh()
             .x_desc(self.over)
             .x_labels(8)
+            .y_labels(6)
             .light_line_style(WHITE)
             .bold_line_style(GRID)
             .label_style((FONT, 12))
