@@ -38,6 +38,7 @@ fn every_row_has_its_figures_its_floor_and_their_ratio() {
         "release",
         "retire",
         "leases/1k",
+        "participants/4",
         "limbo/0",
         "limbo/1k",
         "collect-held/0",

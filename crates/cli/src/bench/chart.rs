@@ -164,6 +164,13 @@ fn curves(report: &Report) -> Vec<Curve> {
             lines: vec![line("leases", "gpu-ipc", ours), line("leases", "with none outstanding, same run", floor)],
         },
         Curve {
+            title: "Grant, claim, release and drop, nothing queued",
+            over: "participants connected",
+            unit: count,
+            base: 2.0,
+            lines: vec![line("participants", "gpu-ipc", ours), line("participants", "with one, same run", floor)],
+        },
+        Curve {
             title: "One block for many consumers",
             over: "consumers",
             unit: count,

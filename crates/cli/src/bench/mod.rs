@@ -51,6 +51,8 @@ pub enum Group {
     Protocol,
     /// The same with up to a million leases outstanding
     Leases,
+    /// The same with up to 256 participants connected
+    Participants,
     /// The same with eight threads
     Producers,
     /// Drops at the producer with up to 100,000 blocks in limbo
@@ -86,6 +88,7 @@ impl Group {
             Group::Memory => memory::rows,
             Group::Protocol => protocol::protocol,
             Group::Leases => protocol::scale,
+            Group::Participants => protocol::participants,
             Group::Producers => protocol::producers,
             Group::Limbo => limbo::drops,
             Group::Collect => limbo::collect,

@@ -188,6 +188,40 @@ pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
+/// The same with many participants connected, of which one is shared with; and a drop at the producer among them.
+pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
+    let (pair, alone) = (Pair::new(stage)?, Pair::new(stage)?);
+    let mut others = Vec::new();
+    let counts: &[usize] = if stage.quick { &[4] } else { &[16, 64, 256] };
+    let mut rows = Vec::new();
+    for &count in counts {
+        while others.len() + 1 < count {
+            let other = Participant::builder(stage.gpu.clone()).connect(pair.session.socket_path());
+            others.push(other.map_err(|e| explain(&e))?);
+        }
+        const DROPS: usize = 64;
+        let mut pairs = Pairs::new(DROPS);
+        for _ in 0..stage.choose(200, 10) {
+            let blocks = |pair: &Pair| (0..DROPS).map(|_| pair.alloc()).collect::<Result<Vec<_>, _>>();
+            let (mut some, mut none) = (blocks(&pair)?, blocks(&alone)?);
+            let life = |pair: &Pair, blocks: &mut Vec<SentBlock>| {
+                let block = blocks.pop().ok_or("no block is left")?;
+                pair.lease(&block).map(drop)
+            };
+            pairs.sample(|| life(&pair, &mut some), || life(&alone, &mut none))?;
+            pair.session.collect();
+            alone.session.collect();
+        }
+        let what = "grant, claim, release and drop of the block with so many participants connected";
+        let row = Row::new("participants", what, "the same with one").at(count as u64, &count.to_string());
+        rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
+    }
+    drop(others);
+    pair.end(stage)?;
+    alone.end(stage)?;
+    Ok(rows)
+}
+
 /// Many threads of one producer, each with a block of its own.
 pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
