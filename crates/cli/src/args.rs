@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 use gpu_ipc::BackendKind;
 
+use crate::bench::Group;
 use crate::size;
 use crate::torture::{MemberOptions, TortureOptions};
 
@@ -19,6 +20,7 @@ Examples:
   gpu-ipc top                                      the same, live
   gpu-ipc snapshot --svg memory.svg                where does a session's memory lie? a map and a picture
   gpu-ipc torture --seconds 60                     does it hold while processes die at random?
+  gpu-ipc bench                                    what does sharing cost beside the bare calls of the driver?
   gpu-ipc help demo                                everything about one command
 
 Exit status: 0 good, 1 something was found, 2 wrong usage, 3 not available here.")]
@@ -123,6 +125,25 @@ Exit status:
   2  wrong usage
   3  the backend that was asked for has no device here")]
     Torture(TortureOptions),
+    /// Measure what sharing costs, each call beside the raw calls that it cannot do without
+    #[command(after_help = "\
+Examples:
+  gpu-ipc bench                                    everything, on the first GPU there is, else on shared memory
+  gpu-ipc bench --backend host --only protocol limbo
+  gpu-ipc bench --backend cuda --json --svg speed.svg
+  gpu-ipc bench --replay trace.csv                 an allocator's log, done again on this allocator
+
+Medians hold for one machine, ratios from machine to machine. docs/SPEED.md says what each row and its floor are.
+
+Exit status:
+  0  every row has its numbers, whether its goal is reached or not
+  1  a row could not be measured, or what was asked for cannot be written
+  2  wrong usage
+  3  the backend that was asked for has no device here")]
+    Bench(BenchOptions),
+    /// A consumer of the benchmark (started by it)
+    #[command(hide = true)]
+    BenchConsumer(BenchConsumerOptions),
     /// A consumer of the demo (started by it)
     #[command(hide = true)]
     DemoConsumer(ConsumerOptions),
@@ -166,7 +187,7 @@ impl BackendChoice {
 }
 
 /// What the demo can be told.
-#[derive(Group, Debug)]
+#[derive(Arguments, Debug)]
 pub struct DemoOptions {
     /// Where the memory lies
     #[arg(long, value_enum, default_value = "auto")]
@@ -189,7 +210,7 @@ pub struct DemoOptions {
 }
 
 /// Which sessions to ask, and for how long.
-#[derive(Group, Debug)]
+#[derive(Arguments, Debug)]
 pub struct Where {
     /// Ask the session that listens here, not those in the runtime directory; may be given several times
     #[arg(long, value_name = "PATH")]
@@ -200,7 +221,7 @@ pub struct Where {
 }
 
 /// What `ls` can be told.
-#[derive(Group, Debug)]
+#[derive(Arguments, Debug)]
 pub struct LsOptions {
     /// Where the sessions are.
     #[command(flatten)]
@@ -211,7 +232,7 @@ pub struct LsOptions {
 }
 
 /// What `top` can be told.
-#[derive(Group, Debug)]
+#[derive(Arguments, Debug)]
 pub struct TopOptions {
     /// Where the sessions are.
     #[command(flatten)]
@@ -238,7 +259,7 @@ pub struct SnapshotOptions {
 }
 
 /// What the doctor can be told.
-#[derive(Group, Debug)]
+#[derive(Arguments, Debug)]
 pub struct DoctorOptions {
     /// Fail unless this backend has a working device; may be given several times, or with commas
     #[arg(long, value_enum, value_name = "BACKEND", value_delimiter = ',')]
@@ -274,7 +295,7 @@ impl Vendor {
 }
 
 /// What a process is told that asks one driver.
-#[derive(Group, Debug)]
+#[derive(Arguments, Debug)]
 pub struct BackendOptions {
     /// Which
     #[arg(long, value_enum)]
@@ -282,7 +303,7 @@ pub struct BackendOptions {
 }
 
 /// What a consumer is told.
-#[derive(Group, Debug)]
+#[derive(Arguments, Debug)]
 pub struct ConsumerOptions {
     /// The producer's backend
     #[arg(long, value_enum)]
@@ -296,6 +317,46 @@ pub struct ConsumerOptions {
     /// Map the producer's memory read-only
     #[arg(long)]
     pub read_only: bool,
+}
+
+/// What the benchmark can be told.
+#[derive(Arguments, Clone, Debug)]
+pub struct BenchOptions {
+    /// Where the memory lies
+    #[arg(long, value_enum, default_value = "auto")]
+    pub backend: BackendChoice,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Also draw a picture, into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Measure these alone
+    #[arg(long, value_enum, value_name = "ROWS", num_args = 1.., value_delimiter = ',')]
+    pub only: Vec<Group>,
+    /// Replay an allocator's log instead (CSV with the columns Action, Pointer and Size)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "svg", "quick"])]
+    pub replay: Option<PathBuf>,
+    /// Show what an earlier run wrote with --json instead
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "quick", "replay"])]
+    pub from: Option<PathBuf>,
+    /// Look whether everything can be measured: too few samples for figures
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// What a consumer of the benchmark is told.
+#[derive(Arguments, Debug)]
+pub struct BenchConsumerOptions {
+    /// What every consumer is told.
+    #[command(flatten)]
+    pub consumer: ConsumerOptions,
+    /// One end of a socket pair that it inherits
+    #[arg(long, value_name = "FD")]
+    pub channel: Option<i32>,
+    /// Keep nothing mapped that is not in use
+    #[arg(long)]
+    pub forgetful: bool,
 }
 
 /// Reads a time that a person would wait.

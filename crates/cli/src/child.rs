@@ -54,6 +54,11 @@ impl Child {
         Ok(Child { child, to, from, patience })
     }
 
+    /// Returns its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Gives a command; its answer is read by [`answer`](Child::answer).
     pub fn tell(&mut self, command: &str) -> Result<(), String> {
         let to = self.to.as_mut().ok_or("the process was let go")?;

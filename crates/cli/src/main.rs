@@ -5,10 +5,12 @@
 //! 3. `doctor`: what this machine can do, and what it lacks.
 //! 4. `sessions`: those on this host, and who holds what.
 //! 5. `torture`: whoever dies, nothing is lost or freed early; and methods of which that is not true.
-//! 6. What they share: `device` (which one), `child` (this program in other processes), `copier`, `pattern` (contents of
+//! 6. `bench`: what it costs, beside the raw calls.
+//! 7. What they share: `device` (which one), `child` (this program in other processes), `copier`, `pattern` (contents of
 //!    blocks), `hex`, `size`.
 
 mod args;
+mod bench;
 mod child;
 mod copier;
 mod demo;
@@ -48,6 +50,8 @@ fn main() -> ExitCode {
         Command::Top(options) => sessions::top::run(&options),
         Command::Snapshot(options) => sessions::snapshot::run(&options),
         Command::Doctor(options) => doctor::run(&options),
+        Command::Bench(options) => bench::run(&options),
+        Command::BenchConsumer(options) => bench::consumer::run(&options),
         Command::DemoConsumer(options) => demo::consumer::run(&options),
         Command::DoctorBackend(options) => doctor::probe::run(options.backend),
         Command::DoctorConsumer(options) => doctor::consumer::run(&options),

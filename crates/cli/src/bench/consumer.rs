@@ -1,0 +1,296 @@
+//! A consumer of the benchmark: claims and drops what it is told to, and times both beside their floor.
+//!
+//! | it is told | it does | it answers |
+//! |---|---|---|
+//! | `hold DESCRIPTOR...` | claims, and holds | `ok` |
+//! | `take DESCRIPTOR...` | claims, and drops at once | `ok` |
+//! | `lease DESCRIPTOR...` | claims on its stream behind work that is not done, in turns with raw waits | `ok NANOS...` |
+//! | `end` | drops all that it holds, in turns with the raw calls of a release | `ok NANOS...` |
+//! | `end-many` | drops all that it holds in a row, and releases as many in one raw batch | `ok NANOS NANOS` |
+//! | `stretch BYTES STEPS` | times its stream with a drop after each step, and without | `ok NANOS NANOS` |
+//! | `redeem DESCRIPTOR...` | claims tickets, in turns with bare questions to the other end of its channel | `ok NANOS...` |
+//! | `map DESCRIPTOR FD LEN`, `map DESCRIPTOR HANDLE` | maps for the first time, in turns with the raw calls | `ok NANOS NANOS` |
+//! | `serve` | claims and drops what comes through its channel and says so, until an empty packet | `ok` |
+
+use std::collections::VecDeque;
+use std::io::BufRead;
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+use gpu_ipc::{DevicePtr, Gpu, MemHandle, Participant, ReceivedBlock, Stream, Wait};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::floor::{self, Floor, Foreign};
+use super::naked::Naked;
+use super::sample::{Pairs, time};
+use super::stage::{PATIENCE, until};
+use crate::args::BenchConsumerOptions;
+use crate::device::explain;
+use crate::{Outcome, child, device, hex};
+
+/// Calls in each sample of what goes through the driver.
+pub const CALLS: usize = 8;
+/// Bytes of a bare question, and of the answer: what a ticket's are.
+pub const QUESTION: usize = 40;
+pub const ANSWER: usize = 72;
+/// Bytes of a bare message in place of a descriptor's 256.
+pub const BARE: usize = 255;
+
+/// Runs until the input ends.
+pub fn run(options: &BenchConsumerOptions) -> Outcome {
+    child::die_with_parent();
+    match serve(options) {
+        Ok(()) => Outcome::Good,
+        Err(why) => {
+            let _ = child::refuse(&why);
+            Outcome::Finding
+        }
+    }
+}
+
+fn serve(options: &BenchConsumerOptions) -> Result<(), String> {
+    let gpu = device::find(options.consumer.backend.kind(), &options.consumer.device)?;
+    let floor = floor::of(&gpu)?;
+    let mut builder = Participant::builder(gpu.clone());
+    if options.forgetful {
+        builder = builder.mapping_cache(0, 0);
+    }
+    let participant = builder.connect(&options.consumer.socket).map_err(|e| explain(&e))?;
+    let stream = Stream::create(&gpu).map_err(|e| explain(&e))?;
+    let channel = options.channel.map(inherited);
+    child::reply(&[participant.id().0])?;
+    let naked = Naked::new(&gpu, &*floor)?;
+    let mut consumer =
+        Consumer { gpu, floor: &*floor, naked, participant, stream, channel, held: VecDeque::new(), turns: 0 };
+    for line in std::io::stdin().lock().lines() {
+        let line = line.map_err(|e| e.to_string())?;
+        let words: Vec<&str> = line.split(' ').collect();
+        child::reply(&consumer.obey(&words)?)?;
+    }
+    Ok(())
+}
+
+fn inherited(number: RawFd) -> OwnedFd {
+    // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the parent left it open for this process
+    // and named it, and nothing else here knows its number.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+struct Consumer<'a> {
+    gpu: Gpu,
+    floor: &'a dyn Floor,
+    naked: Naked<'a>,
+    participant: Participant,
+    stream: Stream,
+    channel: Option<OwnedFd>,
+    held: VecDeque<ReceivedBlock>,
+    turns: usize,
+}
+
+impl Consumer<'_> {
+    fn obey(&mut self, words: &[&str]) -> Result<Vec<u64>, String> {
+        let number = |text: &str| text.parse::<u64>().map_err(|e| format!("{text}: {e}"));
+        match *words {
+            ["hold", ref descriptors @ ..] => {
+                for bytes in decode(descriptors)? {
+                    self.held.push_back(claim(&self.participant, &bytes, Wait::None)?);
+                }
+                Ok(Vec::new())
+            }
+            ["take", ref descriptors @ ..] => {
+                for bytes in decode(descriptors)? {
+                    drop(claim(&self.participant, &bytes, Wait::None)?);
+                }
+                Ok(Vec::new())
+            }
+            ["lease", ref descriptors @ ..] => self.lease(&decode(descriptors)?),
+            ["end"] => self.end(),
+            ["end-many"] => self.end_many(),
+            ["stretch", bytes, steps] => self.stretch(number(bytes)?, number(steps)?),
+            ["redeem", ref descriptors @ ..] => self.redeem(&decode(descriptors)?),
+            ["map", descriptor, fd, len] => {
+                let fd = fd.parse().map_err(|e| format!("{fd}: {e}"))?;
+                // Not closed: the next command names it again.
+                self.map(descriptor, &ManuallyDrop::new(Foreign::Fd(inherited(fd), number(len)?)))
+            }
+            ["map", descriptor, handle] => {
+                let bytes = hex::decode(handle).and_then(|bytes| bytes.try_into().ok()).ok_or("no handle")?;
+                self.map(descriptor, &Foreign::Handle(MemHandle(bytes)))
+            }
+            ["serve"] => self.serve(),
+            _ => Err(format!("not understood: {}", words.first().unwrap_or(&""))),
+        }
+    }
+
+    fn lease(&mut self, descriptors: &[Vec<u8>]) -> Result<Vec<u64>, String> {
+        let mut pairs = Pairs::new(CALLS);
+        let mut left = descriptors.iter();
+        self.naked.begin_waits();
+        for _ in 0..descriptors.len() / CALLS {
+            let ours = || {
+                let bytes = left.next().ok_or("no descriptor is left")?;
+                self.held.push_back(claim(&self.participant, bytes, Wait::On(&self.stream))?);
+                Ok(())
+            };
+            pairs.sample(ours, || self.naked.wait())?;
+        }
+        self.naked.end_waits()?;
+        Ok(pairs.numbers())
+    }
+
+    fn end(&mut self) -> Result<Vec<u64>, String> {
+        self.stream.synchronize().map_err(|e| explain(&e))?;
+        let mut pairs = Pairs::new(CALLS);
+        for _ in 0..self.held.len() / CALLS {
+            let ours = || {
+                drop(self.held.pop_front());
+                Ok(())
+            };
+            pairs.sample(ours, || self.naked.end(2))?;
+        }
+        self.held.clear();
+        self.settle()?;
+        Ok(pairs.numbers())
+    }
+
+    fn end_many(&mut self) -> Result<Vec<u64>, String> {
+        self.stream.synchronize().map_err(|e| explain(&e))?;
+        let count = self.held.len();
+        let mut pairs = Pairs::new(1);
+        let ours_first = self.turn();
+        for ours in [ours_first, !ours_first] {
+            let start = Instant::now();
+            if ours {
+                self.held.drain(..).for_each(drop);
+                pairs.ours.push(start.elapsed().as_nanos() as f64);
+            } else {
+                self.naked.end(2 * count)?;
+                pairs.floor.push(start.elapsed().as_nanos() as f64);
+            }
+            self.settle()?;
+        }
+        Ok(pairs.numbers())
+    }
+
+    /// What drops add to the stream that the blocks were used on.
+    fn stretch(&mut self, bytes: u64, steps: u64) -> Result<Vec<u64>, String> {
+        let backend = self.gpu.backend().clone();
+        let sharing = self.gpu.default_sharing().map_err(|e| explain(&e))?;
+        let memory = backend.alloc(self.gpu.device(), bytes, sharing).map_err(|e| explain(&e))?.base;
+        let numbers = self.stretch_over(memory, bytes, steps);
+        self.settle()?;
+        // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody uses: the stream is settled.
+        unsafe { backend.free(memory) }.map_err(|e| explain(&e))?;
+        numbers
+    }
+
+    fn stretch_over(&mut self, memory: DevicePtr, bytes: u64, steps: u64) -> Result<Vec<u64>, String> {
+        let stream = self.stream.raw();
+        let floor = self.floor;
+        let mut pairs = Pairs::new(1);
+        let ours_first = self.turn();
+        for ours in [ours_first, !ours_first] {
+            // A start, so that the stream is never waiting for this thread.
+            for _ in 0..4 {
+                floor.fill(stream, memory, bytes)?;
+            }
+            let nanos = floor.stretch(stream, &mut || {
+                for _ in 0..steps {
+                    floor.fill(stream, memory, bytes)?;
+                    if ours {
+                        drop(self.held.pop_front());
+                    }
+                }
+                Ok(())
+            })?;
+            if ours { pairs.ours.push(nanos) } else { pairs.floor.push(nanos) }
+        }
+        self.held.clear();
+        Ok(pairs.numbers())
+    }
+
+    fn redeem(&mut self, descriptors: &[Vec<u8>]) -> Result<Vec<u64>, String> {
+        let channel = self.channel.as_ref().ok_or("there is no channel")?;
+        let mut pairs = Pairs::new(1);
+        let mut left = descriptors.iter();
+        let mut held = None;
+        for _ in descriptors {
+            let ours = || {
+                let bytes = left.next().ok_or("no descriptor is left")?;
+                held = Some(claim(&self.participant, bytes, Wait::None)?);
+                Ok(())
+            };
+            let floor = || {
+                send(channel, &[0; QUESTION], SendFlags::empty()).map_err(|e| format!("send: {e}"))?;
+                recv(channel, &mut [0; ANSWER], RecvFlags::empty()).map_err(|e| format!("recv: {e}"))?;
+                Ok(())
+            };
+            pairs.sample(ours, floor)?;
+            drop(held.take());
+        }
+        Ok(pairs.numbers())
+    }
+
+    fn map(&mut self, descriptor: &str, foreign: &Foreign) -> Result<Vec<u64>, String> {
+        let bytes = decode(&[descriptor])?.pop().ok_or("no descriptor")?;
+        let mut pairs = Pairs::new(1);
+        let ours_first = self.turn();
+        for ours in [ours_first, !ours_first] {
+            if ours {
+                let mut block = None;
+                let mut map = || {
+                    block = Some(claim(&self.participant, &bytes, Wait::None)?);
+                    Ok(())
+                };
+                pairs.ours.push(time(1, &mut map)?);
+                drop(block);
+                // The next claim is to map again.
+                until("the region to be unmapped", || self.participant.mappings() == 0)?;
+            } else {
+                let mut opened = None;
+                let mut open = || {
+                    opened = Some(self.floor.open(foreign)?);
+                    Ok(())
+                };
+                pairs.floor.push(time(1, &mut open)?);
+                opened.map_or(Ok(()), |opened| self.floor.close(opened))?;
+            }
+        }
+        Ok(pairs.numbers())
+    }
+
+    fn serve(&mut self) -> Result<Vec<u64>, String> {
+        let channel = self.channel.as_ref().ok_or("there is no channel")?;
+        let mut packet = [0; 256];
+        loop {
+            let (len, _) = recv(channel, &mut packet, RecvFlags::empty()).map_err(|e| format!("recv: {e}"))?;
+            match len {
+                0 | 1 => return Ok(Vec::new()),
+                BARE => {}
+                len => drop(claim(&self.participant, &packet[..len], Wait::None)?),
+            }
+            send(channel, &[1], SendFlags::empty()).map_err(|e| format!("send: {e}"))?;
+        }
+    }
+
+    fn settle(&self) -> Result<(), String> {
+        self.stream.synchronize().map_err(|e| explain(&e))?;
+        self.naked.settle()
+    }
+
+    /// Says whether ours comes first this time.
+    fn turn(&mut self) -> bool {
+        self.turns += 1;
+        self.turns.is_multiple_of(2)
+    }
+}
+
+/// Claims; a claim that waits longer than anybody would is an error.
+fn claim(participant: &Participant, bytes: &[u8], wait: Wait<'_>) -> Result<ReceivedBlock, String> {
+    participant.claim(bytes, wait, Some(PATIENCE)).map_err(|error| error.to_string())
+}
+
+fn decode(descriptors: &[&str]) -> Result<Vec<Vec<u8>>, String> {
+    descriptors.iter().map(|text| hex::decode(text).ok_or_else(|| "a descriptor that is no hex".to_owned())).collect()
+}

@@ -1,0 +1,111 @@
+//! Rows of one block for many consumers, and of a consumer's death.
+
+use std::time::{Duration, Instant};
+
+use gpu_ipc::{After, SentBlock, ShareOptions, To};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use super::naked::Naked;
+use super::row::Row;
+use super::sample::Pairs;
+use super::stage::{PATIENCE, Stage, Starting, until, until_released};
+use crate::device::explain;
+
+/// What a death is kept in quarantine unless said.
+const QUARANTINE: Duration = Duration::from_millis(100);
+/// What the proof of a death may take beyond the kernel's word and the quarantine.
+const PROOF: Duration = Duration::from_millis(20);
+
+/// One block shared with so many consumers at once.
+pub fn fan_out(stage: &Stage) -> Result<Vec<Row>, String> {
+    let counts: &[usize] = if stage.quick { &[1, 2, 4] } else { &[1, 2, 4, 8, 16, 32] };
+    let session = stage.session()?;
+    let most = counts[counts.len() - 1];
+    let starting = (0..most).map(|_| stage.start(&session, &[])).collect::<Result<Vec<_>, _>>()?;
+    let mut consumers = starting.into_iter().map(Starting::up).collect::<Result<Vec<_>, _>>()?;
+    let (stream, block) = (stage.stream()?, session.alloc(512).map_err(|e| explain(&e))?);
+    let mut naked = Naked::new(&stage.gpu, &*stage.floor)?;
+    let mut all: Vec<Pairs> = counts.iter().map(|_| Pairs::new(1)).collect();
+    // In turns, so that what changes on the machine changes for all.
+    for round in 0..=stage.choose(100, 5) {
+        for (pairs, &count) in all.iter_mut().zip(counts) {
+            let to: Vec<(&SentBlock, To)> =
+                consumers[..count].iter().map(|consumer| (&block, To::Participant(consumer.id))).collect();
+            let mut descriptors = Vec::new();
+            let mut this = Pairs::new(1);
+            let ours = || {
+                let options = ShareOptions::default();
+                descriptors = session.share_many(&to, After::Stream(&stream), &options).map_err(|e| explain(&e))?;
+                Ok(())
+            };
+            this.sample(ours, || naked.writes(count))?;
+            stream.synchronize().map_err(|e| explain(&e))?;
+            naked.settle()?;
+            for (consumer, descriptor) in consumers.iter_mut().zip(&descriptors) {
+                consumer.ask("take", [descriptor])?;
+            }
+            until_released(&session, &block)?;
+            if round > 0 {
+                pairs.add(&this.numbers());
+            }
+        }
+    }
+    drop(block);
+    stage.end(session, consumers)?;
+    let mut rows: Vec<Row> = Vec::new();
+    for (pairs, &count) in all.into_iter().zip(counts) {
+        let what = "one block shared with so many consumers after a stream";
+        let row = Row::new("fan-out", what, "one batch of as many writes").at(count as u64, &count.to_string());
+        let row = row.measured(pairs);
+        let first = rows.first().and_then(|first| first.ours);
+        rows.push(match (first, row.ours) {
+            (Some(first), Some(ours)) => {
+                let each = (ours.median - first.median) / (count - 1) as f64;
+                let row = row.judged("at most 150 ns a consumer beyond the first", Some(each <= 150.0));
+                row.note(format!("{each:.0} ns for each beyond the first"))
+            }
+            _ => row,
+        });
+    }
+    Ok(rows)
+}
+
+/// From a kill to the dead consumer's block being free.
+pub fn death(stage: &Stage) -> Result<Vec<Row>, String> {
+    let session = stage.builder().quarantine(QUARANTINE).open().map_err(|e| explain(&e))?;
+    let mut pairs = Pairs::new(1);
+    let mut over = Vec::new();
+    for _ in 0..stage.choose(5, 1) {
+        let mut consumer = stage.consumer(&session)?;
+        let block = session.alloc(512).map_err(|e| explain(&e))?;
+        let descriptor = block.share(To::Participant(consumer.id), After::Done).map_err(|e| explain(&e))?;
+        consumer.hold(&[descriptor])?;
+        drop(block);
+        let pid =
+            i32::try_from(consumer.child.id()).ok().and_then(Pid::from_raw).ok_or("a process without a number")?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| format!("pidfd_open: {e}"))?;
+        let told = std::thread::spawn(move || {
+            let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+            let polled = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit));
+            polled.map(|_| Instant::now()).map_err(|e| format!("poll: {e}"))
+        });
+        let killed = Instant::now();
+        kill_process(pid, Signal::KILL).map_err(|e| format!("kill: {e}"))?;
+        until("the block of the dead", || session.stats().limbo_blocks == 0)?;
+        let free = killed.elapsed();
+        let told = told.join().map_err(|_| "the polling thread panicked")??.duration_since(killed);
+        pairs.ours.push(free.as_nanos() as f64);
+        pairs.floor.push((told + QUARANTINE).as_nanos() as f64);
+        over.push(free.saturating_sub(told + QUARANTINE));
+        // It is dead: this reaps it.
+        drop(consumer);
+    }
+    stage.end(session, [])?;
+    over.sort();
+    let middle = over[over.len() / 2];
+    let floor_is = "its raw pidfd in the same run, and the quarantine of 100 ms";
+    let row = Row::new("death", "a consumer's death to its block's reuse", floor_is).measured(pairs);
+    let row = row.judged("at most floor + 20 ms, run by run", Some(middle <= PROOF));
+    Ok(vec![row.note(format!("{:.1} ms beyond the floor", middle.as_secs_f64() * 1e3))])
+}

@@ -1,0 +1,103 @@
+//! A backend's own calls as the floor: what the library's bookkeeping adds to them is seen.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
+use std::time::Instant;
+
+use gpu_ipc::{Access, DevicePtr, Gpu, RawEvent, RawStream, StreamOp, WordPtr};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::{Floor, Foreign, Opened};
+use crate::device::explain;
+
+/// The calls of a backend.
+#[derive(Debug)]
+pub struct Backend {
+    gpu: Gpu,
+    /// Regions are files of shared memory, mapped by the kernel alone.
+    maps: bool,
+}
+
+impl Backend {
+    /// Takes a device.
+    pub fn new(gpu: &Gpu, maps: bool) -> Backend {
+        Backend { gpu: gpu.clone(), maps }
+    }
+
+    fn batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<(), String> {
+        // SAFETY: `stream_batch` asks for a live stream and registered words: `Floor` is given no others.
+        unsafe { self.gpu.backend().stream_batch(stream, ops) }.map_err(|e| explain(&e))
+    }
+}
+
+impl Floor for Backend {
+    fn write(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<(), String> {
+        self.batch(stream, &[StreamOp::Write { word, value }])
+    }
+
+    fn writes(&self, stream: RawStream, word: WordPtr, value: u64, count: usize) -> Result<(), String> {
+        self.batch(stream, &vec![StreamOp::Write { word, value }; count])
+    }
+
+    fn wait(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<(), String> {
+        self.batch(stream, &[StreamOp::WaitGeq { word, value }])
+    }
+
+    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), String> {
+        // SAFETY: `record_event` asks for a live event and stream of one device: `Floor` is given no others.
+        unsafe { self.gpu.backend().record_event(event, stream) }.map_err(|e| explain(&e))
+    }
+
+    fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<(), String> {
+        // SAFETY: `stream_wait_event` asks for a live stream and event: `Floor` is given no others.
+        unsafe { self.gpu.backend().stream_wait_event(stream, event) }.map_err(|e| explain(&e))
+    }
+
+    fn settle(&self, stream: RawStream) -> Result<(), String> {
+        // SAFETY: `synchronize_stream` asks for a live stream: `Floor` is given no others.
+        unsafe { self.gpu.backend().synchronize_stream(stream) }.map_err(|e| explain(&e))
+    }
+
+    fn fill(&self, stream: RawStream, to: DevicePtr, len: u64) -> Result<(), String> {
+        // SAFETY: `fill` asks for a live stream and a range that stays valid: `Floor` is given no others.
+        unsafe { self.gpu.backend().fill(stream, to, 0, len) }.map_err(|e| explain(&e))
+    }
+
+    fn stretch(&self, stream: RawStream, work: &mut dyn FnMut() -> Result<(), String>) -> Result<f64, String> {
+        self.settle(stream)?;
+        let start = Instant::now();
+        work()?;
+        self.settle(stream)?;
+        Ok(start.elapsed().as_nanos() as f64)
+    }
+
+    fn open(&self, foreign: &Foreign) -> Result<Opened, String> {
+        match foreign {
+            Foreign::Fd(fd, len) if self.maps => {
+                let (protection, bytes) = (ProtFlags::READ | ProtFlags::WRITE, *len as usize);
+                // SAFETY: `mmap` of a null address takes free addresses only; nobody dereferences the result.
+                let mapped = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) };
+                let mapped = mapped.map_err(|e| format!("mmap of descriptor {}: {e}", fd.as_raw_fd()))?;
+                Ok(Opened { address: mapped as u64, len: *len, is_fd: true })
+            }
+            Foreign::Fd(fd, len) => {
+                let base = self.gpu.backend().import_fd(self.gpu.device(), fd.as_fd(), *len, Access::ReadWrite);
+                Ok(Opened { address: base.map_err(|e| explain(&e))?.0, len: *len, is_fd: true })
+            }
+            Foreign::Handle(handle) => {
+                let base = self.gpu.backend().open_handle(self.gpu.device(), handle);
+                Ok(Opened { address: base.map_err(|e| explain(&e))?.0, len: 0, is_fd: false })
+            }
+        }
+    }
+
+    fn close(&self, opened: Opened) -> Result<(), String> {
+        if self.maps && opened.is_fd {
+            // SAFETY: `munmap` asks for a mapping that nothing uses: `open` made it, and nobody dereferences it.
+            return unsafe { munmap(opened.address as *mut _, opened.len as usize) }
+                .map_err(|e| format!("munmap: {e}"));
+        }
+        // SAFETY: `close` asks for what was opened and is not in use: `open` made it, and nothing was queued on it.
+        unsafe { self.gpu.backend().close(DevicePtr(opened.address)) }.map_err(|e| explain(&e))
+    }
+}

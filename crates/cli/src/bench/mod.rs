@@ -1,0 +1,216 @@
+//! The benchmark: what our calls cost, each beside the raw calls that it cannot do without, in one run.
+//!
+//! 1. `sample`, `row`: times taken in turns, and what is made of them; `report`, `chart`: how they are shown.
+//! 2. `floor`, `naked`, `words`: the raw calls, and a program that makes no others.
+//! 3. `stage`, `consumer`: sessions, and consumers in processes of their own.
+//! 4. `lease`, `mapping`, `talk`, `crowd`, `protocol`, `limbo`, `memory`, `script`: the rows; `baseline`: another way
+//!    of counting.
+
+mod baseline;
+mod chart;
+pub mod consumer;
+mod crowd;
+mod floor;
+mod lease;
+mod limbo;
+mod mapping;
+mod memory;
+mod naked;
+mod protocol;
+mod report;
+mod row;
+mod sample;
+mod script;
+mod stage;
+mod talk;
+mod words;
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use crate::args::BenchOptions;
+use crate::{Outcome, device, output};
+use report::{Place, Report};
+use row::Row;
+use stage::Stage;
+
+/// How long one group may take: a call of a driver that hangs cannot be told to stop.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Rows that are measured together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Group {
+    /// Bytes of a lease and of a block
+    Memory,
+    /// A lease's life without GPU work
+    Protocol,
+    /// The same with up to a million leases outstanding
+    Leases,
+    /// The same with up to 256 participants connected
+    Participants,
+    /// The same with eight threads
+    Producers,
+    /// Drops at the producer with up to 100,000 blocks in limbo
+    Limbo,
+    /// Collects with up to 100,000 leases held, and of released ones
+    Collect,
+    /// Share, claim, drop, and their sum
+    Cycle,
+    /// 64 blocks shared at once
+    ShareMany,
+    /// 64 blocks dropped in a row
+    DropMany,
+    /// What a drop adds to its stream
+    DropStream,
+    /// A ticket's claim
+    Ticket,
+    /// Share to answer between two processes
+    RoundTrip,
+    /// One block for up to 32 consumers
+    FanOut,
+    /// First mappings, 2 MiB to 32 GiB
+    FirstMap,
+    /// A consumer's death to reuse
+    Death,
+    /// Random frees and allocs
+    AllocScript,
+}
+
+impl Group {
+    /// What measures it.
+    fn measure(self) -> fn(&Stage) -> Result<Vec<Row>, String> {
+        match self {
+            Group::Memory => memory::rows,
+            Group::Protocol => protocol::protocol,
+            Group::Leases => protocol::scale,
+            Group::Participants => protocol::participants,
+            Group::Producers => protocol::producers,
+            Group::Limbo => limbo::drops,
+            Group::Collect => limbo::collect,
+            Group::Cycle => lease::cycle,
+            Group::ShareMany => lease::share_many,
+            Group::DropMany => lease::drop_many,
+            Group::DropStream => lease::stretch,
+            Group::Ticket => talk::ticket,
+            Group::RoundTrip => talk::round_trip,
+            Group::FanOut => crowd::fan_out,
+            Group::FirstMap => mapping::rows,
+            Group::Death => crowd::death,
+            Group::AllocScript => script::pairs,
+        }
+    }
+
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// Runs the benchmark.
+pub fn run(options: &BenchOptions) -> Outcome {
+    if let Some(file) = &options.replay {
+        return match script::replay(file, options.json) {
+            Ok(text) => output::conclude(&text, Outcome::Good),
+            Err(why) => output::fail(&why, options.json, Outcome::Finding),
+        };
+    }
+    if let Some(file) = &options.from {
+        return match Report::read(file) {
+            Ok(report) => conclude(options, &report),
+            Err(why) => output::fail(&why, options.json, Outcome::Finding),
+        };
+    }
+    let gpu = match device::choose(options.backend) {
+        Ok(gpu) => gpu,
+        Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
+    };
+    let place = Place::of(&gpu, options.quick);
+    let stage = match Stage::new(gpu, options.quick) {
+        Ok(stage) => stage,
+        Err(why) => return output::fail(&why, options.json, Outcome::Finding),
+    };
+    let rows: Arc<Mutex<Vec<Row>>> = Arc::default();
+    let watch = Watch::start(options.clone(), place.clone(), rows.clone());
+    for &group in Group::value_variants() {
+        if !options.only.is_empty() && !options.only.contains(&group) {
+            continue;
+        }
+        watch.begin(group);
+        let measured = measure(&stage, group);
+        rows.lock().unwrap_or_else(PoisonError::into_inner).extend(measured);
+    }
+    watch.end();
+    let rows = std::mem::take(&mut *rows.lock().unwrap_or_else(PoisonError::into_inner));
+    conclude(options, &Report::new(place, rows))
+}
+
+/// Measures a group; whatever goes wrong is that group's alone.
+fn measure(stage: &Stage, group: Group) -> Vec<Row> {
+    let measured = catch_unwind(AssertUnwindSafe(|| group.measure()(stage)));
+    let failed = match measured {
+        Ok(Ok(rows)) => return rows,
+        Ok(Err(why)) => why,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            format!("it panicked: {}", text.unwrap_or("without a word"))
+        }
+    };
+    output::complain(&format!("bench: {}: {failed}", group.name()));
+    vec![Row::failed(&group.name(), failed)]
+}
+
+/// Shows what there is. A goal that is missed is not an error; a row without numbers is.
+fn conclude(options: &BenchOptions, report: &Report) -> Outcome {
+    let mut outcome = if report.ok { Outcome::Good } else { Outcome::Finding };
+    if let Some(file) = &options.svg
+        && let Err(why) = chart::draw(report, file)
+    {
+        output::complain(&format!("{}: {why}", file.display()));
+        outcome = Outcome::Finding;
+    }
+    let width =
+        rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|&columns| columns >= 80);
+    output::conclude(&if options.json { report.json() } else { report.text(width) }, outcome)
+}
+
+/// A thread that tells of each group, and that ends the program with what there is when one hangs.
+#[derive(Debug)]
+struct Watch(Sender<Option<Group>>);
+
+impl Watch {
+    fn start(options: BenchOptions, place: Place, rows: Arc<Mutex<Vec<Row>>>) -> Watch {
+        let (sender, groups) = channel::<Option<Group>>();
+        std::thread::spawn(move || {
+            let mut running = None;
+            loop {
+                match groups.recv_timeout(LIMIT) {
+                    Ok(None) | Err(RecvTimeoutError::Disconnected) => return,
+                    Ok(Some(group)) => {
+                        output::complain(&format!("bench: {}", group.name()));
+                        running = Some(group);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {
+                        let mut rows = std::mem::take(&mut *rows.lock().unwrap_or_else(PoisonError::into_inner));
+                        let name = running.map_or_else(String::new, Group::name);
+                        rows.push(Row::failed(&name, format!("it hangs: more than {} s", LIMIT.as_secs())));
+                        let outcome = conclude(&options, &Report::new(place, rows));
+                        std::process::exit(outcome as i32);
+                    }
+                }
+            }
+        });
+        Watch(sender)
+    }
+
+    fn begin(&self, group: Group) {
+        let _ = self.0.send(Some(group));
+    }
+
+    fn end(&self) {
+        let _ = self.0.send(None);
+    }
+}

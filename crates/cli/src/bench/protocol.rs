@@ -1,0 +1,278 @@
+//! Rows of the protocol alone: grant, claim, release and retire in one process, without work on a GPU.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use gpu_ipc::{After, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
+
+use super::baseline::Baseline;
+use super::row::{Goal, Row};
+use super::sample::{Figures, Pairs, time};
+use super::stage::Stage;
+use crate::device::explain;
+
+/// Calls in one sample.
+const CALLS: usize = 500;
+/// Leases of one thread that a collect retires: one that every lease paid for would be the threads' common bottleneck.
+const RETIRED: usize = 64;
+/// Threads that the goal of many producers speaks of.
+const PRODUCERS: usize = 8;
+
+/// Leases in one process.
+#[derive(Debug)]
+pub struct Pair {
+    pub session: Session,
+    participant: Participant,
+}
+
+impl Pair {
+    /// Opens a session and joins it.
+    pub fn new(stage: &Stage) -> Result<Pair, String> {
+        let (session, participant) = stage.pair()?;
+        Ok(Pair { session, participant })
+    }
+
+    /// Allocates a small block.
+    pub fn alloc(&self) -> Result<SentBlock, String> {
+        self.session.alloc(256).map_err(|e| explain(&e))
+    }
+
+    /// Shares a block and claims it.
+    pub fn lease(&self, block: &SentBlock) -> Result<ReceivedBlock, String> {
+        let to = To::Participant(self.participant.id());
+        let descriptor = block.share(to, After::Done).map_err(|e| explain(&e))?;
+        self.participant.claim(descriptor.as_bytes(), Wait::None, None).map_err(|e| e.to_string())
+    }
+
+    fn cycle(&self, block: &SentBlock) -> Result<(), String> {
+        drop(self.lease(block)?);
+        black_box(self.session.collect());
+        Ok(())
+    }
+
+    /// Takes it down.
+    pub fn end(self, stage: &Stage) -> Result<(), String> {
+        drop(self.participant);
+        stage.end(self.session, [])
+    }
+}
+
+/// The four steps of a slot and nothing else.
+fn bare_slot(word: &AtomicU64) -> Result<(), String> {
+    let granted = word.load(Ordering::Relaxed).wrapping_add(1);
+    word.store(granted, Ordering::Release);
+    let claimed = word.compare_exchange(granted, granted + 1, Ordering::Acquire, Ordering::Relaxed);
+    word.store(black_box(claimed.unwrap_or(0)) + 2, Ordering::Release);
+    word.swap(granted + 3, Ordering::AcqRel);
+    Ok(())
+}
+
+/// A lease's whole life.
+pub fn protocol(stage: &Stage) -> Result<Vec<Row>, String> {
+    let pair = Pair::new(stage)?;
+    let block = pair.alloc()?;
+    let word = AtomicU64::new(0);
+    let mut pairs = Pairs::new(CALLS);
+    pair.cycle(&block)?;
+    for _ in 0..stage.choose(400, 20) {
+        pairs.sample(|| pair.cycle(&block), || bare_slot(&word))?;
+    }
+    let mut rows = steps(stage, &pair, &block)?;
+    drop(block);
+    pair.end(stage)?;
+    let mut baseline = Baseline::new();
+    let mut other = Vec::new();
+    for _ in 0..stage.choose(100, 5) {
+        let mut cycle = || {
+            let sent = baseline.share()?;
+            baseline.release(sent)?;
+            baseline.drop_sent(sent);
+            Ok(())
+        };
+        other.push(time(50, &mut cycle)?);
+    }
+    let what = "grant, claim, release and retire, one process, nothing queued";
+    let row = Row::new("protocol", what, "store, compare and swap, store, swap");
+    rows.insert(0, row.measured(pairs).baseline(Figures::of(other, 50)).goal(Goal::AtMost(100.0)));
+    Ok(rows)
+}
+
+/// The four steps of a lease one by one, each for as many leases as a group of slots has.
+fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>, String> {
+    const LEASES: usize = 64;
+    let to = To::Participant(pair.participant.id());
+    let word = AtomicU64::new(0);
+    let mut all: [Pairs; 4] = std::array::from_fn(|_| Pairs::new(LEASES));
+    for round in 0..=stage.choose(400, 10) {
+        let (mut descriptors, mut held) = (Vec::with_capacity(LEASES), Vec::with_capacity(LEASES));
+        let [grant, claim, release, retire] = &mut all;
+        // The first round is not counted.
+        if round == 1 {
+            [&mut *grant, claim, release, retire].into_iter().for_each(|pairs| *pairs = Pairs::new(LEASES));
+        }
+        let granting = || {
+            descriptors.push(block.share(to, After::Done).map_err(|e| explain(&e))?);
+            Ok(())
+        };
+        grant.sample(granting, || store(&word))?;
+        let mut left = descriptors.iter();
+        let claiming = || {
+            let bytes = left.next().ok_or("no descriptor is left")?.as_bytes();
+            held.push(pair.participant.claim(bytes, Wait::None, None).map_err(|e| e.to_string())?);
+            Ok(())
+        };
+        claim.sample(claiming, || exchange(&word))?;
+        let releasing = || {
+            drop(held.pop());
+            Ok(())
+        };
+        release.sample(releasing, || store(&word))?;
+        let start = Instant::now();
+        black_box(pair.session.collect());
+        retire.ours.push(start.elapsed().as_nanos() as f64 / LEASES as f64);
+        retire.floor.push(time(LEASES, &mut || exchange(&word))?);
+    }
+    let names = [
+        ("grant", "share after nothing", "one store"),
+        ("claim-done", "claim of what waits for nothing", "one compare and swap"),
+        ("release", "drop of what was used on no stream", "one store"),
+        ("retire", "a collect of 64 released leases, for each", "one compare and swap"),
+    ];
+    let rows = names.into_iter().zip(all);
+    Ok(rows.map(|((name, what, floor_is), pairs)| Row::new(name, what, floor_is).measured(pairs)).collect())
+}
+
+fn store(word: &AtomicU64) -> Result<(), String> {
+    word.store(black_box(0), Ordering::Release);
+    Ok(())
+}
+
+fn exchange(word: &AtomicU64) -> Result<(), String> {
+    let _ = black_box(word.compare_exchange(black_box(0), 0, Ordering::AcqRel, Ordering::Relaxed));
+    Ok(())
+}
+
+/// The same with many leases outstanding.
+pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
+    let idle = Pair::new(stage)?;
+    let idle_block = idle.alloc()?;
+    let pair = Pair::new(stage)?;
+    let block = pair.alloc()?;
+    let mut held = Vec::new();
+    let mut rows = Vec::new();
+    let steps: &[(usize, &str)] = match stage.quick {
+        true => &[(1_000, "1k")],
+        false => &[(1_000, "1k"), (10_000, "10k"), (100_000, "100k"), (1_000_000, "1M")],
+    };
+    for &(leases, shown) in steps {
+        while held.len() < leases {
+            held.push(pair.lease(&block)?);
+        }
+        let mut pairs = Pairs::new(CALLS);
+        for _ in 0..stage.choose(200, 10) {
+            pairs.sample(|| pair.lease(&block).map(drop), || idle.lease(&idle_block).map(drop))?;
+            // `collect-held` says what this costs: it may grow with what is out, the others must not.
+            pair.session.collect();
+            idle.session.collect();
+        }
+        let what = "grant, claim and release with so many outstanding";
+        let row = Row::new("leases", what, "the same with none outstanding").at(leases as u64, shown);
+        rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
+    }
+    drop((block, idle_block));
+    drop(held);
+    pair.end(stage)?;
+    idle.end(stage)?;
+    Ok(rows)
+}
+
+/// The same with many participants connected, of which one is shared with; and a drop at the producer among them.
+pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
+    let (pair, alone) = (Pair::new(stage)?, Pair::new(stage)?);
+    let mut others = Vec::new();
+    let counts: &[usize] = if stage.quick { &[4] } else { &[16, 64, 256] };
+    let mut rows = Vec::new();
+    for &count in counts {
+        while others.len() + 1 < count {
+            let other = Participant::builder(stage.gpu.clone()).connect(pair.session.socket_path());
+            others.push(other.map_err(|e| explain(&e))?);
+        }
+        const DROPS: usize = 64;
+        let mut pairs = Pairs::new(DROPS);
+        for _ in 0..stage.choose(200, 10) {
+            let blocks = |pair: &Pair| (0..DROPS).map(|_| pair.alloc()).collect::<Result<Vec<_>, _>>();
+            let (mut some, mut none) = (blocks(&pair)?, blocks(&alone)?);
+            let life = |pair: &Pair, blocks: &mut Vec<SentBlock>| {
+                let block = blocks.pop().ok_or("no block is left")?;
+                pair.lease(&block).map(drop)
+            };
+            pairs.sample(|| life(&pair, &mut some), || life(&alone, &mut none))?;
+            pair.session.collect();
+            alone.session.collect();
+        }
+        let what = "grant, claim, release and drop of the block with so many participants connected";
+        let row = Row::new("participants", what, "the same with one").at(count as u64, &count.to_string());
+        rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
+    }
+    drop(others);
+    pair.end(stage)?;
+    alone.end(stage)?;
+    Ok(rows)
+}
+
+/// Many threads of one producer, each with a block of its own.
+pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.min(PRODUCERS);
+    let pair = Pair::new(stage)?;
+    let blocks = (0..threads).map(|_| pair.alloc()).collect::<Result<Vec<_>, _>>()?;
+    let cycles = stage.choose(20_000, 500);
+    let mut pairs = Pairs::new(cycles);
+    for round in 0..stage.choose(21, 3) {
+        let many = each_of(&pair, &blocks, cycles)?;
+        let one = each_of(&pair, &blocks[..1], cycles)?;
+        if round > 0 {
+            pairs.ours.push(many);
+            pairs.floor.push(one);
+        }
+    }
+    drop(blocks);
+    pair.end(stage)?;
+    let what = "a lease's whole life with many threads at it, for each lease";
+    let row = Row::new("producers", what, "the same with one thread").at(threads as u64, &threads.to_string());
+    let row = row.measured(pairs).goal(Goal::Times(0.25, 0.0));
+    Ok(vec![match cores < PRODUCERS {
+        true => Row { met: None, ..row }.note(format!("the goal is of 8 threads, this machine runs {cores}")),
+        false => row,
+    }])
+}
+
+/// Runs cycles on a thread for each block, and returns the nanoseconds of each cycle of all of them.
+fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, String> {
+    let barrier = Barrier::new(blocks.len() + 1);
+    let run = |block: &SentBlock| {
+        barrier.wait();
+        let ran = (0..cycles).try_for_each(|cycle| {
+            drop(pair.lease(block)?);
+            if cycle % RETIRED == 0 {
+                black_box(pair.session.collect());
+            }
+            Ok::<(), String>(())
+        });
+        barrier.wait();
+        ran
+    };
+    let nanos = std::thread::scope(|scope| {
+        let running: Vec<_> = blocks.iter().map(|block| scope.spawn(|| run(block))).collect();
+        barrier.wait();
+        let start = Instant::now();
+        barrier.wait();
+        let nanos = start.elapsed().as_nanos() as f64;
+        let joined =
+            running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())));
+        joined.collect::<Result<Vec<()>, String>>().map(|_| nanos)
+    });
+    Ok(nanos? / (cycles * blocks.len()) as f64)
+}
