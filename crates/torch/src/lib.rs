@@ -12,6 +12,9 @@
 //! | [`Fields`], [`SharedStorage`] | the eight values, unchecked and checked |
 //! | [`CounterFile`] | the counters, byte for byte |
 //! | [`Receiver`], [`ReceivedStorage`] | **from PyTorch**: open, use, let go without blocking |
+//! | [`Sender`], [`Recipient`] | **to PyTorch**: send, collect, and what is done about a receiver that was killed |
+//! | [`Layout`], [`Dtype`] | what of a storage a tensor is |
+//! | [`TensorMessage`] | all of it as plain bytes, for transports that carry nothing else |
 //!
 //! ```
 //! use gpu_ipc_torch::CounterFile;
@@ -25,13 +28,21 @@
 
 mod counter_file;
 mod fields;
+mod layout;
+mod message;
 mod receiver;
+mod recipient;
 mod releases;
 mod segment_handle;
 mod segments;
+mod sender;
 
 pub use counter_file::{CounterFile, CounterName, Released, SLOTS};
 pub use fields::{Counter, Fields, Place, SharedStorage};
+pub use layout::{Dtype, Layout};
+pub use message::TensorMessage;
 pub use receiver::{ReceivedStorage, Receiver};
+pub use recipient::{Process, Recipient};
 pub use releases::ReceiverStats;
 pub use segment_handle::{Chunks, ExpandableSegment, SegmentHandle};
+pub use sender::{Collected, Outstanding, SendId, Sender, Sending};
