@@ -47,6 +47,10 @@ pub mod hip {
     };
 }
 
+/// Tensors shared with an unmodified PyTorch, both ways.
+#[cfg(feature = "torch")]
+pub use gpu_ipc_torch as torch;
+
 /// Shared memory instead of a GPU.
 #[cfg(feature = "host")]
 pub mod host {

@@ -12,6 +12,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-hip-on-cuda", &["gpu-ipc-gpu-api", "gpu-ipc-backend-host"]),
     ("gpu-ipc-ipc-rc", &["gpu-ipc-gpu-api"]),
     ("gpu-ipc-allocators", &["gpu-ipc-gpu-api"]),
+    // On `ipc-rc` for blocks and streams: what it sends to PyTorch is a block of a session.
+    ("gpu-ipc-torch", &["gpu-ipc-gpu-api", "gpu-ipc-ipc-rc"]),
     (
         "gpu-ipc",
         &[
@@ -21,6 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "gpu-ipc-backend-hip",
             "gpu-ipc-ipc-rc",
             "gpu-ipc-allocators",
+            "gpu-ipc-torch",
         ],
     ),
     ("gpu-ipc-conformance", &["gpu-ipc"]),

@@ -1,0 +1,304 @@
+//! Giving back: once the GPU is done with a storage, its segment is unmapped and its counter decreased.
+//!
+//! A drop records an event on each stream that used the storage and hands the rest to a thread, so it neither blocks nor
+//! delays a stream. The thread polls: 50 us rising to 10 ms while something is unfinished, and it sleeps otherwise.
+//!
+//! The order is PyTorch's: the mapping goes before the count, because at zero the sender may free the segment.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpu_api::{CaptureStatus, Error, EventKind, Gpu, RawEvent, Result};
+use ipc_rc::Stream;
+
+use crate::counter_file::{CounterFile, CounterName, Released};
+use crate::segments::{Mapped, Segments};
+
+const SHORTEST: Duration = Duration::from_micros(50);
+const LONGEST: Duration = Duration::from_millis(10);
+
+/// One count that this process holds.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub file: Arc<CounterFile>,
+    pub slot: u32,
+    /// `None` for a storage of no bytes.
+    pub mapped: Option<Mapped>,
+}
+
+/// What is to be given back when its events are done.
+struct Pending {
+    held: Held,
+    events: Vec<RawEvent>,
+}
+
+/// What a receiver has opened and given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReceiverStats {
+    /// Storages opened.
+    pub opened: u64,
+    /// Counters decreased.
+    pub released: u64,
+    /// Storages dropped whose GPU work is not known to be done.
+    pub pending: u64,
+    /// Storages that stay counted until this process ends, because an error or a graph left their work unknown.
+    pub kept: u64,
+    /// Releases that found their counter at nothing: the sender or another receiver counted wrongly.
+    pub over_released: u64,
+    /// Segments mapped.
+    pub segments: u64,
+}
+
+/// What the thread and the storages share.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    gpu: Gpu,
+    pub segments: Segments,
+    /// How many of this process' storages each counter stands for.
+    held: Mutex<HashMap<(CounterName, u32), i64>>,
+    pending: Mutex<u64>,
+    settled: Condvar,
+    pub opened: AtomicU64,
+    released: AtomicU64,
+    kept: AtomicU64,
+    over_released: AtomicU64,
+}
+
+impl Desk {
+    pub(crate) fn stats(&self) -> ReceiverStats {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        ReceiverStats {
+            opened: read(&self.opened),
+            released: read(&self.released),
+            pending: *self.pending.lock().unwrap_or_else(PoisonError::into_inner),
+            kept: read(&self.kept),
+            over_released: read(&self.over_released),
+            segments: self.segments.count() as u64,
+        }
+    }
+
+    /// Notes one more storage of a counter, unless all that it counts are open here.
+    pub(crate) fn hold(&self, file: &CounterFile, slot: u32) -> Result<()> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = held.entry((file.name().clone(), slot)).or_insert(0);
+        let count = file.count(slot);
+        if *here < count {
+            *here += 1;
+            return Ok(());
+        }
+        let got = format!("at {count}, and {here} of that held here");
+        if *here == 0 {
+            held.remove(&(file.name().clone(), slot));
+        }
+        Err(Error::Invalid {
+            what: "PyTorch's counter",
+            got,
+            must: "above what is held here: what was sent once can be opened once",
+        })
+    }
+
+    /// Takes back what `hold` noted.
+    pub(crate) fn unhold(&self, file: &CounterFile, slot: u32) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (file.name().clone(), slot);
+        if let Some(here) = held.get_mut(&key) {
+            *here -= 1;
+            if *here <= 0 {
+                held.remove(&key);
+            }
+        }
+    }
+
+    /// Leaves a count as it is until the process ends.
+    fn keep(&self, held: Held, why: &str) {
+        if self.kept.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                why,
+                "a storage of PyTorch's stays counted until this process ends; further ones are counted only"
+            );
+        }
+        // The file's count, the segment's use and the counter all stay.
+        std::mem::forget(held);
+    }
+
+    /// Gives back what no work touches any more.
+    fn finish(&self, held: Held) {
+        let Held { file, slot, mapped } = held;
+        if let Some(mapped) = mapped
+            && let Err(error) = self.segments.release(mapped)
+        {
+            self.keep(Held { file, slot, mapped: None }, &error.to_string());
+            return;
+        }
+        // Before the count, so that who is told of zero and sends again at once is not refused here.
+        self.unhold(&file, slot);
+        match file.release(slot) {
+            Released::Yes => self.released.fetch_add(1, Ordering::Relaxed),
+            Released::NothingLeft => self.over_released.fetch_add(1, Ordering::Relaxed),
+        };
+    }
+}
+
+/// The way to the thread; it ends when the last of these is gone and everything was given back.
+pub(crate) struct Releases {
+    desk: Arc<Desk>,
+    queue: mpsc::Sender<Pending>,
+}
+
+impl Releases {
+    pub(crate) fn start(gpu: Gpu) -> Result<Releases> {
+        let desk = Arc::new(Desk {
+            segments: Segments::new(gpu.clone()),
+            gpu,
+            held: Mutex::default(),
+            pending: Mutex::default(),
+            settled: Condvar::new(),
+            opened: AtomicU64::new(0),
+            released: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
+            over_released: AtomicU64::new(0),
+        });
+        let (queue, incoming) = mpsc::channel();
+        let worker = Worker { desk: desk.clone(), incoming, pending: Vec::new() };
+        thread::Builder::new()
+            .name("gpu-ipc-torch".into())
+            .spawn(move || worker.run())
+            .map_err(|e| Error::system("spawning a thread", "raise RLIMIT_NPROC", e))?;
+        Ok(Releases { desk, queue })
+    }
+
+    pub(crate) fn desk(&self) -> &Arc<Desk> {
+        &self.desk
+    }
+
+    /// Gives back once all that is queued on the streams at this moment is done.
+    pub(crate) fn after(&self, held: Held, streams: &[Stream]) {
+        let mut events = Vec::with_capacity(streams.len());
+        for stream in streams {
+            match self.record(stream) {
+                Ok(event) => events.push(event),
+                Err(error) => {
+                    for event in events {
+                        destroy(&self.desk.gpu, event);
+                    }
+                    return self.desk.keep(held, &error.to_string());
+                }
+            }
+        }
+        *self.desk.pending.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        if let Err(mpsc::SendError(pending)) = self.queue.send(Pending { held, events }) {
+            // Only a panic in the thread closes its end.
+            *self.desk.pending.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+            self.desk.keep(pending.held, "the thread that gives back has ended");
+        }
+    }
+
+    fn record(&self, stream: &Stream) -> Result<RawEvent> {
+        let backend = self.desk.gpu.backend();
+        // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
+        if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
+            return Err(Error::Capturing { stream: stream.raw().0, remedy: "drop the storage after the capture" });
+        }
+        let event = backend.create_event(self.desk.gpu.device(), EventKind::Local)?;
+        // SAFETY: `record_event` asks for a live event and stream of one device: just made, kept by `stream`, and
+        // `used_on` took only streams of this device.
+        if let Err(error) = unsafe { backend.record_event(event, stream.raw()) } {
+            destroy(&self.desk.gpu, event);
+            return Err(error);
+        }
+        Ok(event)
+    }
+
+    /// Waits until everything dropped so far was given back, and says whether it was.
+    pub(crate) fn settle(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut pending = self.desk.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        while *pending > 0 {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { return false };
+            pending = self.desk.settled.wait_timeout(pending, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl fmt::Debug for Releases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Releases").field("stats", &self.desk.stats()).finish()
+    }
+}
+
+fn destroy(gpu: &Gpu, event: RawEvent) {
+    // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: its number is dropped. An error leaks it.
+    let _ = unsafe { gpu.backend().destroy_event(event) };
+}
+
+struct Worker {
+    desk: Arc<Desk>,
+    incoming: mpsc::Receiver<Pending>,
+    pending: Vec<Pending>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        let mut pause = SHORTEST;
+        loop {
+            let next = if self.pending.is_empty() {
+                self.incoming.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                self.incoming.recv_timeout(pause)
+            };
+            match next {
+                Ok(pending) => {
+                    self.pending.push(pending);
+                    self.pending.extend(self.incoming.try_iter());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) if self.pending.is_empty() => return,
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(pause),
+            }
+            pause = if self.turn() { SHORTEST } else { LONGEST.min(pause * 2) };
+        }
+    }
+
+    /// Gives back what is done, and says whether anything was.
+    fn turn(&mut self) -> bool {
+        let mut ended = 0;
+        for mut pending in std::mem::take(&mut self.pending) {
+            let backend = self.desk.gpu.backend();
+            let mut failed = None;
+            pending.events.retain(|&event| {
+                // SAFETY: `query_event` asks for a live event: it is destroyed only where it is taken out.
+                match unsafe { backend.query_event(event) } {
+                    Ok(false) => true,
+                    Ok(true) => {
+                        destroy(&self.desk.gpu, event);
+                        false
+                    }
+                    Err(error) => {
+                        failed = Some(error);
+                        false
+                    }
+                }
+            });
+            match failed {
+                Some(error) => self.desk.keep(pending.held, &error.to_string()),
+                None if pending.events.is_empty() => self.desk.finish(pending.held),
+                None => {
+                    self.pending.push(pending);
+                    continue;
+                }
+            }
+            ended += 1;
+        }
+        if ended > 0 {
+            *self.desk.pending.lock().unwrap_or_else(PoisonError::into_inner) -= ended;
+            self.desk.settled.notify_all();
+        }
+        ended > 0
+    }
+}

@@ -1,0 +1,180 @@
+//! What of other processes' memory this process has mapped: each segment once, however many storages lie in it.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use gpu_api::{Access, DevicePtr, Error, Gpu, Result};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, RawPid, pidfd_getfd, pidfd_open};
+
+use crate::fields::Place;
+use crate::segment_handle::{Chunks, ExpandableSegment, SegmentHandle};
+
+/// The segments that this process has open on one device.
+///
+/// An entry is the driver's from the first opening to the last release. Both ends of that are calls of the driver, made
+/// without the lock: whoever comes meanwhile finds the entry busy and waits for it, so no handle is ever opened while it
+/// is being closed.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    gpu: Gpu,
+    entries: Mutex<HashMap<Vec<u8>, Entry>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+enum Entry {
+    /// Being opened or closed.
+    Busy,
+    Open {
+        base: DevicePtr,
+        len: u64,
+        users: u64,
+    },
+}
+
+/// One use of an open segment, to be given back.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Mapped {
+    key: Vec<u8>,
+    pub base: DevicePtr,
+    pub len: u64,
+}
+
+impl Segments {
+    pub(crate) fn new(gpu: Gpu) -> Segments {
+        Segments { gpu, entries: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts the segments that are open.
+    pub(crate) fn count(&self) -> usize {
+        self.entries().len()
+    }
+
+    /// Opens a segment, or takes part in its being open.
+    pub(crate) fn acquire(&self, place: &Place) -> Result<Mapped> {
+        // A plain segment is the driver's handle whatever version came before it. File descriptors are numbers that are
+        // used again, but not while one of the segment's storages is counted, and each user of an entry is counted.
+        let key = match &place.segment {
+            SegmentHandle::Plain(handle) => handle.0.to_vec(),
+            SegmentHandle::Expandable(_) => place.segment_bytes.clone(),
+        };
+        let mut entries = self.entries();
+        loop {
+            match entries.get_mut(&key) {
+                Some(Entry::Busy) => entries = self.changed.wait(entries).unwrap_or_else(PoisonError::into_inner),
+                Some(Entry::Open { base, len, users }) => {
+                    *users += 1;
+                    return Ok(Mapped { base: *base, len: *len, key });
+                }
+                None => break,
+            }
+        }
+        entries.insert(key.clone(), Entry::Busy);
+        drop(entries);
+        let opened = self.open(&place.segment);
+        let mut entries = self.entries();
+        match &opened {
+            Ok((base, len)) => entries.insert(key.clone(), Entry::Open { base: *base, len: *len, users: 1 }),
+            Err(_) => entries.remove(&key),
+        };
+        drop(entries);
+        self.changed.notify_all();
+        opened.map(|(base, len)| Mapped { key, base, len })
+    }
+
+    /// Ends one use; the last one closes the segment, which may block. After an error it stays mapped for good.
+    pub(crate) fn release(&self, mapped: Mapped) -> Result<()> {
+        let mut entries = self.entries();
+        match entries.get_mut(&mapped.key) {
+            Some(Entry::Open { users, .. }) if *users > 1 => {
+                *users -= 1;
+                return Ok(());
+            }
+            Some(entry) => *entry = Entry::Busy,
+            None => return Ok(()),
+        }
+        drop(entries);
+        // SAFETY: `close` asks
+        // - that `base` was opened and is not closed: the entry says so, and it was this call that made it busy;
+        // - that no work of this process touches it: each user gave its use back when its work was done, and this was
+        //   the last one.
+        let closed = unsafe { self.gpu.backend().close(mapped.base) };
+        let mut entries = self.entries();
+        match &closed {
+            Ok(()) => entries.remove(&mapped.key),
+            // Mapped for all that anybody knows: with a user that never ends.
+            Err(_) => entries.insert(mapped.key, Entry::Open { base: mapped.base, len: mapped.len, users: 1 }),
+        };
+        drop(entries);
+        self.changed.notify_all();
+        closed
+    }
+
+    fn open(&self, segment: &SegmentHandle) -> Result<(DevicePtr, u64)> {
+        let (backend, device) = (self.gpu.backend(), self.gpu.device());
+        let base = match segment {
+            SegmentHandle::Plain(handle) => backend.open_handle(device, handle)?,
+            SegmentHandle::Expandable(segment) => {
+                let fd = descriptor_of(segment)?;
+                backend.import_fd(device, fd.as_fd(), segment.chunk_bytes, Access::ReadWrite)?
+            }
+        };
+        match backend.address_range(base) {
+            Ok(range) => Ok((base, range.len.saturating_sub(base.0.saturating_sub(range.base.0)))),
+            Err(error) => {
+                // SAFETY: `close` asks for an open mapping that nothing uses: it was opened above. An error leaks it.
+                let _ = unsafe { backend.close(base) };
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Takes the file descriptor of a segment out of the process that made it.
+fn descriptor_of(segment: &ExpandableSegment) -> Result<OwnedFd> {
+    let what = "opening an expandable segment of PyTorch's";
+    let off = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender";
+    let numbers = match &segment.chunks {
+        Chunks::Descriptors(numbers) => numbers,
+        Chunks::Fabric(_) => {
+            let why = "it is shared by fabric handles".into();
+            return Err(Error::Unsupported { what, why, remedy: off });
+        }
+    };
+    let [number] = numbers[..] else {
+        return Err(Error::Unsupported {
+            what,
+            why: format!(
+                "the storage lies in {} chunks of {} bytes, which only one mapping of them all makes contiguous",
+                numbers.len(),
+                segment.chunk_bytes
+            ),
+            remedy: off,
+        });
+    };
+    let pid = RawPid::try_from(segment.pid).ok().and_then(Pid::from_raw).ok_or_else(|| Error::Invalid {
+        what: "a PyTorch expandable segment",
+        got: format!("of process {}", segment.pid),
+        must: "of a process with a positive number",
+    })?;
+    let gone = "let the sender live, in the same pid namespace, until everything was received";
+    let process =
+        pidfd_open(pid, PidfdFlags::empty()).map_err(|e| Error::system("pidfd_open of the sender", gone, e))?;
+    let number = i32::try_from(number).unwrap_or(-1);
+    match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) {
+        Ok(fd) => Ok(fd),
+        Err(rustix::io::Errno::PERM) => Err(Error::Unsupported {
+            what,
+            why: format!("the system does not let this process take a file descriptor of process {}", segment.pid),
+            remedy: "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender, or permit it: the same user, \
+                     and prctl(PR_SET_PTRACER) in the sender or CAP_SYS_PTRACE here",
+        }),
+        Err(e) => Err(Error::system("pidfd_getfd of the sender's segment", gone, e)),
+    }
+}

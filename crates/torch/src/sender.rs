@@ -1,0 +1,426 @@
+//! To PyTorch: send a block as a storage, keep it while it is counted, have it back.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpu_api::{BackendKind, CaptureStatus, DeviceUuid, Error, EventHandle, EventKind, Gpu, RawEvent, Result, Sharing};
+use ipc_rc::{After, SentBlock, Stream};
+
+use crate::counter_file::{CounterFile, SLOTS};
+use crate::fields::Fields;
+use crate::recipient::{Process, Recipient};
+
+/// How many sends may have an event of their own; those beyond wait for their stream, as PyTorch's do. Drivers give out
+/// a few thousand (3,896 on an H200, driver 580), PyTorch in the same process among the takers.
+const MAX_EVENTS: usize = 1000;
+/// How many sends each send looks at on the way, so that one who never collects does not keep everything.
+const LOOK: usize = 4;
+
+/// Numbers a send of a sender; never used again there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct SendId(pub u64);
+
+/// What was sent: what the receiver needs, by any transport.
+#[derive(Clone, Debug)]
+pub struct Sending {
+    /// Its number.
+    pub id: SendId,
+    /// The tuple for `UntypedStorage._new_shared_cuda`.
+    pub fields: Fields,
+    /// The device's identity: the number in `fields` is this process' own.
+    pub uuid: DeviceUuid,
+}
+
+/// What a collect brought back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Collected {
+    /// Sends that their receivers let go of.
+    pub released: u64,
+    /// Sends whose recipient is gone, counter and all.
+    pub abandoned: u64,
+    /// The bytes of both.
+    pub bytes: u64,
+}
+
+/// A send that is still counted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outstanding {
+    /// Which.
+    pub id: SendId,
+    /// The process it was sent to; `None` when it was not said.
+    pub pid: Option<u32>,
+    /// Bytes.
+    pub bytes: u64,
+    /// Since when.
+    pub age: Duration,
+    /// The process is gone: the next collect after the quarantine takes it back.
+    pub gone: bool,
+}
+
+#[derive(Debug)]
+struct Sent {
+    file: Arc<CounterFile>,
+    slot: u32,
+    block: Arc<SentBlock>,
+    event: Option<RawEvent>,
+    process: Option<Arc<Process>>,
+    since: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    /// The file that counters are given out of, and the next one.
+    current: Option<(Arc<CounterFile>, u32)>,
+    sent: BTreeMap<u64, Sent>,
+    next: u64,
+    /// Up to where the last send looked.
+    cursor: u64,
+    events: usize,
+}
+
+/// Sends blocks to PyTorch processes.
+///
+/// A send keeps a clone of the block's [`Arc`] while its counter is above 0; [`collect`](Sender::collect) finds those that
+/// came back. A block that was dropped meanwhile then goes back to its session.
+///
+/// Here PyTorch's rules hold. A counter stands for one opening of one message: send once for each receiver. It does not
+/// say who holds it, so a receiver that is killed leaves it as it is; [`Recipient`] says what then. The memory lives
+/// no longer than this process. [`Sender`] has no thread: something must collect.
+///
+/// Dropping a sender never takes memory from a receiver: what is still counted stays allocated until the process ends,
+/// and no file stays behind.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::Arc;
+/// use backend_host::{HostBackend, HostConfig};
+/// use gpu_api::{DeviceId, Gpu, Sharing};
+/// use gpu_ipc_torch::{CounterFile, Recipient, Sender};
+/// use ipc_rc::{After, Session};
+///
+/// let dir = tempfile::tempdir()?;
+/// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// // PyTorch opens memory by handle.
+/// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(Sharing::Handle).open()?;
+/// let sender = Sender::new(gpu);
+/// let block = Arc::new(session.alloc(1 << 20)?);
+/// let sending = sender.send(&block, Recipient::Unknown, After::Done)?;
+/// drop(block);
+/// assert_eq!(session.stats().live_blocks, 1);
+///
+/// // What PyTorch does when it drops the tensor.
+/// let storage = sending.fields.decode()?;
+/// let counter = storage.place.expect("it has bytes").counter;
+/// let _ = CounterFile::attach(&counter.file)?.release(counter.slot);
+/// assert_eq!(sender.collect().released, 1);
+/// assert_eq!(session.stats().live_blocks, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Sender {
+    gpu: Gpu,
+    ledger: Mutex<Ledger>,
+    quarantine: Duration,
+    pid: u32,
+}
+
+impl Sender {
+    /// Makes a sender for blocks of a device.
+    pub fn new(gpu: Gpu) -> Sender {
+        Sender { gpu, ledger: Mutex::default(), quarantine: Duration::from_millis(100), pid: std::process::id() }
+    }
+
+    /// Sets how long after a recipient's end its GPU work may still run; 100 ms unless set.
+    #[must_use]
+    pub fn quarantine(mut self, time: Duration) -> Sender {
+        self.quarantine = time;
+        self
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a block: counts it, and returns what one receiver needs to open it once.
+    ///
+    /// With [`After::Stream`] the receiver's stream waits for what is queued on that stream at this moment, by an
+    /// event, and the stream counts as one that the block was [used on](SentBlock::used_on). On HIP, and beyond 1,000 sends
+    /// with events, this call waits for the stream instead.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Unsupported`] for a block that is shared by file descriptor; open its session with
+    ///   [`Sharing::Handle`].
+    /// - [`Error::Capturing`], [`Error::Forked`], [`Error::System`], [`Error::Driver`].
+    ///
+    /// After an error nothing is counted.
+    pub fn send(&self, block: &Arc<SentBlock>, to: Recipient, after: After<'_>) -> Result<Sending> {
+        if self.pid != std::process::id() {
+            return Err(Error::Forked { what: "this sender" });
+        }
+        self.look();
+        let backend = self.gpu.backend();
+        let info = backend.classify(block.ptr())?;
+        if let Some(device) = info.device
+            && device != self.gpu.device()
+        {
+            return Err(Error::Mismatch {
+                what: "the block's device",
+                theirs: device.to_string(),
+                ours: self.gpu.device().to_string(),
+                remedy: "make a sender for that device",
+            });
+        }
+        if info.sharing != Some(Sharing::Handle) {
+            return Err(Error::Unsupported {
+                what: "sending this block to PyTorch",
+                why: "it is not shared by handle, which is how PyTorch opens memory".into(),
+                remedy: "open its session with `.sharing(Sharing::Handle)`",
+            });
+        }
+        let range = match info.range {
+            Some(range) => range,
+            None => backend.address_range(block.ptr())?,
+        };
+        let handle = backend.export_handle(range.base)?;
+        let event = match after {
+            After::Done => None,
+            After::Stream(stream) => {
+                block.used_on(stream);
+                self.order(stream)?
+            }
+            _ => {
+                return Err(Error::Unsupported {
+                    what: "this order of work towards PyTorch",
+                    why: "its protocol has an event or nothing".into(),
+                    remedy: "pass `After::Done` or `After::Stream`",
+                });
+            }
+        };
+        let counted = self.count(block, to, event.map(|(event, _)| event));
+        let (id, file, slot) = match counted {
+            Ok(counted) => counted,
+            Err(error) => {
+                self.destroy(event.map(|(event, _)| event));
+                return Err(error);
+            }
+        };
+        let fields = Fields {
+            device: i64::from(self.gpu.device().0),
+            // The driver's handle alone: every version of PyTorch reads that.
+            handle: Some(handle.0.to_vec()),
+            size_bytes: block.len(),
+            offset_bytes: block.ptr().0 - range.base.0,
+            ref_counter_handle: Some(file.name().as_str().as_bytes().to_vec()),
+            ref_counter_offset: u64::from(slot),
+            event_handle: Some(event.map_or_else(|| vec![0; 64], |(_, handle)| handle.0.to_vec())),
+            event_sync_required: event.is_some(),
+        };
+        Ok(Sending { id, fields, uuid: self.gpu.uuid() })
+    }
+
+    /// Makes the receiver wait for a stream: by an event, or by waiting here.
+    fn order(&self, stream: &Stream) -> Result<Option<(RawEvent, EventHandle)>> {
+        let backend = self.gpu.backend();
+        // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
+        if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
+            return Err(Error::Capturing { stream: stream.raw().0, remedy: "send before or after the capture" });
+        }
+        if stream.gpu().device() != self.gpu.device() {
+            return Err(Error::Mismatch {
+                what: "the stream's device",
+                theirs: stream.gpu().device().to_string(),
+                ours: self.gpu.device().to_string(),
+                remedy: "pass a stream of the sender's device",
+            });
+        }
+        let by_event = self.gpu.caps().event_ipc && self.gpu.kind() != BackendKind::Hip;
+        if !by_event || self.ledger().events >= MAX_EVENTS {
+            stream.synchronize()?;
+            return Ok(None);
+        }
+        let event = backend.create_event(self.gpu.device(), EventKind::Interprocess)?;
+        self.ledger().events += 1;
+        // SAFETY: `record_event` asks for a live event and stream of one device: just made, kept by `stream`, compared.
+        let recorded = unsafe { backend.record_event(event, stream.raw()) };
+        let handle = recorded.and_then(|()| {
+            // SAFETY: `event_handle` asks for a live event: made above.
+            unsafe { backend.event_handle(event) }
+        });
+        match handle {
+            Ok(handle) => Ok(Some((event, handle))),
+            Err(error) => {
+                self.destroy(Some(event));
+                Err(error)
+            }
+        }
+    }
+
+    fn destroy(&self, event: Option<RawEvent>) {
+        let Some(event) = event else { return };
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: `order` made it, and whoever calls
+        // this has taken it out of the ledger. A receiver has opened it already, or never will. An error leaks it.
+        let _ = unsafe { self.gpu.backend().destroy_event(event) };
+        self.ledger().events -= 1;
+    }
+
+    /// Takes the next counter, in a file of its own after each 10,000, and sets it before anybody can know of it.
+    fn count(
+        &self,
+        block: &Arc<SentBlock>,
+        to: Recipient,
+        event: Option<RawEvent>,
+    ) -> Result<(SendId, Arc<CounterFile>, u32)> {
+        let mut ledger = self.ledger();
+        let (file, slot) = match ledger.current.take() {
+            Some(current) => current,
+            None => (Arc::new(CounterFile::create()?), 0),
+        };
+        file.grant(slot);
+        // A used-up file stays with its sends, and goes with the last.
+        if slot + 1 < SLOTS {
+            ledger.current = Some((file.clone(), slot + 1));
+        }
+        let process = match to {
+            Recipient::Unknown => None,
+            Recipient::Process(process) => Some(process),
+        };
+        let id = ledger.next;
+        ledger.next += 1;
+        let sent = Sent { file: file.clone(), slot, block: block.clone(), event, process, since: Instant::now() };
+        ledger.sent.insert(id, sent);
+        Ok((SendId(id), file, slot))
+    }
+
+    /// Looks at a few sends, in turn.
+    fn look(&self) {
+        let ledger = self.ledger();
+        let from = ledger.cursor;
+        let ids: Vec<u64> = ledger.sent.range(from..).map(|(&id, _)| id).take(LOOK).collect();
+        drop(ledger);
+        let next = if ids.len() < LOOK { 0 } else { ids[LOOK - 1] + 1 };
+        self.ledger().cursor = next;
+        self.take_back(&ids);
+    }
+
+    /// Looks at every send and gives back those that nobody holds any more.
+    ///
+    /// Costs what is outstanding: PyTorch's counters tell nobody that they changed.
+    pub fn collect(&self) -> Collected {
+        if self.pid != std::process::id() {
+            return Collected::default();
+        }
+        let ids: Vec<u64> = self.ledger().sent.keys().copied().collect();
+        self.take_back(&ids)
+    }
+
+    fn take_back(&self, ids: &[u64]) -> Collected {
+        let mut collected = Collected::default();
+        let mut ended = Vec::new();
+        let mut ledger = self.ledger();
+        // Asked once each, however much was sent to one process.
+        let mut gone: Vec<(Arc<Process>, bool)> = Vec::new();
+        for id in ids {
+            let Some(sent) = ledger.sent.get(id) else { continue };
+            let released = sent.file.count(sent.slot) <= 0;
+            let abandoned = !released
+                && sent.process.as_ref().is_some_and(|process| {
+                    if let Some((_, gone)) = gone.iter().find(|(known, _)| Arc::ptr_eq(known, process)) {
+                        return *gone;
+                    }
+                    let is = process.gone_since().is_some_and(|since| since.elapsed() >= self.quarantine);
+                    gone.push((process.clone(), is));
+                    is
+                });
+            if released || abandoned {
+                collected.released += u64::from(released);
+                collected.abandoned += u64::from(abandoned);
+                collected.bytes += sent.block.len();
+                ended.extend(ledger.sent.remove(id));
+            }
+        }
+        drop(ledger);
+        // Without the lock: a block's end calls its session and perhaps an allocator, a file's end unlinks.
+        for sent in ended {
+            self.destroy(sent.event);
+        }
+        collected
+    }
+
+    /// Takes back a send that nobody has or will open, and says whether it was outstanding.
+    ///
+    /// # Safety
+    ///
+    /// No process has the storage open or opens it later: the message was lost, or who had it is dead with all its
+    /// children.
+    pub unsafe fn reclaim(&self, id: SendId) -> bool {
+        if self.pid != std::process::id() {
+            return false;
+        }
+        let sent = self.ledger().sent.remove(&id.0);
+        match sent {
+            Some(sent) => {
+                self.destroy(sent.event);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Lists what is still counted, oldest first.
+    pub fn outstanding(&self) -> Vec<Outstanding> {
+        let ledger = self.ledger();
+        let describe = |(&id, sent): (&u64, &Sent)| Outstanding {
+            id: SendId(id),
+            pid: sent.process.as_ref().map(|process| process.pid()),
+            bytes: sent.block.len(),
+            age: sent.since.elapsed(),
+            gone: sent.process.as_ref().is_some_and(|process| process.gone_since().is_some()),
+        };
+        ledger.sent.iter().map(describe).collect()
+    }
+
+    /// Collects until nothing is outstanding, and says whether it came to that.
+    pub fn wait_released(&self, timeout: Duration) -> bool {
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(50);
+        loop {
+            if self.collect() != Collected::default() {
+                pause = Duration::from_micros(50);
+            }
+            if self.ledger().sent.is_empty() {
+                return true;
+            }
+            if start.elapsed() >= timeout {
+                return false;
+            }
+            thread::sleep(pause);
+            pause = Duration::from_millis(10).min(pause * 2);
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.pid == std::process::id() {
+            let ids: Vec<u64> = ledger.sent.keys().copied().collect();
+            self.take_back(&ids);
+        }
+        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let sent = std::mem::take(&mut ledger.sent);
+        if !sent.is_empty() && self.pid == std::process::id() {
+            tracing::warn!(
+                sends = sent.len(),
+                "a sender ends before its receivers: the memory stays until this process ends"
+            );
+        }
+        for (_, sent) in sent {
+            // Somebody may be using it; only the file's count is ours to give back.
+            std::mem::forget(sent.block);
+        }
+    }
+}
