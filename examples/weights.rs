@@ -206,7 +206,7 @@ impl Reader {
     fn expect(&mut self, generation: u64) -> Result<(), Box<dyn Error>> {
         let mut line = String::new();
         self.from.read_line(&mut line)?;
-        match line.trim().parse() {
+        match line.trim().parse::<u64>() {
             Ok(told) if generation == told => Ok(()),
             _ => Err(format!("reader {} in generation {generation}: {line:?}", self.child.id()).into()),
         }

@@ -160,7 +160,7 @@ fn many_streams() {
 /// What is queued on a capturing stream goes into a graph that may run more than once: nothing of ours may.
 fn kept_for_a_graph() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (backend, gpu) = crate::agent::open_host();
+    let (backend, gpu) = open_host();
     let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
     let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
     let (capturing, launching) = (Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream"));
@@ -192,7 +192,7 @@ fn kept_for_a_graph() {
 
 fn under_capture() {
     let dir = tempfile::tempdir().expect("a directory");
-    let (backend, gpu) = crate::agent::open_host();
+    let (backend, gpu) = open_host();
     let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
     let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
     let to = To::Participant(participant.id());
@@ -202,9 +202,9 @@ fn under_capture() {
 
     backend.set_capture(stream.raw(), gpu_ipc::CaptureStatus::Active);
     let error = block.share(to, After::Stream(&stream)).expect_err("the stream is being captured");
-    assert!(matches!(error, gpu_ipc::Error::Capturing { .. }), "{error}");
+    assert!(matches!(error, Error::Capturing { .. }), "{error}");
     let error = participant.claim(descriptor.as_bytes(), Wait::On(&stream), None).expect_err("as above");
-    assert!(matches!(error, gpu_ipc::ClaimError::Capturing), "{error}");
+    assert!(matches!(error, ClaimError::Capturing), "{error}");
     // Neither took anything: the grant is there to be claimed.
     let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
     received.used_on(&stream);
@@ -217,9 +217,9 @@ fn under_capture() {
 /// A device without words in stream order: the host waits, and the fence is set by a host function.
 fn without_stream_words() {
     let dir = tempfile::tempdir().expect("a directory");
-    let config = gpu_ipc::host::HostConfig::default().stream_words(false);
-    let backend = gpu_ipc::host::HostBackend::new(config).expect("it opens");
-    let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::DeviceId(0)).expect("there is a device");
+    let config = HostConfig::default().stream_words(false);
+    let backend = HostBackend::new(config).expect("it opens");
+    let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
     let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
     let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
     let (ours, theirs) = (Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream"));
@@ -244,9 +244,9 @@ fn without_stream_words() {
 /// While a stream waits for a word the driver's free and close block: nothing of ours may wait for them.
 fn blocking_calls() {
     let dir = tempfile::tempdir().expect("a directory");
-    let config = gpu_ipc::host::HostConfig::default().blocking_waits(true);
-    let backend = gpu_ipc::host::HostBackend::new(config).expect("it opens");
-    let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::DeviceId(0)).expect("there is a device");
+    let config = HostConfig::default().blocking_waits(true);
+    let backend = HostBackend::new(config).expect("it opens");
+    let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
     let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
     let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
     let (producing, waiting) = (Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream"));

@@ -243,7 +243,7 @@ pub struct TopOptions {
 }
 
 /// What `snapshot` can be told.
-#[derive(Group, Debug)]
+#[derive(Arguments, Debug)]
 pub struct SnapshotOptions {
     /// The session: the path of its socket, or the beginning of the socket's name in the runtime directory
     pub session: Option<PathBuf>,
