@@ -1,4 +1,4 @@
-//! Claims what a producer shares: `consumer SOCKET`, a descriptor a line on standard input.
+//! Claims what a producer shares: `consumer SOCKET [host|cuda|hip]`, a descriptor a line on standard input.
 
 use std::io::BufRead;
 use std::time::Duration;
@@ -6,8 +6,11 @@ use std::time::Duration;
 use gpu_ipc::{BackendKind, Participant, Stream, Wait, detect};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let socket = std::env::args().nth(1).ok_or("usage: consumer SOCKET")?;
-    let gpu = detect()?.first(BackendKind::Host)?;
+    let mut args = std::env::args().skip(1);
+    let socket = args.next().ok_or("usage: consumer SOCKET [host|cuda|hip]")?;
+    let name = args.next().unwrap_or_else(|| "host".into());
+    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("no such backend")?;
+    let gpu = detect()?.first(kind)?;
     let stream = Stream::create(&gpu)?;
     let producer = Participant::builder(gpu.clone()).connect(socket)?;
     for line in std::io::stdin().lock().lines() {

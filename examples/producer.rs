@@ -1,4 +1,5 @@
-//! Shares numbered blocks with whoever connects: `producer SOCKET COUNT`, a descriptor a line on standard output.
+//! Shares numbered blocks with whoever connects: `producer SOCKET COUNT [host|cuda|hip]`, a descriptor a line on
+//! standard output.
 
 use std::time::Duration;
 
@@ -7,9 +8,11 @@ use gpu_ipc::{After, BackendKind, Session, Stream, To, detect};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let (Some(socket), Some(count)) = (args.next(), args.next()) else {
-        return Err("usage: producer SOCKET COUNT".into());
+        return Err("usage: producer SOCKET COUNT [host|cuda|hip]".into());
     };
-    let gpu = detect()?.first(BackendKind::Host)?;
+    let name = args.next().unwrap_or_else(|| "host".into());
+    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("no such backend")?;
+    let gpu = detect()?.first(kind)?;
     let stream = Stream::create(&gpu)?;
     let session = Session::builder(gpu.clone()).socket(socket).open()?;
     let consumer = session.wait_for_participants(1, Some(Duration::from_secs(60)))?[0];
