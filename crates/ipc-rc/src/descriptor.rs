@@ -176,28 +176,7 @@ impl Descriptor {
     ///
     /// [`Error::BadDescriptor`] naming the first field that is wrong, [`Error::Mismatch`] for another version.
     pub fn decode(bytes: &[u8]) -> Result<Descriptor> {
-        let Ok(&bytes) = <&[u8; BYTES]>::try_from(bytes) else {
-            return Err(bad("the length", format!("{} bytes", bytes.len()), format!("{BYTES} bytes")));
-        };
-        let d = Descriptor(bytes);
-        if d.array(0) != MAGIC {
-            return Err(bad("the magic", hex(&bytes[..4]), hex(&MAGIC)));
-        }
-        let version = u16::from_le_bytes(d.array(AT_VERSION));
-        if version != VERSION {
-            return Err(Error::Mismatch {
-                what: "descriptor version",
-                theirs: version.to_string(),
-                ours: VERSION.to_string(),
-                remedy: "build both sides from one version of gpu-ipc",
-            });
-        }
-        let (found, computed) = (d.u32_at(AT_CRC), d.crc());
-        if found != computed {
-            return Err(bad("the checksum", format!("{found:#010x}"), format!("{computed:#010x} for these bytes")));
-        }
-        d.check()?;
-        Ok(d)
+        View::decode(bytes).map(|view| Descriptor(*view.0))
     }
 
     /// Returns the bytes to send.
@@ -248,6 +227,7 @@ impl Descriptor {
     /// # Panics
     ///
     /// In debug builds, if `decode` would refuse the result.
+    #[inline]
     pub(crate) fn encode(fields: &Fields, user: &[u8; 64]) -> Descriptor {
         let mut d = Descriptor([0; BYTES]);
         d.put(0, MAGIC);
@@ -272,12 +252,61 @@ impl Descriptor {
         }
         d.put(AT_USER, *user);
         d.seal();
-        debug_assert!(d.check().is_ok(), "an encoded descriptor is refused: {:?}", d.check());
+        debug_assert!(View(&d.0).check().is_ok(), "an encoded descriptor is refused: {:?}", View(&d.0).check());
         d
     }
 
     /// Returns what it says.
     pub(crate) fn fields(&self) -> Fields {
+        View(&self.0).fields()
+    }
+
+    fn seal(&mut self) {
+        self.put(AT_CRC, View(&self.0).crc().to_le_bytes());
+    }
+
+    fn put<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
+        self.0[at..at + N].copy_from_slice(&bytes);
+    }
+}
+
+/// A descriptor's bytes where they lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a>(&'a [u8; BYTES]);
+
+impl<'a> View<'a> {
+    /// Looks at bytes that somebody sent, as [`Descriptor::decode`] does, without a copy.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[inline]
+    pub fn decode(bytes: &'a [u8]) -> Result<View<'a>> {
+        let Ok(bytes) = <&[u8; BYTES]>::try_from(bytes) else { return Err(bad_length(bytes.len())) };
+        let d = View(bytes);
+        if d.array(0) != MAGIC {
+            return Err(bad("the magic", hex(&bytes[..4]), hex(&MAGIC)));
+        }
+        let version = u16::from_le_bytes(d.array(AT_VERSION));
+        if version != VERSION {
+            return Err(Error::Mismatch {
+                what: "descriptor version",
+                theirs: version.to_string(),
+                ours: VERSION.to_string(),
+                remedy: "build both sides from one version of gpu-ipc",
+            });
+        }
+        let (found, computed) = (d.u32_at(AT_CRC), d.crc());
+        if found != computed {
+            return Err(bad("the checksum", format!("{found:#010x}"), format!("{computed:#010x} for these bytes")));
+        }
+        d.check()?;
+        Ok(d)
+    }
+
+    /// Returns what it says.
+    #[inline]
+    pub fn fields(&self) -> Fields {
         let word = self.u32_at(AT_FENCE_WORD);
         Fields {
             backend: BackendKind::from_byte(self.0[AT_BACKEND]).expect("a descriptor's backend was checked"),
@@ -346,14 +375,6 @@ impl Descriptor {
         checksum::crc32c(self.0.first_chunk().expect("a checksum's bytes lie inside a descriptor"))
     }
 
-    fn seal(&mut self) {
-        self.put(AT_CRC, self.crc().to_le_bytes());
-    }
-
-    fn put<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
-        self.0[at..at + N].copy_from_slice(&bytes);
-    }
-
     fn array<const N: usize>(&self, at: usize) -> [u8; N] {
         *self.0[at..].first_chunk().expect("every field lies inside a descriptor")
     }
@@ -379,6 +400,11 @@ impl fmt::Debug for Descriptor {
         let fields = self.fields();
         write!(f, "Descriptor({} {:?}, {} bytes, ..)", fields.backend, fields.kind, fields.len)
     }
+}
+
+#[cold]
+fn bad_length(len: usize) -> Error {
+    bad("the length", format!("{len} bytes"), format!("{BYTES} bytes"))
 }
 
 #[cold]

@@ -10,7 +10,7 @@ use crate::consumer::link::Link;
 use crate::consumer::mapping::NotMapped;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::counter_file::{TIMELINES, timeline_word};
-use crate::descriptor::{Descriptor, Fence, Fields, GrantKind};
+use crate::descriptor::{Fence, Fields, GrantKind, View};
 use crate::manual::drive;
 use crate::message::TicketId;
 use crate::producer::ledger::Entry;
@@ -90,7 +90,7 @@ impl Link {
         if self.guard.is_child() {
             return Err(ClaimError::Forked);
         }
-        let fields = Descriptor::decode(bytes)?.fields();
+        let fields = View::decode(bytes)?.fields();
         self.check(&fields)?;
         if self.is_gone() {
             return Err(ClaimError::ProducerGone);
@@ -191,7 +191,7 @@ impl Link {
             return Err(ClaimError::Forked);
         }
         let tickets = descriptors.iter().filter_map(|bytes| {
-            let fields = Descriptor::decode(bytes.as_ref()).ok()?.fields();
+            let fields = View::decode(bytes.as_ref()).ok()?.fields();
             self.check(&fields).ok()?;
             (fields.kind == GrantKind::Ticket)
                 .then(|| Some(TicketId { number: fields.slot, generation: Generation::new(fields.generation)? }))?

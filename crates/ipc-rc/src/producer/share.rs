@@ -71,6 +71,7 @@ impl ShareOptions {
 }
 
 impl Core {
+    #[inline]
     pub(crate) fn share(
         &self,
         block: &Arc<Block>,
@@ -80,7 +81,7 @@ impl Core {
     ) -> Result<Descriptor> {
         self.check_open()?;
         let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
-        let descriptor = match to {
+        let named = match to {
             To::Participant(id) => {
                 // The fence comes first: if it cannot be queued, no descriptor may exist.
                 let fence = match after {
@@ -95,7 +96,7 @@ impl Core {
                     }
                 };
                 let lease = self.grant_to(id, block, time_to_live)?;
-                self.describe(block, Named::Lease(id, lease, fence), &options.user)
+                Named::Lease(id, lease, fence)
             }
             To::Ticket(claims) => {
                 let point = match after {
@@ -105,15 +106,14 @@ impl Core {
                         Some(Arc::new(Point::mark(&self.gpu, stream)?))
                     }
                 };
-                let ticket = self.tickets.issue(block, claims, point, time_to_live)?;
-                self.describe(block, Named::Ticket(ticket), &options.user)
+                Named::Ticket(self.tickets.issue(block, claims, point, time_to_live)?)
             }
         };
         if time_to_live.is_some() {
             self.watch_lapses();
         }
         step!("share");
-        Ok(descriptor)
+        Ok(self.describe(block, named, &options.user))
     }
 
     /// Shares several blocks after one stream with one fence for each addressee.
@@ -249,6 +249,7 @@ impl Core {
         })
     }
 
+    #[inline]
     fn describe(&self, block: &Block, named: Named, user: &[u8; 64]) -> Descriptor {
         let (kind, participant, file, slot, generation, fence) = match named {
             Named::Lease(id, lease, fence) => {
