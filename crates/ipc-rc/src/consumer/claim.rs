@@ -116,6 +116,7 @@ impl Link {
     }
 
     /// Takes a lease of this participant's own, once the producer's work is done or waited for.
+    #[inline]
     fn take(
         self: &Arc<Link>,
         fields: &Fields,
@@ -146,9 +147,9 @@ impl Link {
         let held = Held { mapping, entry };
         // `decode` has seen that the sum does not overflow.
         if fields.offset + fields.len > held.mapping.len() {
-            let got = format!("{} bytes at offset {} of {}", fields.len, fields.offset, held.mapping.len());
+            let region = held.mapping.len();
             held.leave();
-            return Err(Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into());
+            return Err(beyond(fields, region));
         }
         match held.file().counters.slot(entry.slot).claim(entry.generation) {
             // The slot's word is what orders the record's.
@@ -199,41 +200,55 @@ impl Link {
         self.ask_for_tickets(tickets, deadline)
     }
 
+    #[inline]
     fn check(&self, fields: &Fields) -> Result<(), ClaimError> {
-        if fields.backend != self.gpu.kind() {
-            return Err(Error::Mismatch {
+        let ours = fields.backend == self.backend
+            && fields.session == self.session
+            && (fields.kind == GrantKind::Ticket || fields.participant == self.id);
+        if ours { Ok(()) } else { Err(self.not_ours(fields)) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_ours(&self, fields: &Fields) -> ClaimError {
+        if fields.backend != self.backend {
+            return Error::Mismatch {
                 what: "the descriptor's backend",
                 theirs: fields.backend.to_string(),
-                ours: self.gpu.kind().to_string(),
+                ours: self.backend.to_string(),
                 remedy: "claim with a participant of that backend",
             }
-            .into());
+            .into();
         }
         if fields.session != self.session {
-            return Err(ClaimError::Refused {
+            return ClaimError::Refused {
                 why: format!("the descriptor is of session {}, this participant's is {}", fields.session, self.session),
                 remedy: "claim with a participant that is connected to that session",
-            });
+            };
         }
-        if fields.kind == GrantKind::Addressed && fields.participant != self.id {
-            return Err(ClaimError::Refused {
-                why: format!("the descriptor is for {}, this is {}", fields.participant, self.id),
-                remedy: "claim where it is addressed to, or have it shared with this participant",
-            });
+        ClaimError::Refused {
+            why: format!("the descriptor is for {}, this is {}", fields.participant, self.id),
+            remedy: "claim where it is addressed to, or have it shared with this participant",
         }
-        Ok(())
     }
 
     /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the slot.
+    #[inline]
     fn await_file(&self, lease: Entry, deadline: Option<Instant>) -> Result<(), ClaimError> {
+        match self.file(lease.file) {
+            Some(file) if lease.slot < file.counters.slot_count() => Ok(()),
+            _ => self.await_file_slowly(lease, deadline),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn await_file_slowly(&self, lease: Entry, deadline: Option<Instant>) -> Result<(), ClaimError> {
         let slots = || self.file(lease.file).map(|file| file.counters.slot_count());
-        let slots = match slots() {
+        let slots = match self.wait_until(deadline, || slots().or_else(|| self.is_gone().then_some(0))) {
+            Some(0) => return Err(ClaimError::ProducerGone),
             Some(slots) => slots,
-            None => match self.wait_until(deadline, || slots().or_else(|| self.is_gone().then_some(0))) {
-                Some(0) => return Err(ClaimError::ProducerGone),
-                Some(slots) => slots,
-                None => return Err(Error::Deadline { what: "a counter file" }.into()),
-            },
+            None => return Err(Error::Deadline { what: "a counter file" }.into()),
         };
         if lease.slot >= slots {
             let must = format!("below {slots}");
@@ -305,6 +320,14 @@ impl Link {
 }
 
 #[cold]
+#[inline(never)]
+fn beyond(fields: &Fields, region: u64) -> ClaimError {
+    let got = format!("{} bytes at offset {} of {region}", fields.len, fields.offset);
+    Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into()
+}
+
+#[cold]
+#[inline(never)]
 fn twice_granted() -> ClaimError {
     ClaimError::Refused {
         why: "the descriptor's slot serves a lease that this participant still holds".into(),

@@ -386,6 +386,8 @@ impl Mappings {
     }
 
     /// Enters a region's mapping, making it first if need be, by the right of `lease`.
+    #[cold]
+    #[inline(never)]
     pub fn map(
         &self,
         link: &Arc<Link>,

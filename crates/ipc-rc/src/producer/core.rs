@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use gpu_api::{Error, Gpu, Holder, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result};
+use gpu_api::{BackendKind, Error, Gpu, Holder, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result};
 
 use crate::clock::Tick;
 use crate::descriptor::SessionId;
@@ -39,6 +39,8 @@ pub(crate) type Peers = Vec<Option<Arc<Peer>>>;
 pub(crate) struct Core {
     pub id: SessionId,
     pub gpu: Gpu,
+    /// The device's vendor: written into every descriptor.
+    pub backend: BackendKind,
     pub guard: ForkGuard,
     pub source: Arc<dyn RegionSource>,
     pub align: u64,
@@ -110,6 +112,7 @@ impl Core {
         Ok(Core {
             id: settings.id,
             own_work: OwnWork::new(settings.gpu.clone()),
+            backend: settings.gpu.kind(),
             gpu: settings.gpu,
             guard: ForkGuard::new()?,
             source: settings.source,

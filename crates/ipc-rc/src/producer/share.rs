@@ -258,7 +258,7 @@ impl Core {
             Named::Ticket(ticket) => (GrantKind::Ticket, ParticipantId(0), 0, ticket.number, ticket.generation, None),
         };
         let fields = Fields {
-            backend: self.gpu.kind(),
+            backend: self.backend,
             kind,
             device: self.gpu.uuid(),
             session: self.id,
