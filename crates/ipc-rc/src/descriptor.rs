@@ -278,7 +278,7 @@ impl<'a> View<'a> {
     /// # Errors
     ///
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn decode(bytes: &'a [u8]) -> Result<View<'a>> {
         let Ok(bytes) = <&[u8; BYTES]>::try_from(bytes) else { return Err(bad_length(bytes.len())) };
         let d = View(bytes);

@@ -105,9 +105,19 @@ impl Link {
             let lease = Entry { file: fields.file, slot: fields.slot, generation };
             return self.take(&fields, lease, fields.fence, wait, deadline);
         }
-        let ticket = TicketId { number: fields.slot, generation };
+        self.claim_ticket(&fields, TicketId { number: fields.slot, generation }, wait, deadline)
+    }
+
+    #[inline(never)]
+    fn claim_ticket(
+        self: &Arc<Link>,
+        fields: &Fields,
+        ticket: TicketId,
+        wait: Wait<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<ReceivedBlock, ClaimError> {
         let granted = self.redeem(ticket, deadline)?;
-        let taken = self.take(&fields, granted.lease, granted.fence, wait, deadline);
+        let taken = self.take(fields, granted.lease, granted.fence, wait, deadline);
         if !matches!(taken, Err(ClaimError::Backend(_))) {
             // Done, one way or the other. After anything else the same claim can be tried again.
             self.desk.forget(ticket);
@@ -116,7 +126,9 @@ impl Link {
     }
 
     /// Takes a lease of this participant's own, once the producer's work is done or waited for.
-    #[inline]
+    // Inlined, so that the fields stay in registers: read back from memory as they were not written they cost more than an
+    // atomic operation.
+    #[inline(always)]
     fn take(
         self: &Arc<Link>,
         fields: &Fields,
