@@ -125,32 +125,23 @@ impl Core {
     ) -> Result<Vec<Descriptor>> {
         self.check_open()?;
         let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
-        let peers = self.peers.load();
-        let mut addressees: Vec<(&Arc<Peer>, Option<Fence>)> = Vec::new();
-        for (_, to) in grants {
-            if let To::Participant(id) = *to
-                && !addressees.iter().any(|(peer, _)| peer.id == id)
-            {
-                addressees.push((addressee(&peers, id)?, None));
-            }
-        }
         let mut point = None;
+        let mut fences = None;
         if let After::Stream(stream) = after {
             grants.iter().for_each(|(block, _)| block.note_use(stream));
             if grants.iter().any(|(_, to)| matches!(to, To::Ticket(_))) {
                 point = Some(Arc::new(Point::mark(&self.gpu, stream)?));
             }
-            self.fences.queue_many(&self.gpu, stream, &mut addressees)?;
+            fences = Some(self.fence_all(grants, stream)?);
             self.waker.nudge();
         }
         let mut descriptors = Vec::with_capacity(grants.len());
         for (block, to) in grants {
             let named = match *to {
-                To::Participant(id) => addressees
-                    .iter()
-                    .find(|(peer, _)| peer.id == id)
-                    .ok_or(Error::ParticipantGone { participant: id })
-                    .and_then(|(peer, fence)| Ok(Named::Lease(id, self.grant(peer, block, time_to_live)?, *fence))),
+                To::Participant(id) => {
+                    let fence = fences.as_ref().and_then(|fences| fences[place_of(id)]);
+                    self.grant_to(id, block, time_to_live).map(|lease| Named::Lease(id, lease, fence))
+                }
                 To::Ticket(claims) => self.tickets.issue(block, claims, point.clone(), time_to_live).map(Named::Ticket),
             };
             match named {
@@ -169,6 +160,24 @@ impl Core {
         }
         step!("share");
         Ok(descriptors)
+    }
+
+    /// Queues one value for every participant among the grants, and returns the fences by place.
+    fn fence_all(&self, grants: &[(&Arc<Block>, To)], stream: &Stream) -> Result<Vec<Option<Fence>>> {
+        let peers = self.peers.load();
+        let mut addressees: Vec<(&Arc<Peer>, Option<Fence>)> = Vec::new();
+        let mut seen = vec![false; peers.len()];
+        for (_, to) in grants {
+            let To::Participant(id) = *to else { continue };
+            let peer = addressee(&peers, id)?;
+            if !std::mem::replace(&mut seen[place_of(id)], true) {
+                addressees.push((peer, None));
+            }
+        }
+        self.fences.queue_many(&self.gpu, stream, &mut addressees)?;
+        let mut fences = vec![None; peers.len()];
+        addressees.into_iter().for_each(|(peer, fence)| fences[place_of(peer.id)] = fence);
+        Ok(fences)
     }
 
     /// Gives a connected claimant the lease that its ticket stands for; `None` when there is no room for the fence at
