@@ -178,7 +178,7 @@ impl Host {
 
     /// Has so many threads lease a block of their own, and counts the cycles of all in a second.
     fn cycles_a_second(&self, threads: usize) -> f64 {
-        const CYCLES: usize = 20_000;
+        const CYCLES: usize = 400_000;
         let start = Barrier::new(threads);
         let mut best: f64 = 0.0;
         for _ in 0..5 {
