@@ -106,7 +106,8 @@ impl Lanes {
         if !self.logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "a lease is kept until this process ends; later ones are only counted");
         }
-        std::mem::forget(held);
+        // A use of the mapping that nobody ends keeps it, and the link.
+        let Held { mapping: _, entry: _ } = held;
     }
 
     fn try_end(&self, held: Held, streams: &[Stream]) -> Result<bool, (Held, gpu_api::Error)> {

@@ -179,7 +179,7 @@ impl Core {
         let drops = self.cursor.load(Ordering::Relaxed).wrapping_add(1);
         self.cursor.store(drops, Ordering::Relaxed);
         // Every other drop: a look's lock is a fifth of what a drop costs.
-        if drops % 2 != 0 {
+        if !drops.is_multiple_of(2) {
             return;
         }
         let turn = drops / 2;

@@ -336,9 +336,7 @@ enum Named {
 
 /// Finds a participant that can be granted something.
 fn addressee(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Result<&Arc<Peer>> {
-    find(peers, id)
-        .filter(|peer| !peer.gone.load(Ordering::Relaxed))
-        .ok_or_else(|| Error::ParticipantGone { participant: id })
+    find(peers, id).filter(|peer| !peer.gone.load(Ordering::Relaxed)).ok_or(Error::ParticipantGone { participant: id })
 }
 
 /// How many low bits of a participant's number are its place in the table.
