@@ -7,6 +7,7 @@
 //! ```text
 //! instructions                  counts every case and compares it with its bound
 //! instructions --burden N       the same, with N turns of a loop more in each operation: a control, which must fail
+//! instructions --calls          counts the system calls of 10,000 cycles and of 20,000, which must be the same
 //! instructions --times          nanoseconds instead, the least of many rounds
 //! instructions --profile NAME   the addresses of one case's instructions, for addr2line, and how often each came
 //! ```
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 use gpu_ipc::descriptor::Descriptor;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, DeviceId, Gpu, Participant, ReceivedBlock, SentBlock, Session, ShareOptions, To, Wait};
+
+use stepper::What;
 
 /// Case, upper bound.
 const BOUNDS: &str = include_str!("bounds.csv");
@@ -53,6 +56,11 @@ fn main() -> ExitCode {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => count_all(0),
         ["--burden", n] => count_all(n.parse().expect("a number")),
+        ["--calls"] => compare_calls(0),
+        ["--calls", "--burden", n] => compare_calls(n.parse().expect("a number")),
+        ["--cycles", cycles, "--burden", n] => {
+            cycles_with_calls(cycles.parse().expect("a number"), n.parse().expect("a number"))
+        }
         ["--times"] => times(),
         ["--profile", name] => profile(name),
         ["--case", name, "--burden", n] => one(name, n.parse().expect("a number")),
@@ -312,9 +320,57 @@ fn count_all(burden: u64) -> ExitCode {
 
 /// Counts the instructions of one operation, on average over the rounds.
 fn count(name: &str, burden: u64) -> Result<u64, String> {
-    let steps = stepper::count(&mut case(name, burden)?, false)?;
+    let steps = stepper::count(&mut case(name, burden)?, What::Instructions)?;
     let per_operation = steps.count / (COUNTED * BATCH) as u64;
     if per_operation == 0 { Err("nothing was counted".into()) } else { Ok(per_operation) }
+}
+
+/// Cycles with the library's own threads running, of which the calling thread's system calls are counted. A burden is
+/// one call of the kernel in so many cycles.
+fn cycles_with_calls(cycles: u64, burden: u64) -> ExitCode {
+    let dir = tempfile::tempdir().expect("a directory");
+    let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
+    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+    let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+    let block = session.alloc(4096).expect("there is room");
+    let to = To::Participant(participant.id());
+    let cycle = || {
+        let descriptor = block.share(to, After::Done).expect("shared");
+        drop(participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed"));
+        session.collect()
+    };
+    (0..1_000).for_each(|_| drop(cycle()));
+    stepper::submit();
+    stepper::mark();
+    for n in 0..cycles {
+        drop(cycle());
+        if burden != 0 && n % burden == 0 {
+            black_box(std::os::unix::process::parent_id());
+        }
+    }
+    stepper::mark();
+    ExitCode::SUCCESS
+}
+
+fn compare_calls(burden: u64) -> ExitCode {
+    let calls = |cycles: &str| {
+        let mut command = Command::new(std::env::current_exe().map_err(|e| e.to_string())?);
+        command.args(["--cycles", cycles, "--burden", &burden.to_string()]);
+        stepper::count(&mut command, What::Calls).map(|steps| steps.count)
+    };
+    // The session's thread may hold a lock at the very moment: that waits in the kernel, and does not come three times.
+    for _ in 0..3 {
+        match (calls("10000"), calls("20000")) {
+            (Ok(once), Ok(twice)) => {
+                println!("stops at system calls: {once} in 10,000 cycles, {twice} in 20,000");
+                if once == twice {
+                    return ExitCode::SUCCESS;
+                }
+            }
+            (once, twice) => eprintln!("instructions: the calls cannot be counted: {once:?}, {twice:?}"),
+        }
+    }
+    ExitCode::FAILURE
 }
 
 fn case(name: &str, burden: u64) -> Result<Command, String> {
@@ -328,7 +384,7 @@ fn case(name: &str, burden: u64) -> Result<Command, String> {
 
 /// Prints where a case spends its instructions: addresses for `addr2line`, the most frequent first.
 fn profile(name: &str) -> ExitCode {
-    let steps = case(name, 0).and_then(|mut command| stepper::count(&mut command, true));
+    let steps = case(name, 0).and_then(|mut command| stepper::count(&mut command, What::Places));
     match steps {
         Ok(steps) => {
             let mut places: Vec<_> = steps.at.into_iter().collect();

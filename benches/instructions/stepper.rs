@@ -11,7 +11,18 @@ use std::process::Command;
 /// Where the kernel puts a program that is not moved about.
 pub const BASE: u64 = 0x5555_5555_4000;
 
-/// Steps, and how often each address was the next to execute.
+/// What is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// Instructions.
+    Instructions,
+    /// Instructions, and how often each address was the next to execute.
+    Places,
+    /// System calls of the thread that marks: entries and returns.
+    Calls,
+}
+
+/// What was counted.
 #[derive(Default)]
 pub struct Steps {
     pub count: u64,
@@ -43,12 +54,12 @@ pub fn mark() {
     unsafe { libc::raise(libc::SIGTRAP) };
 }
 
-/// Runs a child to its end and steps between every odd mark and the next.
+/// Runs a child to its end and counts between every odd mark and the next.
 ///
 /// # Errors
 ///
 /// What the child did instead.
-pub fn count(command: &mut Command, places: bool) -> Result<Steps, String> {
+pub fn count(command: &mut Command, what: What) -> Result<Steps, String> {
     let mut child = command.spawn().map_err(|e| format!("no process: {e}"))?;
     let pid = child.id().cast_signed();
     let mut steps = Steps::default();
@@ -74,13 +85,17 @@ pub fn count(command: &mut Command, places: bool) -> Result<Steps, String> {
                 counting = !counting;
             } else if counting {
                 steps.count += 1;
-                if places {
+                if what == What::Places {
                     *steps.at.entry(place(pid)).or_default() += 1;
                 }
             }
         }
-        let how = if counting { libc::PTRACE_SINGLESTEP } else { libc::PTRACE_CONT };
-        // SAFETY: neither `PTRACE_SINGLESTEP` nor `PTRACE_CONT` touches memory of ours.
+        let how = match what {
+            _ if !counting => libc::PTRACE_CONT,
+            What::Calls => libc::PTRACE_SYSCALL,
+            What::Instructions | What::Places => libc::PTRACE_SINGLESTEP,
+        };
+        // SAFETY: none of the three touches memory of ours.
         let resumed = unsafe { libc::ptrace(how, pid, 0usize, signal as usize) };
         if resumed != 0 {
             return Err(format!("it cannot be stepped: {}", io::Error::last_os_error()));

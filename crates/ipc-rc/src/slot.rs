@@ -215,10 +215,14 @@ impl<W: Word> Slot<W> {
     #[inline]
     pub fn read(&self, generation: Generation) -> Seen {
         let word = self.0.load(READ);
-        match decode(word) {
-            Some((State::Granted, g)) if g == generation => Seen::Granted,
-            Some((State::Held, g)) if g == generation => Seen::Held,
-            Some((State::Released, g)) if g == generation => Seen::Released,
+        const GRANTED: u64 = State::Granted as u64;
+        const HELD: u64 = State::Held as u64;
+        const RELEASED: u64 = State::Released as u64;
+        // Another generation leaves bits above the state's.
+        match word ^ encode(State::Free, generation) {
+            GRANTED => Seen::Granted,
+            HELD => Seen::Held,
+            RELEASED => Seen::Released,
             _ => Seen::Corrupt(word),
         }
     }

@@ -10,7 +10,7 @@ use crate::consumer::link::Link;
 use crate::consumer::mapping::NotMapped;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::counter_file::{TIMELINES, timeline_word};
-use crate::descriptor::{Descriptor, Fence, Fields, GrantKind};
+use crate::descriptor::{Fence, Fields, GrantKind, View};
 use crate::manual::drive;
 use crate::message::TicketId;
 use crate::producer::ledger::Entry;
@@ -90,7 +90,7 @@ impl Link {
         if self.guard.is_child() {
             return Err(ClaimError::Forked);
         }
-        let fields = Descriptor::decode(bytes)?.fields();
+        let fields = View::decode(bytes)?.fields();
         self.check(&fields)?;
         if self.is_gone() {
             return Err(ClaimError::ProducerGone);
@@ -106,9 +106,19 @@ impl Link {
             let lease = Entry { file: fields.file, slot: fields.slot, generation };
             return self.take(&fields, lease, fields.fence, wait, deadline);
         }
-        let ticket = TicketId { number: fields.slot, generation };
+        self.claim_ticket(&fields, TicketId { number: fields.slot, generation }, wait, deadline)
+    }
+
+    #[inline(never)]
+    fn claim_ticket(
+        self: &Arc<Link>,
+        fields: &Fields,
+        ticket: TicketId,
+        wait: Wait<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<ReceivedBlock, ClaimError> {
         let granted = self.redeem(ticket, deadline)?;
-        let taken = self.take(&fields, granted.lease, granted.fence, wait, deadline);
+        let taken = self.take(fields, granted.lease, granted.fence, wait, deadline);
         if !matches!(taken, Err(ClaimError::Backend(_))) {
             // Done, one way or the other. After anything else the same claim can be tried again.
             self.desk.forget(ticket);
@@ -117,6 +127,9 @@ impl Link {
     }
 
     /// Takes a lease of this participant's own, once the producer's work is done or waited for.
+    // Inlined, so that the fields stay in registers: read back from memory as they were not written they cost more than an
+    // atomic operation.
+    #[inline(always)]
     fn take(
         self: &Arc<Link>,
         fields: &Fields,
@@ -147,9 +160,9 @@ impl Link {
         let held = Held { mapping, entry };
         // `decode` has seen that the sum does not overflow.
         if fields.offset + fields.len > held.mapping.len() {
-            let got = format!("{} bytes at offset {} of {}", fields.len, fields.offset, held.mapping.len());
+            let region = held.mapping.len();
             held.leave();
-            return Err(Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into());
+            return Err(beyond(fields, region));
         }
         match held.file().counters.slot(entry.slot).claim(entry.generation) {
             // The slot's word is what orders the record's.
@@ -192,7 +205,7 @@ impl Link {
             return Err(ClaimError::Forked);
         }
         let tickets = descriptors.iter().filter_map(|bytes| {
-            let fields = Descriptor::decode(bytes.as_ref()).ok()?.fields();
+            let fields = View::decode(bytes.as_ref()).ok()?.fields();
             self.check(&fields).ok()?;
             (fields.kind == GrantKind::Ticket)
                 .then(|| Some(TicketId { number: fields.slot, generation: Generation::new(fields.generation)? }))?
@@ -200,41 +213,55 @@ impl Link {
         self.ask_for_tickets(tickets, deadline)
     }
 
+    #[inline]
     fn check(&self, fields: &Fields) -> Result<(), ClaimError> {
-        if fields.backend != self.gpu.kind() {
-            return Err(Error::Mismatch {
+        let ours = fields.backend == self.backend
+            && fields.session == self.session
+            && (fields.kind == GrantKind::Ticket || fields.participant == self.id);
+        if ours { Ok(()) } else { Err(self.not_ours(fields)) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_ours(&self, fields: &Fields) -> ClaimError {
+        if fields.backend != self.backend {
+            return Error::Mismatch {
                 what: "the descriptor's backend",
                 theirs: fields.backend.to_string(),
-                ours: self.gpu.kind().to_string(),
+                ours: self.backend.to_string(),
                 remedy: "claim with a participant of that backend",
             }
-            .into());
+            .into();
         }
         if fields.session != self.session {
-            return Err(ClaimError::Refused {
+            return ClaimError::Refused {
                 why: format!("the descriptor is of session {}, this participant's is {}", fields.session, self.session),
                 remedy: "claim with a participant that is connected to that session",
-            });
+            };
         }
-        if fields.kind == GrantKind::Addressed && fields.participant != self.id {
-            return Err(ClaimError::Refused {
-                why: format!("the descriptor is for {}, this is {}", fields.participant, self.id),
-                remedy: "claim where it is addressed to, or have it shared with this participant",
-            });
+        ClaimError::Refused {
+            why: format!("the descriptor is for {}, this is {}", fields.participant, self.id),
+            remedy: "claim where it is addressed to, or have it shared with this participant",
         }
-        Ok(())
     }
 
     /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the slot.
+    #[inline]
     fn await_file(&self, lease: Entry, deadline: Option<Instant>) -> Result<(), ClaimError> {
+        match self.file(lease.file) {
+            Some(file) if lease.slot < file.counters.slot_count() => Ok(()),
+            _ => self.await_file_slowly(lease, deadline),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn await_file_slowly(&self, lease: Entry, deadline: Option<Instant>) -> Result<(), ClaimError> {
         let slots = || self.file(lease.file).map(|file| file.counters.slot_count());
-        let slots = match slots() {
+        let slots = match self.wait_until(deadline, || slots().or_else(|| self.is_gone().then_some(0))) {
+            Some(0) => return Err(ClaimError::ProducerGone),
             Some(slots) => slots,
-            None => match self.wait_until(deadline, || slots().or_else(|| self.is_gone().then_some(0))) {
-                Some(0) => return Err(ClaimError::ProducerGone),
-                Some(slots) => slots,
-                None => return Err(Error::Deadline { what: "a counter file" }.into()),
-            },
+            None => return Err(Error::Deadline { what: "a counter file" }.into()),
         };
         if lease.slot >= slots {
             let must = format!("below {slots}");
@@ -306,6 +333,14 @@ impl Link {
 }
 
 #[cold]
+#[inline(never)]
+fn beyond(fields: &Fields, region: u64) -> ClaimError {
+    let got = format!("{} bytes at offset {} of {region}", fields.len, fields.offset);
+    Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into()
+}
+
+#[cold]
+#[inline(never)]
 fn twice_granted() -> ClaimError {
     ClaimError::Refused {
         why: "the descriptor's slot serves a lease that this participant still holds".into(),

@@ -14,12 +14,12 @@
 //! than the slot gives. A record that is held while its slot is granted again is the producer's fault, and refused.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{self, AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping::Entered;
-use crate::descriptor;
+use crate::descriptor::{Fence, NO_FENCE};
 use crate::producer::ledger::Entry;
 use crate::step::step;
 use crate::stream::Stream;
@@ -28,6 +28,9 @@ use crate::stream::Stream;
 #[derive(Debug)]
 pub(crate) struct Record {
     holders: AtomicU32,
+    /// The timeline word that the contents wait for, in the first counter file; or none.
+    fence_word: AtomicU32,
+    fence_value: AtomicU64,
     /// `used_on` is not empty.
     is_used: AtomicBool,
     used_on: Mutex<Vec<Stream>>,
@@ -36,13 +39,31 @@ pub(crate) struct Record {
 impl Record {
     /// Makes the record of a slot that nobody holds.
     pub const fn new() -> Record {
-        Record { holders: AtomicU32::new(0), is_used: AtomicBool::new(false), used_on: Mutex::new(Vec::new()) }
+        Record {
+            holders: AtomicU32::new(0),
+            fence_word: AtomicU32::new(NO_FENCE),
+            fence_value: AtomicU64::new(0),
+            is_used: AtomicBool::new(false),
+            used_on: Mutex::new(Vec::new()),
+        }
     }
 
     /// Says whether a lease of the slot is still held here.
     #[inline]
     pub fn is_held(&self) -> bool {
         self.holders.load(Ordering::Relaxed) != 0
+    }
+
+    /// Is taken by a lease whose slot was just claimed.
+    #[inline]
+    fn take(&self, fence: Option<Fence>) {
+        let word = fence.map_or(NO_FENCE, |fence| fence.word);
+        // What was there before is another lease's.
+        if word != NO_FENCE || self.fence_word.load(Ordering::Relaxed) != NO_FENCE {
+            self.fence_word.store(word, Ordering::Relaxed);
+            self.fence_value.store(fence.map_or(0, |fence| fence.value), Ordering::Relaxed);
+        }
+        self.holders.store(1, Ordering::Relaxed);
     }
 
     /// Lets go, and says whether this was the last holder.
@@ -52,7 +73,7 @@ impl Record {
             if self.holders.fetch_sub(1, Ordering::Release) != 1 {
                 return false;
             }
-            fence(Ordering::Acquire);
+            atomic::fence(Ordering::Acquire);
         }
         self.holders.store(0, Ordering::Relaxed);
         true
@@ -104,34 +125,33 @@ impl Held {
 
 /// One of the handles of a lease. The drop of the last ends it, once all work on the streams that it was used on has
 /// finished.
-pub(crate) struct Lease {
-    held: Held,
-    fence: Option<descriptor::Fence>,
-}
+pub(crate) struct Lease(Held);
 
 impl Lease {
     /// Takes a lease whose slot was just claimed.
     #[inline]
-    pub fn new(held: Held, fence: Option<descriptor::Fence>) -> Lease {
-        let lease = Lease { held, fence };
-        lease.record().holders.store(1, Ordering::Relaxed);
+    pub fn new(held: Held, fence: Option<Fence>) -> Lease {
+        let lease = Lease(held);
+        lease.record().take(fence);
         lease
     }
 
     /// Returns what is held.
     #[inline]
     pub fn held(&self) -> &Held {
-        &self.held
+        &self.0
     }
 
     /// Returns what the contents wait for.
-    pub fn fence(&self) -> Option<&descriptor::Fence> {
-        self.fence.as_ref()
+    pub fn fence(&self) -> Option<Fence> {
+        let record = self.record();
+        let word = record.fence_word.load(Ordering::Relaxed);
+        (word != NO_FENCE).then(|| Fence { file: 0, word, value: record.fence_value.load(Ordering::Relaxed) })
     }
 
     #[inline]
     fn record(&self) -> &Record {
-        self.held.file().record(self.held.entry.slot)
+        self.0.file().record(self.0.entry.slot)
     }
 
     /// Notes that the end waits for the work on a stream.
@@ -147,7 +167,7 @@ impl Lease {
     /// Leaves the end to a lane.
     #[cold]
     fn end_by_lane(&self) {
-        let link: Arc<Link> = self.held.mapping.keep_link();
+        let link: Arc<Link> = self.0.mapping.keep_link();
         let record = self.record();
         record.is_used.store(false, Ordering::Relaxed);
         let mut used = std::mem::take(&mut *record.used_on.lock().unwrap_or_else(PoisonError::into_inner));
@@ -157,15 +177,15 @@ impl Lease {
         }
         // With no lock held: a stream's keeper may be anything.
         used.clear();
-        let Some(file) = link.file(self.held.entry.file) else { return };
-        let mut room = file.record(self.held.entry.slot).used_on.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(file) = link.file(self.0.entry.file) else { return };
+        let mut room = file.record(self.0.entry.slot).used_on.lock().unwrap_or_else(PoisonError::into_inner);
         if room.capacity() == 0 {
             *room = used;
         }
     }
 
     fn same(&self) -> Held {
-        Held { mapping: self.held.mapping.same(), entry: self.held.entry }
+        Held { mapping: self.0.mapping.same(), entry: self.0.entry }
     }
 }
 
@@ -175,14 +195,14 @@ impl Clone for Lease {
         if self.record().holders.fetch_add(1, Ordering::Relaxed) > u32::MAX / 2 {
             std::process::abort();
         }
-        Lease { held: self.same(), fence: self.fence }
+        Lease(self.same())
     }
 }
 
 impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
-        if self.held.link().guard.is_child() {
+        if self.0.link().guard.is_child() {
             // The lease is the parent's, and so are the streams.
             return;
         }
@@ -200,6 +220,6 @@ impl Drop for Lease {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("entry", &self.held.entry).finish_non_exhaustive()
+        f.debug_struct("Lease").field("entry", &self.0.entry).finish_non_exhaustive()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Access, Error, Gpu, ParticipantId, RegionId, Result, WordPtr};
+use gpu_api::{Access, BackendKind, Error, Gpu, ParticipantId, RegionId, Result, WordPtr};
 use rustix::event::PollFlags;
 
 use crate::consumer::desk::Desk;
@@ -67,6 +67,8 @@ const NOT_POISONED: u64 = u64::MAX;
 #[derive(Debug)]
 pub(crate) struct Link {
     pub gpu: Gpu,
+    /// The device's vendor: asked for by every claim.
+    pub backend: BackendKind,
     pub access: Access,
     pub guard: ForkGuard,
     pub session: SessionId,
@@ -126,6 +128,7 @@ impl Link {
         let places = (welcome.max_slots / u64::from(MOST_SLOTS)).min(MOST_FILES) as usize + 4;
         let link = Link {
             lanes: Lanes::new(welcome.gpu.clone()),
+            backend: welcome.gpu.kind(),
             gpu: welcome.gpu,
             access: welcome.access,
             guard: ForkGuard::new()?,

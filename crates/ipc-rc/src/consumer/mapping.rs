@@ -7,8 +7,12 @@
 //! | enter | claimant | `fetch_add(1)` Acquire; if it finds CLOSING or another region, leave and ask anew |
 //! | leave | whoever ends a lease, after its GPU work | CAS to one less, Release; if WATCHED, keep the link, `fetch_sub(1)` Release, wake the thread if it was the last |
 //! | watch | thread | `fetch_or(WATCHED)`, and then it looks whether anybody is left |
-//! | close | thread | CAS 0 to CLOSING, Acquire; from then on nobody enters |
-//! | open | who maps | fields, then `fetch_sub(CLOSING - 1)` Release: one use, its own |
+//! | close | thread, under the desk's lock | CAS 0 to CLOSING, Acquire; from then on nobody enters |
+//! | open | who maps | fields, then `fetch_sub(CLOSING)` Release, or one less: its own use |
+//!
+//! The count is spread over cells, so that threads do not wait for each other's writes: each enters by a cell of its own
+//! and leaves by the one that it entered by. All of them are opened, watched and closed; a close that finds one in use
+//! opens those again that it had closed. Whoever was turned away meanwhile looks again under the desk's lock.
 //!
 //! 'leave' pairs with 'close': all use of the mapping happens before the unmapping. 'open' pairs with 'enter': whoever
 //! entered reads the fields of that opening.
@@ -39,7 +43,7 @@ use gpu_api::{DevicePtr, DeviceUuid, Error, RegionId, Result};
 
 use crate::consumer::link::Link;
 use crate::message::{Place, RefusalCode, ToProducer};
-use crate::producer::ledger::Entry;
+use crate::producer::ledger::{Entry, SHARDS, own_shard};
 use crate::step::step;
 
 const CLOSING: u32 = 1 << 31;
@@ -60,9 +64,30 @@ pub(crate) struct Mapping {
     len: AtomicU64,
     /// The producer is this process: there is nothing to unmap.
     local: AtomicBool,
-    users: AtomicU32,
+    users: [Users; SHARDS],
     /// It was entered since the cache last looked for something to drop.
     touched: AtomicBool,
+}
+
+/// A cell of a mapping's count.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Users(AtomicU32);
+
+impl Users {
+    fn is_idle(&self, order: Ordering) -> bool {
+        self.0.load(order) & !WATCHED == 0
+    }
+
+    fn close(&self) -> bool {
+        let seen = self.0.load(Ordering::Relaxed);
+        seen & !WATCHED == 0 && self.0.compare_exchange(seen, CLOSING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Opens it for so many uses.
+    fn open(&self, uses: u32) {
+        self.0.fetch_sub(CLOSING - uses, Ordering::Release);
+    }
 }
 
 // Not derived: the link's table leads back here.
@@ -81,20 +106,22 @@ impl Mapping {
             base: AtomicU64::new(0),
             len: AtomicU64::new(0),
             local: AtomicBool::new(false),
-            users: AtomicU32::new(CLOSING),
+            users: std::array::from_fn(|_| Users(AtomicU32::new(CLOSING))),
             touched: AtomicBool::new(false),
         }
     }
 
-    /// Opens a closed one, which the caller has entered then.
-    fn open(&self, link: Arc<Link>, opened: Opened) {
+    /// Opens a closed one, which the caller has entered then, by a cell.
+    fn open(&self, link: Arc<Link>, opened: Opened, by: usize) {
         *self.keeper() = Some(link);
         self.region.store(opened.region.0, Ordering::Relaxed);
         self.base.store(opened.base.0, Ordering::Relaxed);
         self.len.store(opened.len, Ordering::Relaxed);
         self.local.store(opened.local, Ordering::Relaxed);
         self.touched.store(true, Ordering::Relaxed);
-        self.users.fetch_sub(CLOSING - 1, Ordering::Release);
+        for (cell, users) in self.users.iter().enumerate() {
+            users.open(u32::from(cell == by));
+        }
     }
 
     fn keeper(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
@@ -120,12 +147,12 @@ impl Mapping {
     }
 
     #[inline]
-    fn enter(&self, region: RegionId) -> bool {
+    fn enter(&self, region: RegionId, by: usize) -> bool {
         if self.region() != region {
             return false;
         }
-        if self.users.fetch_add(1, Ordering::Acquire) & CLOSING != 0 || self.region() != region {
-            self.leave();
+        if self.users[by].0.fetch_add(1, Ordering::Acquire) & CLOSING != 0 || self.region() != region {
+            self.leave(by);
             return false;
         }
         if !self.touched.load(Ordering::Relaxed) {
@@ -136,22 +163,23 @@ impl Mapping {
 
     /// Ends one use. Neither the mapping nor its link may be touched after it by who does not keep the link.
     #[inline]
-    fn leave(&self) {
-        let mut seen = self.users.load(Ordering::Relaxed);
+    fn leave(&self, by: usize) {
+        let users = &self.users[by].0;
+        let mut seen = users.load(Ordering::Relaxed);
         while seen & WATCHED == 0 {
-            match self.users.compare_exchange_weak(seen, seen - 1, Ordering::Release, Ordering::Relaxed) {
+            match users.compare_exchange_weak(seen, seen - 1, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(changed) => seen = changed,
             }
         }
-        self.leave_watched();
+        self.leave_watched(by);
     }
 
     #[cold]
-    fn leave_watched(&self) {
+    fn leave_watched(&self, by: usize) {
         // There is none when the mapping is closed and its link going: then nobody waits either.
         let link = self.link.upgrade();
-        let last = self.users.fetch_sub(1, Ordering::Release) == WATCHED + 1;
+        let last = self.users[by].0.fetch_sub(1, Ordering::Release) == WATCHED + 1;
         if let Some(link) = link.filter(|_| last) {
             link.waker.nudge();
         }
@@ -159,16 +187,18 @@ impl Mapping {
 
     /// Has the thread be woken by whoever ends the last use, or not any more (thread).
     pub fn watch(&self, watched: bool) {
-        if watched {
-            self.users.fetch_or(WATCHED, Ordering::Relaxed);
-        } else {
-            self.users.fetch_and(!WATCHED, Ordering::Relaxed);
+        for users in &self.users {
+            if watched {
+                users.0.fetch_or(WATCHED, Ordering::Relaxed);
+            } else {
+                users.0.fetch_and(!WATCHED, Ordering::Relaxed);
+            }
         }
     }
 
     /// Says whether nobody uses it at this moment.
     pub fn is_idle(&self) -> bool {
-        self.users.load(Ordering::Acquire) & !WATCHED == 0
+        self.users.iter().all(|users| users.is_idle(Ordering::Acquire))
     }
 
     /// Says whether it was entered since the last call.
@@ -182,14 +212,23 @@ impl Mapping {
     }
 
     fn close(&self) -> bool {
-        let seen = self.users.load(Ordering::Relaxed);
-        seen & !WATCHED == 0 && self.users.compare_exchange(seen, CLOSING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        match self.users.iter().position(|users| !users.close()) {
+            None => true,
+            Some(busy) => {
+                self.users[..busy].iter().for_each(|users| users.open(0));
+                false
+            }
+        }
     }
 }
 
 /// A use of a mapping, which is counted in it. Forgotten, it is a use for ever.
 #[derive(Debug)]
-pub(crate) struct Entered(NonNull<Mapping>);
+pub(crate) struct Entered {
+    mapping: NonNull<Mapping>,
+    /// The cell that it is counted in.
+    by: u32,
+}
 
 // SAFETY: it stands for a `&Mapping`, which may go to another thread because a `Mapping` is `Sync`.
 unsafe impl Send for Entered where Mapping: Sync {}
@@ -199,7 +238,7 @@ unsafe impl Sync for Entered where Mapping: Sync {}
 impl Entered {
     /// Returns the same use once more, for one of several handles that share it: one of them ends it.
     pub fn same(&self) -> Entered {
-        Entered(self.0)
+        Entered { mapping: self.mapping, by: self.by }
     }
 
     /// Returns the link.
@@ -218,7 +257,7 @@ impl Entered {
     /// Ends the use.
     #[inline]
     pub fn leave(self) {
-        Mapping::leave(&self);
+        Mapping::leave(&self, self.by as usize);
     }
 }
 
@@ -229,7 +268,7 @@ impl Deref for Entered {
     fn deref(&self) -> &Mapping {
         // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: the link owns all that it made until it
         // goes, and it does not go while one is open, as this one is because this use is counted.
-        unsafe { self.0.as_ref() }
+        unsafe { self.mapping.as_ref() }
     }
 }
 
@@ -330,14 +369,18 @@ impl Mappings {
         let found = NonNull::new(self.place(region).load(Ordering::Acquire))?;
         // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: those in `places` are among `made`.
         let mapping = unsafe { found.as_ref() };
-        if mapping.enter(region) { Some(Entered(found)) } else { self.enter_by_table(region) }
+        let by = own_shard();
+        if mapping.enter(region, by) {
+            return Some(Entered { mapping: found, by: by as u32 });
+        }
+        self.enter_by_table(region, by)
     }
 
     #[cold]
-    fn enter_by_table(&self, region: RegionId) -> Option<Entered> {
+    fn enter_by_table(&self, region: RegionId, by: usize) -> Option<Entered> {
         let table = self.table.load();
         let mapping = table.get(&region)?;
-        mapping.enter(region).then(|| self.settle(mapping))
+        mapping.enter(region, by).then(|| self.settle(mapping, by))
     }
 
     fn place(&self, region: RegionId) -> &AtomicPtr<Mapping> {
@@ -345,21 +388,21 @@ impl Mappings {
     }
 
     /// Has the next claim of its region find a mapping that was made and entered, at its place.
-    fn settle(&self, mapping: &Arc<Mapping>) -> Entered {
+    fn settle(&self, mapping: &Arc<Mapping>, by: usize) -> Entered {
         let found = Arc::as_ptr(mapping).cast_mut();
         self.place(mapping.region()).store(found, Ordering::Release);
-        Entered(NonNull::from(&**mapping))
+        Entered { mapping: NonNull::from(&**mapping), by: by as u32 }
     }
 
     /// Opens a mapping, entered.
-    fn open(&self, link: &Arc<Link>, opened: Opened) -> Arc<Mapping> {
+    fn open(&self, link: &Arc<Link>, opened: Opened, by: usize) -> Arc<Mapping> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mapping = spare.unwrap_or_else(|| {
             let fresh = Arc::new(Mapping::closed(link));
             self.made.lock().unwrap_or_else(PoisonError::into_inner).push(fresh.clone());
             fresh
         });
-        mapping.open(link.clone(), opened);
+        mapping.open(link.clone(), opened, by);
         mapping
     }
 
@@ -386,6 +429,8 @@ impl Mappings {
     }
 
     /// Enters a region's mapping, making it first if need be, by the right of `lease`.
+    #[cold]
+    #[inline(never)]
     pub fn map(
         &self,
         link: &Arc<Link>,
@@ -408,6 +453,12 @@ impl Mappings {
                     return Some(Turn::Gone);
                 }
                 let mut desk = self.desk();
+                // Under the lock nobody closes it, and nobody tries to.
+                if !desk.contains_key(&region)
+                    && let Some(mapping) = self.enter_by_table(region, own_shard())
+                {
+                    return Some(Turn::Mapped(mapping));
+                }
                 match desk.get_mut(&region) {
                     None => {
                         let number = u64::from(self.next_request.fetch_add(1, Ordering::Relaxed));
@@ -445,13 +496,14 @@ impl Mappings {
                     let opened = open(link, region, answer);
                     let result = match opened {
                         Ok(opened) => {
-                            let mapping = self.open(link, opened);
+                            let by = own_shard();
+                            let mapping = self.open(link, opened, by);
                             self.table.rcu(|table| {
                                 let mut table = HashMap::clone(table);
                                 table.insert(region, mapping.clone());
                                 table
                             });
-                            Ok(self.settle(&mapping))
+                            Ok(self.settle(&mapping, by))
                         }
                         Err(not) => Err(not),
                     };

@@ -130,7 +130,7 @@ impl ReceivedBlock {
         }
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         if let Some(fence) = self.lease.fence() {
-            link.wait_on_host(fence, deadline)?;
+            link.wait_on_host(&fence, deadline)?;
         }
         if self.state() == State::Poisoned {
             return Err(ClaimError::Stale);
@@ -149,7 +149,7 @@ impl ReceivedBlock {
     /// Says what the contents are worth at this moment. Whoever waited on a stream asks after synchronising it.
     pub fn state(&self) -> State {
         let link = self.lease.held().link();
-        let seen = self.lease.fence().map_or(timeline::Fence::Reached, |fence| link.look(fence));
+        let seen = self.lease.fence().map_or(timeline::Fence::Reached, |fence| link.look(&fence));
         match seen {
             timeline::Fence::Pending => State::Pending,
             timeline::Fence::Poisoned => State::Poisoned,

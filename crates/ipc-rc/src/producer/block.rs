@@ -176,6 +176,7 @@ impl SentBlock {
     /// # Examples
     ///
     /// See the crate's first page.
+    #[inline]
     pub fn share(&self, to: To, after: After<'_>) -> Result<Descriptor> {
         self.share_with(to, after, &ShareOptions::default())
     }
@@ -185,6 +186,7 @@ impl SentBlock {
     /// # Errors
     ///
     /// As `share`.
+    #[inline]
     pub fn share_with(&self, to: To, after: After<'_>, options: &ShareOptions) -> Result<Descriptor> {
         self.block.core.share(&self.block, to, after, options)
     }

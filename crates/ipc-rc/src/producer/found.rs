@@ -39,10 +39,10 @@ impl<B> Found<B> {
         self.near.is_empty()
     }
 
-    /// Takes all of them out.
+    /// Takes all of them out, one after the other.
     #[inline]
     pub fn drain(&mut self) -> impl Iterator<Item = B> {
-        self.near.drain(..).chain(self.far.drain(..))
+        std::iter::from_fn(|| self.far.pop().or_else(|| self.near.pop()))
     }
 }
 

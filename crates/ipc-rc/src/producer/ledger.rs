@@ -134,6 +134,9 @@ struct Locked<B, F> {
     /// Some lease is outstanding. Written under the lock; read without it, to pass over a shard that has nothing to
     /// look at: who reads an old `false` misses a lease that was granted at the same moment, and so not yet released.
     busy: AtomicBool,
+    /// The shard that the threads whose own this is found room in last. Theirs while it has room; when it is full they
+    /// do not try it, and all after it, each time anew.
+    room: AtomicUsize,
     shard: Mutex<Shard<B, F>>,
 }
 
@@ -170,7 +173,11 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn new(start: Tick) -> Ledger<B, F> {
         let shard = || Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: NO_LAPSE };
         Ledger {
-            shards: std::array::from_fn(|_| Locked { busy: AtomicBool::new(false), shard: Mutex::new(shard()) }),
+            shards: std::array::from_fn(|n| Locked {
+                busy: AtomicBool::new(false),
+                room: AtomicUsize::new(n),
+                shard: Mutex::new(shard()),
+            }),
             start,
             corrupt_words: AtomicUsize::new(0),
         }
@@ -237,21 +244,39 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         let lapses = time_to_live.map_or(NO_LAPSE, |time| now.after(time).pack(self.start).saturating_add(1));
         let times = (packed, lapses);
         let own = own_shard();
-        // Without waiting first, beginning with the thread's own shard; then with.
-        for n in 0..SHARDS {
-            let locked = &self.shards[(own + n) % SHARDS];
+        let room = self.shards[own].room.load(Ordering::Relaxed);
+        let locked = &self.shards[room % SHARDS];
+        if let Ok(mut shard) = locked.shard.try_lock() {
+            match Self::grant_in(locked, &mut shard, owner, block, times) {
+                Err(Refusal::Full) => {}
+                done => return done,
+            }
+        }
+        self.grant_elsewhere(own, owner, block, times)
+    }
+
+    /// Looks for room in every shard: without waiting first, beginning with the thread's own; then with.
+    #[cold]
+    #[inline(never)]
+    fn grant_elsewhere(
+        &self,
+        own: usize,
+        owner: ParticipantId,
+        block: &B,
+        times: (u32, u32),
+    ) -> Result<Entry, Refusal> {
+        for n in (own..own + SHARDS).map(|n| n % SHARDS) {
+            let locked = &self.shards[n];
             if let Ok(mut shard) = locked.shard.try_lock() {
                 match Self::grant_in(locked, &mut shard, owner, block, times) {
                     Err(Refusal::Full) => {}
-                    done => return done,
+                    done => {
+                        self.shards[own].room.store(n, Ordering::Relaxed);
+                        return done;
+                    }
                 }
             }
         }
-        self.grant_waiting(own, owner, block, times)
-    }
-
-    #[cold]
-    fn grant_waiting(&self, own: usize, owner: ParticipantId, block: &B, times: (u32, u32)) -> Result<Entry, Refusal> {
         for n in 0..SHARDS {
             let locked = &self.shards[(own + n) % SHARDS];
             match Self::grant_in(locked, &mut locked.lock(), owner, block, times) {

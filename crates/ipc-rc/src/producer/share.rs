@@ -71,6 +71,7 @@ impl ShareOptions {
 }
 
 impl Core {
+    #[inline]
     pub(crate) fn share(
         &self,
         block: &Arc<Block>,
@@ -80,7 +81,7 @@ impl Core {
     ) -> Result<Descriptor> {
         self.check_open()?;
         let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
-        let descriptor = match to {
+        let named = match to {
             To::Participant(id) => {
                 // The fence comes first: if it cannot be queued, no descriptor may exist.
                 let fence = match after {
@@ -95,7 +96,7 @@ impl Core {
                     }
                 };
                 let lease = self.grant_to(id, block, time_to_live)?;
-                self.describe(block, Named::Lease(id, lease, fence), &options.user)
+                Named::Lease(id, lease, fence)
             }
             To::Ticket(claims) => {
                 let point = match after {
@@ -105,15 +106,14 @@ impl Core {
                         Some(Arc::new(Point::mark(&self.gpu, stream)?))
                     }
                 };
-                let ticket = self.tickets.issue(block, claims, point, time_to_live)?;
-                self.describe(block, Named::Ticket(ticket), &options.user)
+                Named::Ticket(self.tickets.issue(block, claims, point, time_to_live)?)
             }
         };
         if time_to_live.is_some() {
             self.watch_lapses();
         }
         step!("share");
-        Ok(descriptor)
+        Ok(self.describe(block, named, &options.user))
     }
 
     /// Shares several blocks after one stream with one fence for each addressee.
@@ -125,32 +125,23 @@ impl Core {
     ) -> Result<Vec<Descriptor>> {
         self.check_open()?;
         let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
-        let peers = self.peers.load();
-        let mut addressees: Vec<(&Arc<Peer>, Option<Fence>)> = Vec::new();
-        for (_, to) in grants {
-            if let To::Participant(id) = *to
-                && !addressees.iter().any(|(peer, _)| peer.id == id)
-            {
-                addressees.push((addressee(&peers, id)?, None));
-            }
-        }
         let mut point = None;
+        let mut fences = None;
         if let After::Stream(stream) = after {
             grants.iter().for_each(|(block, _)| block.note_use(stream));
             if grants.iter().any(|(_, to)| matches!(to, To::Ticket(_))) {
                 point = Some(Arc::new(Point::mark(&self.gpu, stream)?));
             }
-            self.fences.queue_many(&self.gpu, stream, &mut addressees)?;
+            fences = Some(self.fence_all(grants, stream)?);
             self.waker.nudge();
         }
         let mut descriptors = Vec::with_capacity(grants.len());
         for (block, to) in grants {
             let named = match *to {
-                To::Participant(id) => addressees
-                    .iter()
-                    .find(|(peer, _)| peer.id == id)
-                    .ok_or(Error::ParticipantGone { participant: id })
-                    .and_then(|(peer, fence)| Ok(Named::Lease(id, self.grant(peer, block, time_to_live)?, *fence))),
+                To::Participant(id) => {
+                    let fence = fences.as_ref().and_then(|fences| fences[place_of(id)]);
+                    self.grant_to(id, block, time_to_live).map(|lease| Named::Lease(id, lease, fence))
+                }
                 To::Ticket(claims) => self.tickets.issue(block, claims, point.clone(), time_to_live).map(Named::Ticket),
             };
             match named {
@@ -169,6 +160,24 @@ impl Core {
         }
         step!("share");
         Ok(descriptors)
+    }
+
+    /// Queues one value for every participant among the grants, and returns the fences by place.
+    fn fence_all(&self, grants: &[(&Arc<Block>, To)], stream: &Stream) -> Result<Vec<Option<Fence>>> {
+        let peers = self.peers.load();
+        let mut addressees: Vec<(&Arc<Peer>, Option<Fence>)> = Vec::new();
+        let mut seen = vec![false; peers.len()];
+        for (_, to) in grants {
+            let To::Participant(id) = *to else { continue };
+            let peer = addressee(&peers, id)?;
+            if !std::mem::replace(&mut seen[place_of(id)], true) {
+                addressees.push((peer, None));
+            }
+        }
+        self.fences.queue_many(&self.gpu, stream, &mut addressees)?;
+        let mut fences = vec![None; peers.len()];
+        addressees.into_iter().for_each(|(peer, fence)| fences[place_of(peer.id)] = fence);
+        Ok(fences)
     }
 
     /// Gives a connected claimant the lease that its ticket stands for; `None` when there is no room for the fence at
@@ -249,6 +258,7 @@ impl Core {
         })
     }
 
+    #[inline]
     fn describe(&self, block: &Block, named: Named, user: &[u8; 64]) -> Descriptor {
         let (kind, participant, file, slot, generation, fence) = match named {
             Named::Lease(id, lease, fence) => {
@@ -257,7 +267,7 @@ impl Core {
             Named::Ticket(ticket) => (GrantKind::Ticket, ParticipantId(0), 0, ticket.number, ticket.generation, None),
         };
         let fields = Fields {
-            backend: self.gpu.kind(),
+            backend: self.backend,
             kind,
             device: self.gpu.uuid(),
             session: self.id,
