@@ -31,7 +31,7 @@ pub(crate) struct State<T> {
 /// Best fit with coalescing over regions from upstream.
 ///
 /// The smallest free chunk that is large enough is taken, of several the one with the lowest address; it is cut when
-/// it is at least twice what is needed. What is freed merges with its free neighbours at once. Regions come from a
+/// what is too much is an eighth of what is needed or more, or what else [`BfcOptions::max_slack_share`] says. What is freed merges with its free neighbours at once. Regions come from a
 /// [`SubAllocator`] as they are needed.
 ///
 /// An address that was not handed out, lies inside a chunk or was freed already is an error and changes nothing.
@@ -67,7 +67,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// Makes an allocator that has no region yet.
     pub fn new(options: BfcOptions, upstream: U) -> Bfc<U> {
         let state = State {
-            heap: Heap::new(options.slack()),
+            heap: Heap::new(options.slack(), options.max_slack_share),
             counters: Counters::default(),
             pending: Pending::default(),
             scopes: Scopes::default(),
