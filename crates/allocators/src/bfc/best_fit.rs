@@ -25,6 +25,8 @@ pub(crate) struct State<T> {
     pub(crate) scopes: Scopes,
     /// Rises whenever memory may have become free: who tried in vain waits for it to rise.
     pub(crate) generation: u64,
+    /// How often regions went back to upstream, which leaves room to grow.
+    pub(crate) trims: u64,
     pub(crate) waiters: u32,
 }
 
@@ -72,6 +74,7 @@ impl<U: SubAllocator> Bfc<U> {
             pending: Pending::default(),
             scopes: Scopes::default(),
             generation: 0,
+            trims: 0,
             waiters: 0,
         };
         let grower = Mutex::new(Grower::new(&options));
@@ -239,6 +242,11 @@ impl<U: SubAllocator> Bfc<U> {
     /// Returns a number that rises whenever memory may have become free.
     pub(crate) fn generation(&self) -> u64 {
         self.state().generation
+    }
+
+    /// Returns how often regions went back to upstream.
+    pub(crate) fn trims(&self) -> u64 {
+        self.state().trims
     }
 
     /// Waits until memory may have become free since `seen` was read, or until the deadline; says whether it may.
