@@ -16,6 +16,7 @@
 //! `Bfc` is measured through its public calls, with its lock, its statistics and its look-up by address. The others are
 //! measured twice: as they come, which is for one thread, with nothing counted and chunks given back by what the
 //! allocation returned; and, as 'same job', behind a mutex, with a map from addresses to chunks and the same counts.
+//! 'Nothing, same job' is what mutex, map and counts take around an allocator that does nothing.
 //!
 //! Pass `--quick` for fewer rounds, `--ours` to leave the others out, `--live N` for pairs of one size alone, `--live 0`
 //! for everything but pairs.
@@ -28,7 +29,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use allocators::{Log, Request, Step, Trace};
-use subjects::{Common, Offset, Ours, Range, SameJob, Subject};
+use subjects::{Common, Nothing, Offset, Ours, Range, SameJob, Subject};
 
 const BATCH: usize = 1000;
 /// A fixed sequence: xorshift.
@@ -328,6 +329,8 @@ fn compare(script: &impl Script, field: Field) {
     let live = field.live;
     report(&name, "offset-allocator", &script.run(|| Offset::new(live)));
     report(&name, "offset-allocator, same job", &script.run(|| SameJob::new(Offset::new(live))));
+    let nothing = script.run(|| SameJob::new(Nothing::new()));
+    report(&name, "nothing, same job", &Figures { waste: None, ..nothing });
     // Its list is searched from end to end.
     if live <= 10_000 {
         report(&name, "range-alloc", &script.run(Range::new));

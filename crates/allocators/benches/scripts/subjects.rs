@@ -110,6 +110,30 @@ impl Subject for Range {
     }
 }
 
+/// Hands out one address after the other and takes nothing back: what is left is what is around it.
+pub struct Nothing(u64);
+
+impl Nothing {
+    pub fn new() -> Nothing {
+        Nothing(0)
+    }
+}
+
+impl Subject for Nothing {
+    type Chunk = u64;
+
+    fn alloc(&mut self, bytes: u64) -> u64 {
+        self.0 += bytes.next_multiple_of(UNIT);
+        self.0
+    }
+
+    fn free(&mut self, _: u64) {}
+
+    fn end(&end: &u64) -> u64 {
+        end
+    }
+}
+
 /// What an allocator of a process does around another: a lock, chunks found by their address, and counts.
 pub struct SameJob<S: Subject> {
     shared: Mutex<Shared<S>>,
