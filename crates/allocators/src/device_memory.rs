@@ -3,9 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use gpu_api::{Allocation, DevicePtr, Error, Export, Gpu, Region, RegionId, Result, Sharing};
+use gpu_api::{Allocation, DevicePtr, Error, Export, ForkGuard, Gpu, Region, RegionId, Result, Sharing};
 
-use crate::fork::ForkGuard;
 use crate::{Budget, DeviceBytes, Extent, Memory, SubAllocator};
 
 /// Memory of a device that no other process ever sees.

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_api::{Error, Gpu, HostMemory, HostPtr, Result};
+use gpu_api::{Error, ForkGuard, Gpu, HostMemory, HostPtr, Result};
 
-use crate::fork::ForkGuard;
 use crate::{Extent, HostBytes, Memory, SubAllocator};
 
 /// Host memory of one kind and one NUMA node.

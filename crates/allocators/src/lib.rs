@@ -25,7 +25,6 @@ pub mod bfc;
 mod budget;
 mod device_memory;
 mod direct;
-mod fork;
 mod host_memory;
 mod memory;
 mod pool;

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::ptr;
 
-use gpu_api::{DevicePtr, Gpu, RawStream, Result};
-
-use crate::fork::ForkGuard;
+use gpu_api::{DevicePtr, ForkGuard, Gpu, RawStream, Result};
 
 /// How bytes behind addresses are read and written.
 ///

@@ -4,9 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpu_api::{CaptureStatus, Error, EventKind, Gpu, RawEvent, RawStream, Result, StreamIdentity};
+use gpu_api::{CaptureStatus, Error, EventKind, ForkGuard, Gpu, RawEvent, RawStream, Result, StreamIdentity};
 
-use crate::fork::ForkGuard;
 use crate::{Allocator, Completion};
 
 /// Stands for the work that a stream had at one moment.

@@ -24,7 +24,7 @@ use crate::{Allocator, Bfc, Completion, Placed, Request, SubAllocator};
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// How often they are asked.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// How long the first wait between two looks is, and the longest: nobody tells of an unmapping.
+/// How long the first wait between two looks is, and the longest: nobody tells of what neighbours give back.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
 /// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
@@ -213,7 +213,7 @@ impl<U: SubAllocator> Relieved<U> {
         let mut ask = Instant::now();
         let mut nap = NAPS.0;
         loop {
-            let seen = self.bfc.generation();
+            let (seen, trims) = (self.bfc.generation(), self.bfc.trims());
             self.relief.collect();
             if let Some(placed) = self.bfc.try_alloc(request)? {
                 return Ok(placed);
@@ -242,7 +242,7 @@ impl<U: SubAllocator> Relieved<U> {
                 }
             }
             let Some(end) = until.filter(|&until| now < until) else { return Err(self.explain(error)) };
-            if let Some(placed) = self.watch(&request, seen, end.min(now + nap))? {
+            if let Some(placed) = self.watch(&request, seen, trims, end.min(now + nap))? {
                 return Ok(placed);
             }
             nap = (2 * nap).min(NAPS.1);
@@ -250,12 +250,15 @@ impl<U: SubAllocator> Relieved<U> {
     }
 
     /// Tries again whenever memory may have become free here, which costs little, until it is time to turn to others
-    /// again, which does not.
-    fn watch(&self, request: &Request, mut seen: u64, until: Instant) -> Result<Option<Placed<U::Token>>> {
+    /// again, which does not, or until regions went back to upstream: a session gives back what a consumer unmapped.
+    fn watch(&self, request: &Request, mut seen: u64, trims: u64, until: Instant) -> Result<Option<Placed<U::Token>>> {
         while self.bfc.wait(seen, until) {
             seen = self.bfc.generation();
             if let Some(placed) = self.bfc.try_alloc(*request)? {
                 return Ok(Some(placed));
+            }
+            if self.bfc.trims() != trims {
+                break;
             }
         }
         Ok(None)

@@ -388,7 +388,8 @@ fn get_and_clear_stats() {
 
 #[test]
 fn the_split_rule_keeps_slack_below_the_request() {
-    let bfc = bfc(GIB);
+    let options = BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole).max_slack_share(1.0);
+    let bfc = Bfc::new(options, Simulated::new());
     let hole = take(&bfc, 2048);
     let guard = take(&bfc, 256);
     bfc.free(hole.address).expect("in use");
@@ -401,12 +402,32 @@ fn the_split_rule_keeps_slack_below_the_request() {
 }
 
 #[test]
+fn slack_is_below_the_share_that_is_set() {
+    for (share, most) in [(0.0, 0), (0.125, 12), (0.5, 49), (1.0, 99)] {
+        let options = BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole).max_slack_share(share);
+        let bfc = Bfc::new(options, Simulated::new());
+        // A hole of 100 units and more: the largest that is handed out whole for 100.
+        let kept = (100..=200).filter(|&units| {
+            let hole = take(&bfc, units * 256);
+            let guard = take(&bfc, 256);
+            bfc.free(hole.address).expect("in use");
+            let placed = take(&bfc, 100 * 256);
+            assert_eq!(placed.address, hole.address);
+            bfc.free(placed.address).expect("in use");
+            bfc.free(guard.address).expect("in use");
+            placed.bytes == units * 256
+        });
+        assert_eq!(kept.max(), Some(100 + most), "{share}");
+    }
+}
+
+#[test]
 fn slack_above_the_fraction_is_cut_off() {
-    let options = BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole).fragmentation_fraction(0.25);
-    let bfc = Bfc::new(options, Simulated::new());
+    let options = || BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole).max_slack_share(1.0);
+    let options_of_a_quarter = options().fragmentation_fraction(0.25);
+    let bfc = Bfc::new(options_of_a_quarter, Simulated::new());
     assert_eq!(take(&bfc, 800 * MIB).bytes, GIB);
-    let options = BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole);
-    let bfc = Bfc::new(options, Simulated::new());
+    let bfc = Bfc::new(options(), Simulated::new());
     assert_eq!(take(&bfc, 800 * MIB).bytes, 800 * MIB, "128 MiB when nothing is said");
 }
 
@@ -462,8 +483,11 @@ fn the_error_says_what_holds_the_memory() {
 fn bookkeeping_is_at_most_a_hundredth_of_the_pool() {
     // Chunks of 4 KiB on the average, freed and allocated at random, at several sizes of the pool: tables grow in
     // steps, so that one size might be lucky.
-    for live in [20_000usize, 30_000, 45_000, 70_000, 100_000] {
-        let bfc = Bfc::new(BfcOptions::new("bfc").growth(Growth::Fixed(8 * MIB)), Simulated::new());
+    let shares = [0.125, 1.0];
+    for (live, share) in [20_000usize, 30_000, 45_000, 70_000, 100_000].into_iter().flat_map(|n| shares.map(|s| (n, s)))
+    {
+        let options = BfcOptions::new("bfc").growth(Growth::Fixed(8 * MIB)).max_slack_share(share);
+        let bfc = Bfc::new(options, Simulated::new());
         let mut random = Sequence(5);
         let mut size = move || 256 * (1 + random.below(31));
         let mut held: Vec<u64> = (0..live).map(|_| take(&bfc, size()).address).collect();
@@ -475,7 +499,7 @@ fn bookkeeping_is_at_most_a_hundredth_of_the_pool() {
         }
         let snapshot = bfc.snapshot();
         let chunks = snapshot.chunks().count() as u64;
-        let share = snapshot.bookkeeping_bytes as f64 / (chunks * 4096) as f64;
-        assert!(share <= 0.01, "{live} live: {} bytes for {chunks} chunks: {share}", snapshot.bookkeeping_bytes);
+        let part = snapshot.bookkeeping_bytes as f64 / (chunks * 4096) as f64;
+        assert!(part <= 0.01, "{live} live: {} bytes for {chunks} chunks: {part}", snapshot.bookkeeping_bytes);
     }
 }

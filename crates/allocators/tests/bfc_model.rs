@@ -45,6 +45,8 @@ struct Chunk {
 struct Model {
     regions: Vec<Vec<Chunk>>,
     next: u64,
+    /// Eighths of what is needed from which on slack is cut off.
+    eighths: u64,
 }
 
 impl Model {
@@ -84,7 +86,8 @@ impl Model {
             Model::cut(chunks, at, prefix);
             at += 1;
         }
-        if chunks[at].len >= 2 * len {
+        let slack = chunks[at].len - len;
+        if slack > 0 && 8 * slack >= self.eighths * len {
             Model::cut(chunks, at, len);
         }
         chunks[at].used = true;
@@ -160,9 +163,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_does_what_a_plain_list_does(ops in prop::collection::vec(op(), 1..300)) {
-        let bfc = Bfc::new(options(), Simulated::new().gap(256));
-        let mut model = Model::default();
+    fn it_does_what_a_plain_list_does(ops in prop::collection::vec(op(), 1..300), eighths in 0u64..=8) {
+        let bfc = Bfc::new(options().max_slack_share(eighths as f64 / 8.0), Simulated::new().gap(256));
+        let mut model = Model { eighths, ..Model::default() };
         let mut live: Vec<u64> = Vec::new();
         for op in ops {
             match op {

@@ -7,7 +7,7 @@
 //! 3. [`stream`]: queues of GPU work, events, and the 64-bit words that order work across processes.
 //! 4. [`backend`]: [`GpuBackend`], the trait that a vendor implements over the three above.
 //! 5. [`region`]: [`RegionSource`], where blocks come from, and [`Reclaim`], who can give some back.
-//! 6. [`error`]: one [`Error`], by what the caller can do.
+//! 6. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a forked child.
 //!
 //! # Glossary
 //!
@@ -37,6 +37,7 @@
 pub mod backend;
 pub mod device;
 pub mod error;
+pub mod fork;
 pub mod memory;
 pub mod region;
 pub mod stream;
@@ -44,6 +45,7 @@ pub mod stream;
 pub use backend::{Gpu, GpuBackend, StreamInfo};
 pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
 pub use error::{DriverError, Error, Result};
+pub use fork::ForkGuard;
 pub use memory::{
     Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind, PointerInfo, Sharing,
 };

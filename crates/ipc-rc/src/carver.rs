@@ -15,9 +15,10 @@ mod fake;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{Allocation, Error, Export, Gpu, Piece, Region, RegionId, RegionSource, Result, Sharing, SourceUsage};
+use gpu_api::{
+    Allocation, Error, Export, ForkGuard, Gpu, Piece, Region, RegionId, RegionSource, Result, Sharing, SourceUsage,
+};
 
-use crate::fork::ForkGuard;
 use chunks::{Chunks, STEP};
 
 /// A region source that carves pieces out of a few large regions: best fit, neighbours merged when given back.

@@ -7,7 +7,7 @@
 //!    they lie.
 //! 3. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect; who is dead and when.
 //! 4. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
-//! 5. `message`, `socket`, `process`, `fork`: what goes between the two, and how each knows the other.
+//! 5. `message`, `socket`, `process`: what goes between the two, and how each knows the other.
 //!    `snapshot_file`: what is longer than a message.
 //! 6. `manual`, `poller`, `waker`, `blocking`: who runs what goes on in the background.
 //!
@@ -44,7 +44,6 @@ mod consumer;
 mod counter_file;
 pub mod descriptor;
 mod dirty;
-mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod manual;

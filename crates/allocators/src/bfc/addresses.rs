@@ -8,6 +8,9 @@ const SLOTS: usize = 15;
 /// Slots in use, of a hundred, beyond which the table grows.
 const FULLEST: usize = 84;
 
+/// Buckets up to which a table doubles: 4 KiB.
+const SMALL: usize = 64;
+
 /// A hash table from addresses to chunks, in buckets of one cache line.
 ///
 /// A slot holds the chunk's number and, in the bits that numbers do not need yet, a part of the address' hash, so
@@ -44,15 +47,16 @@ impl Bucket {
 }
 
 impl Addresses {
-    /// Notes a chunk under its address.
-    pub(crate) fn insert(&mut self, chunks: &Chunks, id: ChunkId) {
+    /// Notes a chunk under the unit that it starts at.
+    #[inline]
+    pub(crate) fn insert(&mut self, chunks: &Chunks, id: ChunkId, start: u64) {
         if self.buckets.is_empty()
             || self.len * 100 >= self.buckets.len() * SLOTS * FULLEST
             || id.0 >> self.number_bits != 0
         {
             self.grow(chunks);
         }
-        self.place(chunks[id].start(), id);
+        self.place(start, id);
         self.len += 1;
     }
 
@@ -62,6 +66,7 @@ impl Addresses {
     }
 
     /// Forgets the chunk that starts at this unit and returns it.
+    #[inline]
     pub(crate) fn remove(&mut self, chunks: &Chunks, start: u64) -> Option<ChunkId> {
         let (at, slot, id) = self.find(chunks, start)?;
         self.buckets[at].held &= !(1 << slot);
@@ -78,6 +83,7 @@ impl Addresses {
         self.buckets.capacity() * size_of::<Bucket>()
     }
 
+    #[inline]
     fn find(&self, chunks: &Chunks, start: u64) -> Option<(usize, usize, ChunkId)> {
         if self.buckets.is_empty() {
             return None;
@@ -108,6 +114,7 @@ impl Addresses {
         None
     }
 
+    #[inline]
     fn place(&mut self, start: u64, id: ChunkId) {
         let hash = hash(start);
         let entry = self.tag(hash) << self.number_bits | id.0;
@@ -125,14 +132,17 @@ impl Addresses {
         }
     }
 
-    /// Makes room by a quarter, and gives numbers the bits that they need.
+    /// Makes room, by an eighth once a table is no longer small, and gives numbers the bits that they need.
     #[cold]
     fn grow(&mut self, chunks: &Chunks) {
         let old = std::mem::take(&mut self.buckets);
         let old_bits = self.number_bits;
         self.number_bits = (usize::BITS - chunks.numbers().leading_zeros()).clamp(12, 31);
-        let buckets =
-            if self.len * 100 >= old.len() * SLOTS * FULLEST { old.len() + old.len() / 4 + 1 } else { old.len() };
+        let buckets = if self.len * 100 >= old.len() * SLOTS * FULLEST {
+            old.len() + (old.len() / 8).max(old.len().min(SMALL) + 1)
+        } else {
+            old.len()
+        };
         self.buckets = Vec::with_capacity(buckets);
         self.buckets.resize(buckets, EMPTY);
         for entry in old.iter().flat_map(|bucket| bucket.held()) {
@@ -181,7 +191,7 @@ mod tests {
                     0..=2 => {
                         if let std::collections::hash_map::Entry::Vacant(row) = map.entry(start) {
                             let id = chunks.insert(Chunk::free(start, 0, 1));
-                            addresses.insert(&chunks, id);
+                            addresses.insert(&chunks, id, start);
                             row.insert(id);
                         }
                     }

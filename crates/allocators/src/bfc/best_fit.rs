@@ -25,13 +25,15 @@ pub(crate) struct State<T> {
     pub(crate) scopes: Scopes,
     /// Rises whenever memory may have become free: who tried in vain waits for it to rise.
     pub(crate) generation: u64,
+    /// How often regions went back to upstream, which leaves room to grow.
+    pub(crate) trims: u64,
     pub(crate) waiters: u32,
 }
 
 /// Best fit with coalescing over regions from upstream.
 ///
 /// The smallest free chunk that is large enough is taken, of several the one with the lowest address; it is cut when
-/// it is at least twice what is needed. What is freed merges with its free neighbours at once. Regions come from a
+/// what is too much is an eighth of what is needed or more, or what else [`BfcOptions::max_slack_share`] says. What is freed merges with its free neighbours at once. Regions come from a
 /// [`SubAllocator`] as they are needed.
 ///
 /// An address that was not handed out, lies inside a chunk or was freed already is an error and changes nothing.
@@ -67,11 +69,12 @@ impl<U: SubAllocator> Bfc<U> {
     /// Makes an allocator that has no region yet.
     pub fn new(options: BfcOptions, upstream: U) -> Bfc<U> {
         let state = State {
-            heap: Heap::new(options.slack()),
+            heap: Heap::new(options.slack(), options.max_slack_share),
             counters: Counters::default(),
             pending: Pending::default(),
             scopes: Scopes::default(),
             generation: 0,
+            trims: 0,
             waiters: 0,
         };
         let grower = Mutex::new(Grower::new(&options));
@@ -239,6 +242,11 @@ impl<U: SubAllocator> Bfc<U> {
     /// Returns a number that rises whenever memory may have become free.
     pub(crate) fn generation(&self) -> u64 {
         self.state().generation
+    }
+
+    /// Returns how often regions went back to upstream.
+    pub(crate) fn trims(&self) -> u64 {
+        self.state().trims
     }
 
     /// Waits until memory may have become free since `seen` was read, or until the deadline; says whether it may.

@@ -128,8 +128,8 @@ impl Chunks {
             return id;
         }
         if self.chunks.len() == self.chunks.capacity() {
-            // A sixteenth at a time: doubling would leave half of it unused at its largest.
-            self.chunks.reserve_exact((self.chunks.len() / 16).max(64));
+            // A thirty-second at a time: doubling would leave half of it unused at its largest.
+            self.chunks.reserve_exact((self.chunks.len() / 32).max(64));
         }
         // The table of addresses has 31 bits for a number. At 32 bytes a chunk that is 64 GiB of chunks.
         assert!(self.chunks.len() < (1 << 31) - 2, "more chunks than can be numbered");

@@ -111,6 +111,12 @@ impl<U: SubAllocator> Bfc<U> {
         if leaked > 0 {
             self.state().counters.leaked += leaked;
         }
+        if freed > 0 {
+            let mut state = self.state();
+            state.trims += 1;
+            // Who waits may find that it can grow.
+            self.wake(state);
+        }
         failed.map_or(Ok(freed), Err)
     }
 

@@ -10,6 +10,9 @@ use crate::Extent;
 /// How many chunks that might be aligned by luck are looked at before one that is large enough whatever its address.
 const LUCK: u32 = 64;
 
+/// Of a share. A power of two, so that a multiplication is a shift.
+const WHOLE: u64 = 1024;
+
 /// What to look for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit {
@@ -81,10 +84,12 @@ pub(crate) struct Heap<T> {
     number: u64,
     /// Bytes from which on slack is cut off whatever the chunk's size.
     max_slack: u64,
+    /// The share of what is needed from which on slack is cut off, in parts of [`WHOLE`].
+    max_share: u64,
 }
 
 impl<T> Heap<T> {
-    pub(crate) fn new(max_slack: u64) -> Heap<T> {
+    pub(crate) fn new(max_slack: u64, max_share: f64) -> Heap<T> {
         Heap {
             chunks: Chunks::default(),
             regions: Regions::default(),
@@ -93,6 +98,7 @@ impl<T> Heap<T> {
             number: 0,
             // Slack has 32 bits in a chunk.
             max_slack: max_slack.clamp(UNIT, u64::from(u32::MAX) - 2 * UNIT),
+            max_share: (max_share.clamp(0.0, 1.0) * WHOLE as f64) as u64,
         }
     }
 
@@ -169,18 +175,19 @@ impl<T> Heap<T> {
 
     /// Says whether a chunk is so much larger than what is needed that the rest is cut off.
     fn is_wasted(&self, units: u32, needed: u32) -> bool {
-        units / 2 >= needed || u64::from(units - needed) * UNIT >= self.max_slack
+        let rest = u64::from(units - needed);
+        rest > 0 && (rest * WHOLE >= u64::from(needed) * self.max_share || rest * UNIT >= self.max_slack)
     }
 
     /// Hands out a chunk that is in no index.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn hand_out(&mut self, id: ChunkId, asked: u64) -> Handed {
         self.number += 1;
         let number = self.number;
         let chunk = &mut self.chunks[id];
         chunk.hand_out(number, asked);
         let handed = handed(chunk);
-        self.addresses.insert(&self.chunks, id);
+        self.addresses.insert(&self.chunks, id, handed.address / UNIT);
         handed
     }
 
@@ -291,7 +298,7 @@ impl<T> Heap<T> {
         self.chunks.bookkeeping() + self.addresses.bookkeeping() + self.index.bookkeeping()
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, fit: Fit) -> Option<(Cursor, Entry, u32)> {
         let (mut cursor, mut entry) = self.index.best(fit.units)?;
         if fit.align == 1 {

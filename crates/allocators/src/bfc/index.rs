@@ -79,7 +79,7 @@ fn rank(entries: &[Entry], entry: Entry) -> usize {
 }
 
 impl Bin {
-    #[inline]
+    #[inline(always)]
     fn from(&self, entry: Entry) -> Option<(Spot, Entry)> {
         match self {
             Bin::Few(entries) => {
@@ -222,7 +222,7 @@ impl Index {
     }
 
     /// Finds the smallest chunk of at least this many units, the lowest of several.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn best(&self, units: u32) -> Option<(Cursor, Entry)> {
         let place = place_of(units);
         if self.orders[place.order].filled & 1 << place.bin != 0
@@ -261,6 +261,7 @@ impl Index {
         size_of::<Index>() + bins.map(|bin| size_of::<Bin>() + bin.bookkeeping()).sum::<usize>()
     }
 
+    #[inline(always)]
     fn find(&self, entry: Entry) -> Cursor {
         let place = place_of(entry.units());
         let found = self.orders[place.order].bins.get(place.bin).and_then(|bin| bin.from(entry));
@@ -273,7 +274,7 @@ impl Index {
     }
 
     /// Returns the first entry of the bins behind one.
-    #[inline]
+    #[inline(always)]
     fn first_behind(&self, place: Place) -> Option<(Cursor, Entry)> {
         let behind = |filled: u32, at: usize| filled & (!1 << at);
         let (order, filled) = match behind(self.orders[place.order].filled, place.bin) {

@@ -31,6 +31,9 @@ impl Growth {
     }
 }
 
+/// The share of slack unless another is set: nearly the time of TensorFlow's rule, and nearly the memory of none.
+const SLACK_SHARE: f64 = 0.125;
+
 /// How a [`Bfc`](crate::Bfc) is set up.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
@@ -47,12 +50,16 @@ pub struct BfcOptions {
     pub fragmentation_fraction: f64,
     /// The most slack of a chunk; what the fraction says when `None`.
     pub max_slack: Option<u64>,
+    /// The most slack of a chunk, as a share of what is needed: from 0, which cuts everything off, to 1, which is
+    /// TensorFlow's rule.
+    pub max_slack_share: f64,
     /// Whether idle regions go back to upstream when a request does not fit otherwise.
     pub collect_regions: bool,
 }
 
 impl BfcOptions {
-    /// Sets nothing but the name: no limit, growth from 2 MiB, idle regions given back when that helps.
+    /// Sets nothing but the name: no limit, growth from 2 MiB, an eighth of slack, idle regions given back when that
+    /// helps.
     pub fn new(name: impl Into<String>) -> BfcOptions {
         BfcOptions {
             name: name.into(),
@@ -61,6 +68,7 @@ impl BfcOptions {
             growth: Growth::DEFAULT,
             fragmentation_fraction: 0.0,
             max_slack: None,
+            max_slack_share: SLACK_SHARE,
             collect_regions: true,
         }
     }
@@ -97,6 +105,14 @@ impl BfcOptions {
     #[must_use]
     pub fn max_slack(mut self, bytes: u64) -> BfcOptions {
         self.max_slack = Some(bytes);
+        self
+    }
+
+    /// Cuts off slack of this share of what is needed or more: 0 cuts everything off, 1 is TensorFlow's rule, which
+    /// takes the least time and the most memory. `docs/ALLOCATORS.md` has both for several shares.
+    #[must_use]
+    pub fn max_slack_share(mut self, share: f64) -> BfcOptions {
+        self.max_slack_share = share;
         self
     }
 

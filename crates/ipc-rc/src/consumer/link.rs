@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Access, BackendKind, Error, Gpu, ParticipantId, RegionId, Result, WordPtr};
+use gpu_api::{Access, BackendKind, Error, ForkGuard, Gpu, ParticipantId, RegionId, Result, WordPtr};
 use rustix::event::PollFlags;
 
 use crate::consumer::desk::Desk;
@@ -17,7 +17,6 @@ use crate::consumer::mapping::{Cache, Mappings};
 use crate::consumer::service::Service;
 use crate::counter_file::{CounterFile, GROUP, MOST_SLOTS, TIMELINES};
 use crate::descriptor::{self, SessionId};
-use crate::fork::ForkGuard;
 use crate::manual::{Driver, drive};
 use crate::message::{MOST_BYTES, ToProducer};
 use crate::poller::Poller;

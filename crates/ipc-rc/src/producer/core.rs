@@ -6,11 +6,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use gpu_api::{BackendKind, Error, Gpu, Holder, Lent, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result};
+use gpu_api::{
+    BackendKind, Error, ForkGuard, Gpu, Holder, Lent, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result,
+};
 
 use crate::clock::Tick;
 use crate::descriptor::SessionId;
-use crate::fork::ForkGuard;
 use crate::manual::{Driver, drive};
 use crate::message::ToParticipant;
 use crate::producer::block::{Block, Token};

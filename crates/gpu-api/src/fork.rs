@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::io;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use gpu_api::{Error, Result};
-use memmap2::MmapMut;
-use rustix::mm::{Advice, madvise};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::{Error, Result};
+
+/// Less than any page; the kernel rounds it up.
+const BYTES: usize = size_of::<AtomicU32>();
 
 /// A page that the kernel hands to a forked child as zeros: 1 in the process that made it, 0 in its children.
 ///
@@ -15,9 +18,23 @@ use rustix::mm::{Advice, madvise};
 /// be used again.
 ///
 /// A child of `vfork` shares the page and reads 1. It may only exec or exit, so nothing of ours runs in it.
-pub(crate) struct ForkGuard {
-    page: MmapMut,
+///
+/// # Examples
+///
+/// ```
+/// let guard = gpu_api::ForkGuard::new()?;
+/// assert!(!guard.is_child());
+/// guard.check("this session")?;
+/// # Ok::<(), gpu_api::Error>(())
+/// ```
+pub struct ForkGuard {
+    word: NonNull<AtomicU32>,
 }
+
+// SAFETY: the word is atomic, the mapping is this value's own and belongs to no thread.
+unsafe impl Send for ForkGuard {}
+// SAFETY: as above.
+unsafe impl Sync for ForkGuard {}
 
 impl ForkGuard {
     /// Makes a guard that belongs to this process.
@@ -25,28 +42,51 @@ impl ForkGuard {
     /// # Errors
     ///
     /// [`Error::System`] without memory for a page, [`Error::Unsupported`] where the kernel only pretends.
-    pub(crate) fn new() -> Result<ForkGuard> {
+    pub fn new() -> Result<ForkGuard> {
         refuses_bogus_advice()?;
-        let mut page = MmapMut::map_anon(size_of::<AtomicU32>())
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: `mmap_anonymous` without `FIXED` replaces no mapping.
+        let page = unsafe { mmap_anonymous(ptr::null_mut(), BYTES, protection, flags) }
             .map_err(|e| Error::system("mmap", "free memory or raise RLIMIT_AS, then open again", e))?;
+        let word = NonNull::new(page.cast::<AtomicU32>()).expect("a mapping without `FIXED` is not at 0");
+        let guard = ForkGuard { word };
         // SAFETY: `madvise` asks that nobody relies on what the advice changes: the page is this guard's own, and a
         // child that finds zeros in it is the purpose.
-        unsafe { madvise(page.as_mut_ptr().cast(), page.len(), Advice::LinuxWipeOnFork) }
+        unsafe { madvise(page, BYTES, Advice::LinuxWipeOnFork) }
             .map_err(|e| Error::system("madvise(MADV_WIPEONFORK)", "use Linux 4.14 or later", e))?;
-        page[..4].copy_from_slice(&1u32.to_ne_bytes());
-        Ok(ForkGuard { page })
+        guard.word().store(1, Ordering::Relaxed);
+        Ok(guard)
     }
 
     /// Says whether this is a forked child of the process that made the guard.
-    pub(crate) fn is_child(&self) -> bool {
-        // SAFETY: `AtomicU32::from_ptr` asks for
-        // - alignment: the mapping starts at a page;
-        // - four bytes valid for as long as the reference: `self.page` is at least that long and borrowed;
-        // - no data race: `new` wrote before it returned and nothing writes afterwards, the kernel's wiping happens
-        //   while the child has not run yet;
-        // - writable memory: a private mapping, readable and writable.
-        let word = unsafe { AtomicU32::from_ptr(self.page.as_ptr().cast::<u32>().cast_mut()) };
-        word.load(Ordering::Relaxed) == 0
+    #[inline]
+    pub fn is_child(&self) -> bool {
+        self.word().load(Ordering::Relaxed) == 0
+    }
+
+    /// Fails in a forked child.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`], which names what was asked of the parent.
+    #[inline]
+    pub fn check(&self, what: &'static str) -> Result<()> {
+        if self.is_child() { Err(Error::Forked { what }) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: `as_ref` asks for a valid, aligned value for as long as the reference: the page is mapped until the
+        // drop, starts at a page, and any bits are an atomic number.
+        unsafe { self.word.as_ref() }
+    }
+}
+
+impl Drop for ForkGuard {
+    fn drop(&mut self) {
+        // SAFETY: `munmap` asks that nothing in the page is used afterwards: no reference outlives the guard.
+        let unmapped = unsafe { munmap(self.word.as_ptr().cast(), BYTES) };
+        debug_assert!(unmapped.is_ok(), "a mapping of our own: {unmapped:?}");
     }
 }
 
