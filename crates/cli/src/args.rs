@@ -144,6 +144,9 @@ Exit status:
     /// A consumer of the benchmark (started by it)
     #[command(hide = true)]
     BenchConsumer(BenchConsumerOptions),
+    /// Who says what leases take (started by the benchmark)
+    #[command(hide = true)]
+    BenchMemory(BenchMemoryOptions),
     /// A consumer of the demo (started by it)
     #[command(hide = true)]
     DemoConsumer(ConsumerOptions),
@@ -357,6 +360,23 @@ pub struct BenchConsumerOptions {
     /// Keep nothing mapped that is not in use
     #[arg(long)]
     pub forgetful: bool,
+}
+
+/// What a process is told that says what leases take.
+#[derive(Arguments, Debug)]
+pub struct BenchMemoryOptions {
+    /// Which backend
+    #[arg(long, value_enum)]
+    pub backend: Vendor,
+    /// Which device
+    #[arg(long)]
+    pub device: String,
+    /// How many leases
+    #[arg(long)]
+    pub leases: usize,
+    /// Of how many blocks
+    #[arg(long)]
+    pub blocks: usize,
 }
 
 /// Reads a time that a person would wait.

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::io::BufRead;
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gpu_ipc::{DevicePtr, Gpu, MemHandle, Participant, ReceivedBlock, Stream, Wait};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -24,13 +24,15 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::floor::{self, Floor, Foreign};
 use super::naked::Naked;
 use super::sample::{Pairs, time};
-use super::stage::{PATIENCE, until};
+use super::stage::{PATIENCE, within};
 use crate::args::BenchConsumerOptions;
 use crate::device::explain;
 use crate::{Outcome, child, device, hex};
 
 /// Calls in each sample of what goes through the driver.
 pub const CALLS: usize = 8;
+/// How long a region that nobody uses may stay mapped against the wish.
+const UNMAPPING: Duration = Duration::from_secs(10);
 /// Bytes of a bare question, and of the answer: what a ticket's are.
 pub const QUESTION: usize = 40;
 pub const ANSWER: usize = 72;
@@ -246,7 +248,7 @@ impl Consumer<'_> {
                 pairs.ours.push(time(1, &mut map)?);
                 drop(block);
                 // The next claim is to map again.
-                until("the region to be unmapped", || self.participant.mappings() == 0)?;
+                within(UNMAPPING, "the region to be unmapped", || self.participant.mappings() == 0)?;
             } else {
                 let mut opened = None;
                 let mut open = || {

@@ -1,31 +1,52 @@
-//! The row of what a lease takes, in all processes.
+//! The rows of what a lease takes, in all processes.
 
 use super::protocol::Pair;
 use super::row::Row;
 use super::sample::Figures;
-use super::stage::Stage;
+use super::stage::{PATIENCE, Stage};
+use crate::args::BenchMemoryOptions;
+use crate::child::{self, Child};
+use crate::{Outcome, device};
 
 /// Bytes that a lease cannot do without: its word in shared memory, and a pointer to its block.
 const LEAST: f64 = 16.0;
 
-/// Memory for each of many leases of one block, and of many blocks.
+/// Memory for each of many leases of one block, and of many blocks. Each in a process of its own: an allocator does not
+/// give back what an earlier one took.
 pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
-    let leases = stage.choose(100_000, 5_000);
-    let one = grown(stage, leases, 1)?;
-    let each = grown(stage, leases, leases)?;
-    let row = |name, what, bytes| {
+    let leases: usize = stage.choose(100_000, 5_000);
+    let row = |name, what, blocks: usize| {
+        let device = stage.gpu.uuid().to_string();
+        let (leases_text, blocks) = (leases.to_string(), blocks.to_string());
+        let args =
+            ["bench-memory", "--backend", stage.gpu.kind().name(), "--device", &device, "--leases", &leases_text];
+        let mut child = Child::start(args.into_iter().chain(["--blocks", &blocks]), PATIENCE)?;
+        let bytes = *child.answer()?.first().ok_or("a process did not say its memory")?;
+        child.wait()?;
         let row = Row::new(name, what, "a word for the slot and a pointer to the block").bytes();
-        row.figures(Figures::of(vec![bytes], leases), Figures::of(vec![LEAST], 1))
+        let each = bytes as f64 / leases as f64;
+        Ok::<Row, String>(row.figures(Figures::of(vec![each], leases), Figures::of(vec![LEAST], 1)))
     };
-    Ok(vec![
-        row("memory-lease", "memory of a lease, many of one block, producer and consumer together", one),
-        row("memory-block", "memory of a lease and a block, the block's own bytes left out", each),
-    ])
+    let lease = "memory of a lease, many of one block, producer and consumer together";
+    let block = "memory of a lease and a block, the block's own bytes left out";
+    Ok(vec![row("memory-lease", lease, 1)?, row("memory-block", block, leases)?])
 }
 
-/// Returns the bytes of memory that each lease added. Producer and consumer are one process, whose proportional set size
+/// Runs in a process of its own, and answers with the bytes.
+pub fn run(options: &BenchMemoryOptions) -> Outcome {
+    child::die_with_parent();
+    let gpu = device::find(options.backend.kind(), &options.device);
+    let grown = gpu.and_then(|gpu| grown(&Stage::new(gpu, false)?, options.leases, options.blocks));
+    let answered = match &grown {
+        Ok(bytes) => child::reply(&[*bytes]),
+        Err(why) => child::refuse(why),
+    };
+    if grown.is_ok() && answered.is_ok() { Outcome::Good } else { Outcome::Finding }
+}
+
+/// Returns the bytes that so many leases added. Producer and consumer are one process, whose proportional set size
 /// counts their shared pages once.
-fn grown(stage: &Stage, leases: usize, blocks: usize) -> Result<f64, String> {
+fn grown(stage: &Stage, leases: usize, blocks: usize) -> Result<u64, String> {
     let pair = Pair::new(stage)?;
     let first = pair.alloc()?;
     drop(pair.lease(&first)?);
@@ -44,14 +65,18 @@ fn grown(stage: &Stage, leases: usize, blocks: usize) -> Result<f64, String> {
     let after = resident()?;
     drop((held, sent, first));
     pair.end(stage)?;
-    Ok(after.saturating_sub(before) as f64 / leases as f64)
+    Ok(after.saturating_sub(before))
 }
 
-/// The process' proportional set size, in bytes.
+/// The process' own memory and its part of what it shares, in bytes; without files, whose part changes with every other
+/// process that has them mapped.
 fn resident() -> Result<u64, String> {
     let path = "/proc/self/smaps_rollup";
     let text = std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
-    let line = text.lines().find(|line| line.starts_with("Pss:")).ok_or_else(|| format!("{path} has no line Pss"))?;
-    let kib: Option<u64> = line.split_whitespace().nth(1).and_then(|word| word.parse().ok());
-    Ok(kib.ok_or_else(|| format!("{path}: {line}"))? * 1024)
+    let part = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).ok_or_else(|| format!("{path} has no {name}"))?;
+        let kib: Option<u64> = line.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+        kib.ok_or_else(|| format!("{path}: {line}"))
+    };
+    Ok((part("Pss_Anon:")? + part("Pss_Shmem:")?) * 1024)
 }

@@ -14,7 +14,7 @@ mod floor;
 mod lease;
 mod limbo;
 mod mapping;
-mod memory;
+pub mod memory;
 mod naked;
 mod protocol;
 mod report;

@@ -143,11 +143,16 @@ pub fn until_released(session: &Session, block: &SentBlock) -> Result<(), String
 }
 
 /// Waits for a condition.
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<(), String> {
+pub fn until(what: &str, holds: impl FnMut() -> bool) -> Result<(), String> {
+    within(PATIENCE, what, holds)
+}
+
+/// Waits for a condition, and no longer than so long.
+pub fn within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Result<(), String> {
     let start = Instant::now();
     while !holds() {
-        if start.elapsed() > PATIENCE {
-            return Err(format!("waited {} s in vain for {what}", PATIENCE.as_secs()));
+        if start.elapsed() > limit {
+            return Err(format!("waited {} s in vain for {what}", limit.as_secs()));
         }
         std::thread::sleep(Duration::from_micros(50));
     }

@@ -129,10 +129,11 @@ fn good(call: &str, code: u32) -> Result<(), String> {
 }
 
 impl Cuda {
-    /// Makes the context of `of` current on this thread, as an application has it.
-    pub fn new(gpu: &Gpu, of: &Stream) -> Result<Cuda, String> {
+    /// Makes the device's primary context current on this thread, as an application has it.
+    pub fn new(gpu: &Gpu) -> Result<Cuda, String> {
         let functions = Functions::load()?;
-        // SAFETY: `stream_info` asks for a live stream: the caller keeps it.
+        let of = Stream::create(gpu).map_err(|e| explain(&e))?;
+        // SAFETY: `stream_info` asks for a live stream: `of` is one.
         let context = unsafe { gpu.backend().stream_info(of.raw()) }.map_err(|e| explain(&e))?.context;
         // SAFETY: `cuCtxSetCurrent` asks for a context that is alive: the primary one, which the backend retains.
         let code = unsafe { (functions.cuCtxSetCurrent)(ptr::with_exposed_provenance_mut(context as usize)) };

@@ -9,9 +9,7 @@ mod cuda;
 use std::fmt;
 use std::os::fd::OwnedFd;
 
-use gpu_ipc::{BackendKind, DevicePtr, Gpu, MemHandle, RawEvent, RawStream, Stream, WordPtr};
-
-use crate::device::explain;
+use gpu_ipc::{BackendKind, DevicePtr, Gpu, MemHandle, RawEvent, RawStream, WordPtr};
 
 /// A region of another process, as a bare program would be told of it.
 #[derive(Debug)]
@@ -65,10 +63,9 @@ pub struct Opened {
 
 /// Chooses the floor of a device, for use on this thread alone.
 pub fn of(gpu: &Gpu) -> Result<Box<dyn Floor>, String> {
-    let stream = Stream::create(gpu).map_err(|e| explain(&e))?;
     match gpu.kind() {
         #[cfg(feature = "cuda")]
-        BackendKind::Cuda => Ok(Box::new(cuda::Cuda::new(gpu, &stream)?)),
+        BackendKind::Cuda => Ok(Box::new(cuda::Cuda::new(gpu)?)),
         BackendKind::Host => Ok(Box::new(backend::Backend::new(gpu, true))),
         _ => Ok(Box::new(backend::Backend::new(gpu, false))),
     }
