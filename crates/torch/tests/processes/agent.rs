@@ -51,10 +51,10 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex")).collect()
 }
 
-/// The other process as a test sees it. It ends with its input, and is killed with its handle.
+/// The other process as a test sees it. It ends with its input.
 pub struct Agent {
     child: Child,
-    to: ChildStdin,
+    to: Option<ChildStdin>,
     from: mpsc::Receiver<String>,
 }
 
@@ -66,7 +66,7 @@ impl Agent {
             .stdout(Stdio::piped())
             .spawn()
             .expect("it starts");
-        let to = child.stdin.take().expect("piped");
+        let to = child.stdin.take();
         let (lines, from) = mpsc::channel();
         let out: ChildStdout = child.stdout.take().expect("piped");
         std::thread::spawn(move || {
@@ -84,7 +84,7 @@ impl Agent {
     }
 
     pub fn tell(&mut self, line: &str) {
-        writeln!(self.to, "{line}").expect("it listens");
+        writeln!(self.to.as_ref().expect("alive"), "{line}").expect("it listens");
     }
 
     #[track_caller]
@@ -107,6 +107,9 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        // It ends with its input and closes its output then; a message more would be a fault of the test's.
+        self.to = None;
+        let _ = self.from.recv_timeout(WATCHDOG);
         // Dead already where a test killed it.
         let _ = self.child.kill();
         let _ = self.child.wait();
