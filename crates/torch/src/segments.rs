@@ -59,10 +59,13 @@ impl Segments {
     /// Opens a segment, or takes part in its being open.
     pub(crate) fn acquire(&self, place: &Place) -> Result<Mapped> {
         // A plain segment is the driver's handle whatever version came before it. File descriptors are numbers that are
-        // used again, but not while one of the segment's storages is counted, and each user of an entry is counted.
+        // used again, but not while one of the segment's storages is counted, and each user of an entry is counted. A
+        // process number can be another's while an entry lives, a counter file's name cannot: part of it is random.
         let key = match &place.segment {
             SegmentHandle::Plain(handle) => handle.0.to_vec(),
-            SegmentHandle::Expandable(_) => place.segment_bytes.clone(),
+            SegmentHandle::Expandable(_) => {
+                [place.segment_bytes.as_slice(), place.counter.file.as_str().as_bytes()].concat()
+            }
         };
         let mut entries = self.entries();
         loop {

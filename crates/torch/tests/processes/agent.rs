@@ -8,7 +8,7 @@ use std::time::Duration;
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, DevicePtr, DeviceUuid, Error, Gpu, Sharing};
 use gpu_ipc_torch::{CounterFile, ReceivedStorage, Receiver, TensorMessage};
-use ipc_rc::{Stream, Wait};
+use ipc_rc::{Participant, ReceivedBlock, Stream, Wait};
 
 /// Set in the other process.
 pub const ROLE: &str = "GPU_IPC_TORCH_AGENT";
@@ -123,6 +123,7 @@ struct State {
     held: Vec<ReceivedStorage>,
     gates: Vec<mpsc::Sender<()>>,
     exported: Option<(std::os::fd::OwnedFd, CounterFile)>,
+    native: Option<(ReceivedBlock, Participant)>,
 }
 
 /// The other process.
@@ -130,7 +131,7 @@ pub fn run() {
     let gpu = open_gpu();
     let stream = Stream::create(&gpu).expect("a stream");
     let receiver = Receiver::new(gpu).expect("a thread");
-    let mut state = State { receiver, stream, held: Vec::new(), gates: Vec::new(), exported: None };
+    let mut state = State { receiver, stream, held: Vec::new(), gates: Vec::new(), exported: None, native: None };
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("text");
         let (command, rest) = line.split_once(' ').unwrap_or((&line, ""));
@@ -168,6 +169,37 @@ impl State {
                 println!("opening");
                 let storage = self.open(rest, Wait::On(&self.stream), None)?;
                 self.content(&storage)
+            }
+            // Eight threads that open, look and drop, each its own messages, of one segment.
+            "storm" => {
+                let messages: Vec<&str> = rest.split(' ').collect();
+                let this = &*self;
+                std::thread::scope(|scope| {
+                    for share in messages.chunks(messages.len().div_ceil(8)) {
+                        scope.spawn(move || {
+                            let stream = Stream::create(this.receiver.gpu()).expect("a stream");
+                            for (hex, expected) in share.iter().filter_map(|message| message.split_once('=')) {
+                                let storage = this.open(hex, Wait::On(&stream), None).expect("opened");
+                                let byte: u8 = expected.parse().expect("a number");
+                                assert_eq!(bytes(&stream, storage.device_ptr(), storage.len())[..], [byte; 4096]);
+                            }
+                        });
+                    }
+                });
+                self.settled()
+            }
+            // The same block by the native protocol, in a process that PyTorch's counts nothing of.
+            "claim" => {
+                let (socket, descriptor) = rest.split_once(' ').expect("two words");
+                let native = Participant::builder(self.receiver.gpu().clone()).connect(socket).expect("it listens");
+                let block = native.claim(&unhex(descriptor), Wait::Host, Some(WATCHDOG)).expect("claimed");
+                let content = hex(&bytes(&self.stream, block.device_ptr(), 4));
+                self.native = Some((block, native));
+                content
+            }
+            "unclaim" => {
+                self.native = None;
+                "let go".into()
             }
             "decline" => {
                 self.receiver.decline(&TensorMessage::decode(&unhex(rest))?.fields.decode()?)?;

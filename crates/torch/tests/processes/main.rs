@@ -14,7 +14,7 @@ use gpu_api::{Error, Gpu, Sharing};
 use gpu_ipc_torch::{
     Collected, CounterFile, Dtype, Fields, Layout, Receiver, Recipient, Released, SLOTS, SendId, Sender, TensorMessage,
 };
-use ipc_rc::{After, SentBlock, Session, Stream, Wait};
+use ipc_rc::{After, Claims, SentBlock, Session, Stream, To, Wait};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const CASES: &[(&str, fn())] = &[
@@ -23,6 +23,8 @@ const CASES: &[(&str, fn())] = &[
     ("the_senders_work_is_waited_for", the_senders_work_is_waited_for),
     ("a_message_opens_once", a_message_opens_once),
     ("storages_of_a_segment_share_one_mapping", storages_of_a_segment_share_one_mapping),
+    ("threads_open_and_close_one_segment", threads_open_and_close_one_segment),
+    ("a_block_goes_both_ways_at_once", a_block_goes_both_ways_at_once),
     ("a_killed_receivers_storages_come_back_when_its_pid_is_gone", a_killed_receivers_storages_come_back),
     ("a_killed_receiver_has_its_quarantine", a_killed_receiver_has_its_quarantine),
     ("without_a_pid_it_is_held_until_told", without_a_pid_it_is_held_until_told),
@@ -185,6 +187,36 @@ fn storages_of_a_segment_share_one_mapping() {
     for (one, other) in here.windows(2).zip(there.windows(2)) {
         assert_eq!(one[1] - one[0], other[1] - other[0], "the same distances in one mapping");
     }
+}
+
+fn threads_open_and_close_one_segment() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let blocks: Vec<_> = (0..8).map(|byte| side.block(byte)).collect();
+    let mut storm = String::from("storm");
+    for number in 0..400 {
+        let (_, message) = side.send(&blocks[number % 8], Recipient::Unknown);
+        storm += &format!(" {}={}", hex(&message.encode().expect("it fits")), number % 8);
+    }
+    assert_eq!(agent.ask(&storm), "400 released, 0 segments, 0 kept");
+    side.sender.collect();
+    assert!(side.sender.outstanding().is_empty());
+}
+
+fn a_block_goes_both_ways_at_once() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let block = side.block(3);
+    let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(&side.stream)).expect("shared");
+    let (_, message) = side.send(&block, Recipient::Unknown);
+    drop(block);
+    agent.ask(&line("open", &message));
+    let socket = side.session.socket_path().to_str().expect("text");
+    assert_eq!(agent.ask(&format!("claim {socket} {}", hex(descriptor.as_bytes()))), "03030303");
+    agent.ask("drop");
+    assert_eq!(side.sender.collect().released, 1);
+    side.session.collect();
+    assert_eq!(side.session.stats().live_blocks, 1, "the other holds it");
+    assert_eq!(agent.ask("unclaim"), "let go");
+    emptied(&side.session);
 }
 
 fn a_killed_receivers_storages_come_back() {
