@@ -295,6 +295,7 @@ fn twice(producer: &Producer, consumer: &mut Consumer) -> Result<()> {
 }
 
 fn five(producer: &Producer, consumer: &mut Consumer) -> Result<()> {
+    emptied(&producer.session)?;
     for seed in 0..5 {
         let block = producer.block(&pattern(Dtype::F32, 1 << 20, seed))?;
         let layout = Layout::contiguous(Dtype::F32, &[1 << 18]);

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{Access, DevicePtr, Error, Gpu, Result};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, RawPid, pidfd_getfd, pidfd_open};
 
 use crate::fields::Place;
@@ -167,17 +168,18 @@ fn descriptor_of(segment: &ExpandableSegment) -> Result<OwnedFd> {
         must: "of a process with a positive number",
     })?;
     let gone = "let the sender live, in the same pid namespace, until everything was received";
-    let process =
-        pidfd_open(pid, PidfdFlags::empty()).map_err(|e| Error::system("pidfd_open of the sender", gone, e))?;
     let number = i32::try_from(number).unwrap_or(-1);
-    match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) {
+    let taken = pidfd_open(pid, PidfdFlags::empty())
+        .and_then(|process| pidfd_getfd(&process, number, PidfdGetfdFlags::empty()));
+    match taken {
         Ok(fd) => Ok(fd),
-        Err(rustix::io::Errno::PERM) => Err(Error::Unsupported {
+        // The last two are how filters of system calls say it.
+        Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => Err(Error::Unsupported {
             what,
             why: format!("the system does not let this process take a file descriptor of process {}", segment.pid),
             remedy: "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender, or permit it: the same user, \
                      and prctl(PR_SET_PTRACER) in the sender or CAP_SYS_PTRACE here",
         }),
-        Err(e) => Err(Error::system("pidfd_getfd of the sender's segment", gone, e)),
+        Err(e) => Err(Error::system("pidfd_getfd of the segment, from its sender", gone, e)),
     }
 }

@@ -170,6 +170,15 @@ impl State {
                 let storage = self.open(rest, Wait::On(&self.stream), None)?;
                 self.content(&storage)
             }
+            // Opens and drops at once: what is queued is the wait for the sender alone.
+            "on-stream-drop" => {
+                drop(self.open(rest, Wait::On(&self.stream), None)?);
+                // Long enough to give back what waits for nothing.
+                match self.receiver.wait_released(Duration::from_millis(200)) {
+                    true => "given back".into(),
+                    false => "waits".into(),
+                }
+            }
             // Eight threads that open, look and drop, each its own messages, of one segment.
             "storm" => {
                 let messages: Vec<&str> = rest.split(' ').collect();

@@ -21,6 +21,7 @@ const CASES: &[(&str, fn())] = &[
     ("what_is_dropped_comes_back_in_one_collect", what_is_dropped_comes_back_in_one_collect),
     ("a_drop_blocks_nobody_and_counts_when_the_work_is_done", a_drop_blocks_nobody_and_counts_when_the_work_is_done),
     ("the_senders_work_is_waited_for", the_senders_work_is_waited_for),
+    ("a_stream_that_waits_for_the_sender_counts_as_used", a_stream_that_waits_for_the_sender_counts_as_used),
     ("a_message_opens_once", a_message_opens_once),
     ("storages_of_a_segment_share_one_mapping", storages_of_a_segment_share_one_mapping),
     ("threads_open_and_close_one_segment", threads_open_and_close_one_segment),
@@ -160,6 +161,18 @@ fn the_senders_work_is_waited_for() {
     assert_eq!(side.sender.collect().released, 1);
 }
 
+fn a_stream_that_waits_for_the_sender_counts_as_used() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let block = side.block(1);
+    let gate = stop(&side.stream);
+    let (_, message) = side.send(&block, Recipient::Unknown);
+    assert_eq!(agent.ask(&line("on-stream-drop", &message)), "waits");
+    assert_eq!(side.sender.collect(), Collected::default());
+    drop(gate);
+    assert_eq!(agent.ask("settled"), "1 released, 0 segments, 0 kept");
+    assert_eq!(side.sender.collect().released, 1);
+}
+
 fn a_message_opens_once() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let (_, message) = side.send(&side.block(5), Recipient::Unknown);
@@ -171,6 +184,9 @@ fn a_message_opens_once() {
     assert!(answer.contains("sent once"), "{answer}");
     let (file, slot) = counter(&message);
     assert_eq!(file.count(slot), 0);
+    // Sent anew by the same counter, as a sender could that uses them again.
+    file.grant(slot);
+    assert_eq!(agent.ask(&line("open", &message)), "05050505");
 }
 
 fn storages_of_a_segment_share_one_mapping() {
