@@ -25,7 +25,7 @@
 //! A counter does not say who holds it, so what a killed receiver held stays counted. The file cannot be sealed (PyTorch's
 //! own would not be either): a process of the same user that truncates it makes everybody who touches it fault.
 //!
-//! Checked by the tests below and by `tests/fake_torch.rs`.
+//! Checked by the tests below, by `tests/processes`, and against PyTorch's own code by the workspace's `tests/torch`.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -103,6 +103,8 @@ pub struct CounterFile {
     map: MmapRaw,
     name: CounterName,
     pid: u32,
+    /// This process is in the file's count.
+    joined: bool,
 }
 
 impl CounterFile {
@@ -132,8 +134,9 @@ impl CounterFile {
                 .map_err(|e| failed("fallocate of a counter file", e))
                 .and_then(|()| CounterFile::map(&file, name.clone()));
             match sized {
-                Ok(made) => {
+                Ok(mut made) => {
                     made.header().store(1, GRANT);
+                    made.joined = true;
                     return Ok(made);
                 }
                 Err(error) => {
@@ -160,15 +163,36 @@ impl CounterFile {
             let got = format!("{} bytes long", stat.st_size);
             return Err(Error::Invalid { what: "PyTorch's counter file", got, must: "a file of 80064 bytes" });
         }
-        let file = CounterFile::map(&file, name.clone())?;
+        let mut file = CounterFile::map(&file, name.clone())?;
         let before = file.header().fetch_add(1, RELEASE);
         if before <= 0 || before == i32::MAX {
             file.header().fetch_sub(1, RELEASE);
-            file.leave_alone();
             let got = format!("mapped by {before} processes");
             return Err(Error::Invalid { what: "PyTorch's counter file", got, must: "mapped by its maker at least" });
         }
+        file.joined = true;
         Ok(file)
+    }
+
+    /// Leaves the file's count, as PyTorch does after each decrease, and keeps the mapping.
+    ///
+    /// Who stayed in the count and were killed would leave the file behind for good. Who has it mapped does not need
+    /// its name.
+    #[must_use]
+    pub fn leave(mut self) -> CounterFile {
+        self.end();
+        self
+    }
+
+    fn end(&mut self) {
+        // A forked child has the parent's mapping, and never joined the count.
+        if self.pid == std::process::id()
+            && std::mem::take(&mut self.joined)
+            && self.header().fetch_sub(1, RELEASE) == 1
+        {
+            // Gone already where somebody swept /dev/shm: that was the purpose.
+            let _ = shm::unlink(self.name.as_str());
+        }
     }
 
     fn map(file: &OwnedFd, name: CounterName) -> Result<CounterFile> {
@@ -176,13 +200,7 @@ impl CounterFile {
             .len(BYTES)
             .map_raw(file)
             .map_err(|e| Error::system("mmap of a counter file", "raise RLIMIT_AS or vm.max_map_count", e))?;
-        Ok(CounterFile { map, name, pid: std::process::id() })
-    }
-
-    /// Unmaps it without a change of its count.
-    fn leave_alone(mut self) {
-        // Of no process: `drop` takes it for a forked child's.
-        self.pid = 0;
+        Ok(CounterFile { map, name, pid: std::process::id(), joined: false })
     }
 
     fn header(&self) -> &AtomicI32 {
@@ -241,11 +259,7 @@ impl CounterFile {
 
 impl Drop for CounterFile {
     fn drop(&mut self) {
-        // A forked child has the parent's mapping, and never joined the count.
-        if self.pid == std::process::id() && self.header().fetch_sub(1, RELEASE) == 1 {
-            // Gone already where somebody swept /dev/shm: that was the purpose.
-            let _ = shm::unlink(self.name.as_str());
-        }
+        self.end();
     }
 }
 
@@ -299,6 +313,20 @@ mod tests {
         drop(other);
         assert!(!path(&name).exists());
         assert!(CounterFile::attach(&name).is_err());
+    }
+
+    #[test]
+    fn who_left_still_counts_down_and_is_missed_by_nobody() {
+        let file = CounterFile::create().expect("room");
+        file.grant(7);
+        let other = CounterFile::attach(file.name()).expect("it is there").leave();
+        assert_eq!(file.users(), 1);
+        let name = file.name().clone();
+        assert_eq!((other.release(7), file.count(7)), (Released::Yes, 0));
+        drop(other);
+        assert_eq!((file.users(), path(&name).exists()), (1, true));
+        drop(file);
+        assert!(!path(&name).exists());
     }
 
     #[test]

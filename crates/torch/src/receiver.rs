@@ -156,7 +156,7 @@ impl Receiver {
         if let Some(file) = files.get(&counter.file).and_then(Weak::upgrade) {
             return Ok(file);
         }
-        let file = Arc::new(CounterFile::attach(&counter.file)?);
+        let file = Arc::new(CounterFile::attach(&counter.file)?.leave());
         files.retain(|_, file| file.strong_count() > 0);
         files.insert(counter.file.clone(), Arc::downgrade(&file));
         Ok(file)

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{Access, DevicePtr, Error, Gpu, Result};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, RawPid, pidfd_getfd, pidfd_open};
 
 use crate::fields::Place;
@@ -59,10 +60,13 @@ impl Segments {
     /// Opens a segment, or takes part in its being open.
     pub(crate) fn acquire(&self, place: &Place) -> Result<Mapped> {
         // A plain segment is the driver's handle whatever version came before it. File descriptors are numbers that are
-        // used again, but not while one of the segment's storages is counted, and each user of an entry is counted.
+        // used again, but not while one of the segment's storages is counted, and each user of an entry is counted. A
+        // process number can be another's while an entry lives, a counter file's name cannot: part of it is random.
         let key = match &place.segment {
             SegmentHandle::Plain(handle) => handle.0.to_vec(),
-            SegmentHandle::Expandable(_) => place.segment_bytes.clone(),
+            SegmentHandle::Expandable(_) => {
+                [place.segment_bytes.as_slice(), place.counter.file.as_str().as_bytes()].concat()
+            }
         };
         let mut entries = self.entries();
         loop {
@@ -164,17 +168,18 @@ fn descriptor_of(segment: &ExpandableSegment) -> Result<OwnedFd> {
         must: "of a process with a positive number",
     })?;
     let gone = "let the sender live, in the same pid namespace, until everything was received";
-    let process =
-        pidfd_open(pid, PidfdFlags::empty()).map_err(|e| Error::system("pidfd_open of the sender", gone, e))?;
     let number = i32::try_from(number).unwrap_or(-1);
-    match pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) {
+    let taken = pidfd_open(pid, PidfdFlags::empty())
+        .and_then(|process| pidfd_getfd(&process, number, PidfdGetfdFlags::empty()));
+    match taken {
         Ok(fd) => Ok(fd),
-        Err(rustix::io::Errno::PERM) => Err(Error::Unsupported {
+        // The last two are how filters of system calls say it.
+        Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => Err(Error::Unsupported {
             what,
             why: format!("the system does not let this process take a file descriptor of process {}", segment.pid),
             remedy: "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender, or permit it: the same user, \
                      and prctl(PR_SET_PTRACER) in the sender or CAP_SYS_PTRACE here",
         }),
-        Err(e) => Err(Error::system("pidfd_getfd of the sender's segment", gone, e)),
+        Err(e) => Err(Error::system("pidfd_getfd of the segment, from its sender", gone, e)),
     }
 }

@@ -1,0 +1,417 @@
+//! A sender and a receiver in two processes, on the host backend, with everything between them that PyTorch would have.
+//!
+//! What PyTorch itself does with the same files and fields is in the workspace's `tests/torch`.
+
+mod agent;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use agent::{Agent, WATCHDOG, bytes, fill, hex, open_gpu, stop};
+use gpu_api::{Error, Gpu, Sharing};
+use gpu_ipc_torch::{
+    Collected, CounterFile, Dtype, Fields, Layout, Receiver, Recipient, Released, SLOTS, SendId, Sender, TensorMessage,
+};
+use ipc_rc::{After, Claims, SentBlock, Session, Stream, To, Wait};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+const CASES: &[(&str, fn())] = &[
+    ("what_is_dropped_comes_back_in_one_collect", what_is_dropped_comes_back_in_one_collect),
+    ("a_drop_blocks_nobody_and_counts_when_the_work_is_done", a_drop_blocks_nobody_and_counts_when_the_work_is_done),
+    ("the_senders_work_is_waited_for", the_senders_work_is_waited_for),
+    ("a_stream_that_waits_for_the_sender_counts_as_used", a_stream_that_waits_for_the_sender_counts_as_used),
+    ("a_message_opens_once", a_message_opens_once),
+    ("storages_of_a_segment_share_one_mapping", storages_of_a_segment_share_one_mapping),
+    ("threads_open_and_close_one_segment", threads_open_and_close_one_segment),
+    ("a_block_goes_both_ways_at_once", a_block_goes_both_ways_at_once),
+    ("a_killed_receivers_storages_come_back_when_its_pid_is_gone", a_killed_receivers_storages_come_back),
+    ("a_killed_receiver_has_its_quarantine", a_killed_receiver_has_its_quarantine),
+    ("without_a_pid_it_is_held_until_told", without_a_pid_it_is_held_until_told),
+    ("what_is_declined_comes_back", what_is_declined_comes_back),
+    ("bad_fields_are_refused_and_stay_counted", bad_fields_are_refused_and_stay_counted),
+    ("files_rotate_and_go_with_their_last_counter", files_rotate_and_go_with_their_last_counter),
+    ("a_block_of_another_kind_is_refused_with_the_remedy", a_block_of_another_kind_is_refused),
+    ("an_expandable_segment_is_opened_by_pidfd", an_expandable_segment_is_opened_by_pidfd),
+    ("a_dropped_sender_takes_nothing_away", a_dropped_sender_takes_nothing_away),
+];
+
+fn main() {
+    if std::env::var_os(agent::ROLE).is_some() {
+        return agent::run();
+    }
+    let trial = |&(name, run): &(&str, fn())| {
+        Trial::test(name, move || {
+            run();
+            Ok::<(), Failed>(())
+        })
+    };
+    libtest_mimic::run(&Arguments::from_args(), CASES.iter().map(trial).collect()).exit();
+}
+
+/// A session whose blocks PyTorch could open, and a sender.
+struct Side {
+    sender: Sender,
+    stream: Stream,
+    session: Session,
+    gpu: Gpu,
+    /// Kept for its removal.
+    _dir: tempfile::TempDir,
+}
+
+impl Side {
+    fn new() -> Side {
+        let (gpu, dir) = (open_gpu(), tempfile::tempdir().expect("a directory"));
+        let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(Sharing::Handle);
+        let (session, stream) = (builder.open().expect("a session"), Stream::create(&gpu).expect("a stream"));
+        Side { sender: Sender::new(gpu.clone()).quarantine(Duration::ZERO), stream, session, gpu, _dir: dir }
+    }
+
+    fn block(&self, byte: u8) -> Arc<SentBlock> {
+        let block = Arc::new(self.session.alloc(4096).expect("room"));
+        fill(&self.stream, block.ptr(), byte, 4096);
+        block
+    }
+
+    fn send(&self, block: &Arc<SentBlock>, to: Recipient) -> (SendId, TensorMessage) {
+        let sending = self.sender.send(block, to, After::Stream(&self.stream)).expect("sent");
+        let layout = Layout::contiguous(Dtype::U8, &[block.len()]);
+        (sending.id, TensorMessage { fields: sending.fields, uuid: Some(sending.uuid), layout })
+    }
+}
+
+fn line(command: &str, message: &TensorMessage) -> String {
+    format!("{command} {}", hex(&message.encode().expect("it fits")))
+}
+
+fn path(fields: &Fields) -> std::path::PathBuf {
+    let name = String::from_utf8(fields.ref_counter_handle.clone().expect("named")).expect("text");
+    Path::new("/dev/shm").join(&name[1..])
+}
+
+fn counter(message: &TensorMessage) -> (CounterFile, u32) {
+    let place = message.fields.decode().expect("good").place.expect("bytes");
+    (CounterFile::attach(&place.counter.file).expect("it is there"), place.counter.slot)
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < WATCHDOG, "waited too long for: {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn emptied(session: &Session) {
+    wait_until("the session's blocks", || {
+        session.collect();
+        session.stats().live_blocks == 0
+    });
+}
+
+fn what_is_dropped_comes_back_in_one_collect() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let to = Recipient::process(agent.pid()).expect("it lives");
+    let mut file = None;
+    for byte in 1..=3 {
+        let (_, message) = side.send(&side.block(byte), to.clone());
+        assert_eq!(agent.ask(&line("open", &message)), format!("{byte:02x}").repeat(4));
+        file = Some(path(&message.fields));
+    }
+    assert_eq!(side.sender.collect(), Collected::default());
+    assert_eq!(side.session.stats().live_blocks, 3);
+    assert_eq!(agent.ask("drop"), "3 released, 0 segments, 0 kept");
+    assert_eq!(side.sender.collect(), Collected { released: 3, abandoned: 0, bytes: 3 * 4096 });
+    emptied(&side.session);
+    drop(side.sender);
+    assert!(!file.expect("sent").exists());
+}
+
+fn a_drop_blocks_nobody_and_counts_when_the_work_is_done() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let block = side.block(1);
+    let (_, message) = side.send(&block, Recipient::Unknown);
+    assert_eq!(agent.ask(&line("drop-busy", &message)), "1 pending");
+    let (file, slot) = counter(&message);
+    assert_eq!((file.count(slot), side.sender.collect()), (1, Collected::default()));
+    assert_eq!(agent.ask("go"), "1 released, 0 segments, 0 kept");
+    assert_eq!(side.sender.collect().released, 1);
+    // Released means that its last work is here.
+    assert_eq!(bytes(&side.stream, block.ptr(), 4096), [9; 4096]);
+}
+
+fn the_senders_work_is_waited_for() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let block = side.block(1);
+    side.stream.synchronize().expect("done");
+    let gate = stop(&side.stream);
+    fill(&side.stream, block.ptr(), 2, 4096);
+    let (_, message) = side.send(&block, Recipient::Unknown);
+    let answer = agent.ask(&line("hurry", &message));
+    assert!(answer.starts_with("error: ") && answer.contains("the work of the process that shared"), "{answer}");
+    let (file, slot) = counter(&message);
+    assert_eq!(file.count(slot), 1, "what was not opened stays counted");
+    agent.tell(&line("on-stream", &message));
+    assert_eq!(agent.answer(), "opening");
+    drop(gate);
+    assert_eq!(agent.answer(), "02020202");
+    agent.ask("settled");
+    assert_eq!(side.sender.collect().released, 1);
+}
+
+fn a_stream_that_waits_for_the_sender_counts_as_used() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let block = side.block(1);
+    let gate = stop(&side.stream);
+    let (_, message) = side.send(&block, Recipient::Unknown);
+    assert_eq!(agent.ask(&line("on-stream-drop", &message)), "waits");
+    assert_eq!(side.sender.collect(), Collected::default());
+    drop(gate);
+    assert_eq!(agent.ask("settled"), "1 released, 0 segments, 0 kept");
+    assert_eq!(side.sender.collect().released, 1);
+}
+
+fn a_message_opens_once() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let (_, message) = side.send(&side.block(5), Recipient::Unknown);
+    assert_eq!(agent.ask(&line("open", &message)), "05050505");
+    let answer = agent.ask(&line("open", &message));
+    assert!(answer.contains("sent once"), "{answer}");
+    assert_eq!(agent.ask("drop"), "1 released, 0 segments, 0 kept");
+    let answer = agent.ask(&line("open", &message));
+    assert!(answer.contains("sent once"), "{answer}");
+    let (file, slot) = counter(&message);
+    assert_eq!(file.count(slot), 0);
+    // Sent anew by the same counter, as a sender could that uses them again.
+    file.grant(slot);
+    assert_eq!(agent.ask(&line("open", &message)), "05050505");
+}
+
+fn storages_of_a_segment_share_one_mapping() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let blocks: Vec<_> = (0..4).map(|byte| side.block(byte)).collect();
+    for block in &blocks {
+        agent.ask(&line("open", &side.send(block, Recipient::Unknown).1));
+    }
+    assert_eq!(agent.ask("settled"), "0 released, 1 segments, 0 kept");
+    let mut here: Vec<u64> = blocks.iter().map(|block| block.ptr().0).collect();
+    here.sort_unstable();
+    let there = agent.ask("bases");
+    let there: Vec<u64> = there.split_whitespace().map(|at| at.parse().expect("a number")).collect();
+    for (one, other) in here.windows(2).zip(there.windows(2)) {
+        assert_eq!(one[1] - one[0], other[1] - other[0], "the same distances in one mapping");
+    }
+}
+
+fn threads_open_and_close_one_segment() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let blocks: Vec<_> = (0..8).map(|byte| side.block(byte)).collect();
+    let mut storm = String::from("storm");
+    for number in 0..400 {
+        let (_, message) = side.send(&blocks[number % 8], Recipient::Unknown);
+        storm += &format!(" {}={}", hex(&message.encode().expect("it fits")), number % 8);
+    }
+    assert_eq!(agent.ask(&storm), "400 released, 0 segments, 0 kept");
+    side.sender.collect();
+    assert!(side.sender.outstanding().is_empty());
+}
+
+fn a_block_goes_both_ways_at_once() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let block = side.block(3);
+    let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(&side.stream)).expect("shared");
+    let (_, message) = side.send(&block, Recipient::Unknown);
+    drop(block);
+    agent.ask(&line("open", &message));
+    let socket = side.session.socket_path().to_str().expect("text");
+    assert_eq!(agent.ask(&format!("claim {socket} {}", hex(descriptor.as_bytes()))), "03030303");
+    agent.ask("drop");
+    assert_eq!(side.sender.collect().released, 1);
+    side.session.collect();
+    assert_eq!(side.session.stats().live_blocks, 1, "the other holds it");
+    assert_eq!(agent.ask("unclaim"), "let go");
+    emptied(&side.session);
+}
+
+fn a_killed_receivers_storages_come_back() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let to = Recipient::process(agent.pid()).expect("it lives");
+    let (_, held) = side.send(&side.block(1), to.clone());
+    agent.ask(&line("open", &held));
+    // Sent, and never received.
+    side.send(&side.block(2), to);
+    assert_eq!(side.sender.collect(), Collected::default());
+    agent.kill();
+    assert!(side.sender.outstanding().iter().all(|send| send.gone && send.pid == Some(agent.pid())));
+    assert_eq!(side.sender.collect(), Collected { released: 0, abandoned: 2, bytes: 2 * 4096 });
+    emptied(&side.session);
+    drop(side.sender);
+    assert!(!path(&held.fields).exists(), "a killed receiver leaves no file");
+}
+
+fn a_killed_receiver_has_its_quarantine() {
+    let mut side = Side::new();
+    side.sender = Sender::new(side.gpu.clone()).quarantine(Duration::from_secs(3600));
+    let mut agent = Agent::start();
+    let (id, message) = side.send(&side.block(1), Recipient::process(agent.pid()).expect("it lives"));
+    agent.ask(&line("open", &message));
+    agent.kill();
+    assert_eq!(side.sender.collect(), Collected::default());
+    let outstanding = side.sender.outstanding();
+    assert_eq!((outstanding.len(), outstanding[0].id, outstanding[0].gone), (1, id, true));
+    // SAFETY: `reclaim` asks that nobody has it: the receiver is dead and had no children.
+    assert!(unsafe { side.sender.reclaim(id) });
+}
+
+fn without_a_pid_it_is_held_until_told() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let (id, message) = side.send(&side.block(1), Recipient::Unknown);
+    agent.ask(&line("open", &message));
+    agent.kill();
+    assert_eq!(side.sender.collect(), Collected::default());
+    let outstanding = side.sender.outstanding();
+    assert_eq!((outstanding.len(), outstanding[0].pid, outstanding[0].gone), (1, None, false));
+    assert_eq!(side.session.stats().live_blocks, 1);
+    // SAFETY: `reclaim` asks that nobody has it: the receiver is dead and had no children.
+    assert!(unsafe { side.sender.reclaim(id) });
+    // SAFETY: as above; and it must not be there a second time.
+    assert!(!unsafe { side.sender.reclaim(id) });
+    emptied(&side.session);
+}
+
+fn what_is_declined_comes_back() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let (_, message) = side.send(&side.block(1), Recipient::Unknown);
+    assert_eq!(agent.ask(&line("decline", &message)), "declined");
+    assert_eq!(agent.ask("settled"), "1 released, 0 segments, 0 kept");
+    assert_eq!(side.sender.collect().released, 1);
+}
+
+fn bad_fields_are_refused_and_stay_counted() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let block = side.block(1);
+    let (_, good) = side.send(&block, Recipient::Unknown);
+    let spoiled = |spoil: fn(&mut TensorMessage)| {
+        let mut message = good.clone();
+        spoil(&mut message);
+        message
+    };
+    for (message, expected) in [
+        (spoiled(|m| m.uuid = Some(agent::NOBODY)), "the storage's device"),
+        (spoiled(|m| m.fields.offset_bytes = 1 << 40), "inside its segment"),
+        (spoiled(|m| m.fields.size_bytes = 1 << 40), "inside its segment"),
+        (spoiled(|m| m.fields.handle = Some(vec![1; 64])), "open_handle"),
+        (spoiled(|m| m.fields.event_handle = Some(vec![1; 64])), "open_event"),
+        (spoiled(|m| m.fields.ref_counter_offset += 1), "sent once"),
+        (spoiled(|m| m.fields.ref_counter_handle = Some(b"/torch_0_0_0".to_vec())), "shm_open"),
+    ] {
+        let answer = agent.ask(&line("open", &message));
+        assert!(answer.starts_with("error: ") && answer.contains(expected), "{expected}: {answer}");
+    }
+    let (file, slot) = counter(&good);
+    assert_eq!(file.count(slot), 1);
+    drop(file);
+    assert_eq!(agent.ask(&line("open", &good)), "01010101");
+    assert_eq!(agent.ask("drop"), "1 released, 0 segments, 0 kept");
+    assert_eq!(side.sender.collect().released, 1);
+}
+
+fn files_rotate_and_go_with_their_last_counter() {
+    let side = Side::new();
+    let block = side.block(1);
+    let mut messages = Vec::new();
+    for _ in 0..SLOTS + 1 {
+        let sending = side.sender.send(&block, Recipient::Unknown, After::Done).expect("sent");
+        messages.push(sending.fields);
+    }
+    let slots: Vec<u64> = messages.iter().map(|fields| fields.ref_counter_offset).collect();
+    assert!(slots[..SLOTS as usize].iter().copied().eq(0..u64::from(SLOTS)) && slots[SLOTS as usize] == 0);
+    let files: BTreeSet<_> = messages.iter().map(path).collect();
+    assert_eq!(files.len(), 2);
+    // Who receives maps the file anew for each, as PyTorch does.
+    for fields in &messages {
+        let place = fields.decode().expect("good").place.expect("bytes");
+        let file = CounterFile::attach(&place.counter.file).expect("it is there");
+        assert_eq!(file.release(place.counter.slot), Released::Yes);
+    }
+    side.sender.collect();
+    assert!(side.sender.outstanding().is_empty());
+    assert!(!path(&messages[0]).exists(), "a used-up file goes with its last counter");
+    assert!(path(&messages[SLOTS as usize]).exists(), "the current one has counters left");
+    drop(side.sender);
+    assert!(files.iter().all(|file| !file.exists()));
+}
+
+fn a_block_of_another_kind_is_refused() {
+    let (gpu, dir) = (open_gpu(), tempfile::tempdir().expect("a directory"));
+    let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(Sharing::Fd);
+    let session = builder.open().expect("a session");
+    let block = Arc::new(session.alloc(4096).expect("room"));
+    let sender = Sender::new(gpu);
+    match sender.send(&block, Recipient::Unknown, After::Done) {
+        Err(Error::Unsupported { remedy, .. }) => assert!(remedy.contains("Sharing::Handle"), "{remedy}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(sender.outstanding().is_empty());
+}
+
+fn an_expandable_segment_is_opened_by_pidfd() {
+    let mut agent = Agent::start();
+    let answer = agent.ask("export");
+    let (fd, name) = answer.split_once(' ').expect("two words");
+    let fd: i32 = fd.parse().expect("a number");
+    let mut handle = vec![2, b'e'];
+    handle.extend(agent.pid().to_ne_bytes());
+    handle.extend([0; 4]);
+    handle.extend((1u64 << 20).to_ne_bytes());
+    handle.extend(1u64.to_ne_bytes());
+    handle.extend(fd.to_ne_bytes());
+    let fields = Fields {
+        handle: Some(handle),
+        size_bytes: 4096,
+        offset_bytes: 512,
+        ref_counter_handle: Some(name.as_bytes().to_vec()),
+        event_handle: Some(vec![0; 64]),
+        ..Fields::default()
+    };
+    let gpu = open_gpu();
+    let (receiver, stream) = (Receiver::new(gpu.clone()).expect("a thread"), Stream::create(&gpu).expect("a stream"));
+    let storage = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect("a parent may");
+    assert_eq!(bytes(&stream, storage.device_ptr(), 4096), [0x5a; 4096]);
+    assert_eq!(agent.ask("exported"), "1");
+    drop(storage);
+    assert!(receiver.wait_released(WATCHDOG));
+    assert_eq!(agent.ask("exported"), "0");
+    // Two chunks would have to lie side by side: refused, with what to change in the sender.
+    let Some(two) = fields.handle.map(|mut handle| {
+        handle[18..26].copy_from_slice(&2u64.to_ne_bytes());
+        handle.extend(fd.to_ne_bytes());
+        handle
+    }) else {
+        unreachable!("it has a handle")
+    };
+    agent.ask("export");
+    let name = agent.ask("export");
+    let name = name.split_once(' ').expect("two words").1.as_bytes().to_vec();
+    let fields = Fields { handle: Some(two), ref_counter_handle: Some(name), event_handle: None, ..Fields::default() };
+    let fields = Fields { size_bytes: 4096, ..fields };
+    match receiver.open(&fields.decode().expect("good"), Wait::None, None) {
+        Err(Error::Unsupported { remedy, .. }) => assert!(remedy.contains("expandable_segments:False"), "{remedy}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(agent.ask("exported"), "1");
+}
+
+fn a_dropped_sender_takes_nothing_away() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let (_, message) = side.send(&side.block(7), Recipient::Unknown);
+    agent.ask(&line("open", &message));
+    let Side { sender, session, .. } = side;
+    drop(sender);
+    assert_eq!(session.stats().live_blocks, 1);
+    // The receiver has the file mapped, and needs its name no more.
+    assert!(!path(&message.fields).exists());
+    assert_eq!(agent.ask("drop"), "1 released, 0 segments, 0 kept");
+}
