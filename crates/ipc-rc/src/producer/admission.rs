@@ -17,23 +17,43 @@ use crate::producer::share::{MOST_PARTICIPANTS, participant_id};
 use crate::socket::{self, ReceiveOutcome};
 use crate::step::step;
 
-/// Connections that have not said hello yet, at most.
+/// Connections that have not said hello yet, at most. Who connects says hello at once, so of more than these the one
+/// that has been silent for longest goes: otherwise whoever may reach the socket could keep everybody else out.
 const MOST_GREETINGS: usize = 256;
+
+/// Connections accepted before the participants get their turn.
+const ACCEPTS_A_TURN: usize = 64;
 
 impl Service {
     pub(super) fn accept(&mut self) {
-        while self.greetings.len() < MOST_GREETINGS {
+        for _ in 0..ACCEPTS_A_TURN {
             let Some(listener) = &self.listener else { return };
             match listener.accept() {
-                Ok(Some(socket)) => match self.watch(socket.as_fd(), Watch::Greeting) {
-                    Ok(key) => drop(self.greetings.insert(key, socket)),
-                    Err(error) => tracing::warn!(%error, "a connection is turned away"),
-                },
+                Ok(Some(socket)) => {
+                    self.hang_up_on_the_silent();
+                    match self.watch(socket.as_fd(), Watch::Greeting) {
+                        Ok(key) => drop(self.greetings.insert(key, socket)),
+                        Err(error) => tracing::warn!(%error, "a connection is turned away"),
+                    }
+                }
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "a connection cannot be accepted");
                     return;
                 }
+            }
+        }
+    }
+
+    /// Makes room for a connection. What has been said to those that go is heard first, as far as the system tells.
+    fn hang_up_on_the_silent(&mut self) {
+        while self.greetings.len() >= MOST_GREETINGS {
+            let Some((&oldest, _)) = self.greetings.first_key_value() else { return };
+            // It may have spoken since epoll was asked.
+            self.greet(oldest);
+            if let Some(socket) = self.greetings.remove(&oldest) {
+                self.unwatch(oldest, socket.as_fd());
+                tracing::warn!("too many connections say nothing: the oldest is closed");
             }
         }
     }

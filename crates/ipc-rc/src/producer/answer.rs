@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 use gpu_api::{Access, Error, Export, ParticipantId, RegionId};
 
 use crate::message::{
-    Heir, MOST_BYTES, MOST_TICKETS, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant, ToProducer,
+    Heir, MOST_BYTES, MOST_TICKETS, Outcome, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant, ToProducer,
 };
 use crate::producer::ledger::Entry;
 use crate::producer::peer::Peer;
@@ -20,6 +20,10 @@ use crate::step::step;
 
 /// Packets read from one participant before the others get their turn.
 const PACKETS_A_TURN: usize = 64;
+
+/// Questions about tickets that are kept for one participant until there is room for their fences: more than its threads
+/// can be waiting for, and few enough that one who only asks costs nothing.
+const MOST_CROWDED: usize = 64;
 
 impl Service {
     pub(super) fn hear(&mut self, key: u64, id: ParticipantId) {
@@ -78,11 +82,12 @@ impl Service {
 
     /// Tells a participant how to map a region, and notes that it may. The lease that it names proves its right.
     fn map(&self, peer: &Arc<Peer>, request: u64, region: RegionId, access: Access, lease: Entry) {
+        let mut noted = false;
         // Under the ledger's lock, so that the pin is taken while the block is certainly in use.
         let leased = peer.ledger.with_block(lease, |block| {
             let leased = block.region();
             (leased.id() == region).then(|| {
-                peer.note_mapping(leased);
+                noted = peer.note_mapping(leased);
                 leased.clone()
             })
         });
@@ -116,7 +121,10 @@ impl Service {
         };
         if let Err(error) = self.core.outbox.push(peer, &answer, fd) {
             tracing::warn!(participant = %peer.id, %error, "an answer is lost");
-            peer.note_unmapping(region);
+            // It may have mapped the region after an earlier question.
+            if noted {
+                peer.note_unmapping(region);
+            }
         }
     }
 
@@ -127,10 +135,11 @@ impl Service {
         for &ticket in &tickets {
             match self.core.redeem(peer, ticket) {
                 Some(outcome) => answers.push(TicketAnswer { ticket, outcome }),
-                None => {
+                None if self.crowded.iter().filter(|(id, ..)| *id == peer.id).count() < MOST_CROWDED => {
                     self.crowded.push((peer.id, request, tickets));
                     return;
                 }
+                None => answers.push(TicketAnswer { ticket, outcome: Outcome::Limit }),
             }
         }
         self.tell(peer, &ToParticipant::Tickets { request, answers });

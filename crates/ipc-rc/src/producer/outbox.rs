@@ -12,6 +12,9 @@ use crate::socket::{self, SendOutcome};
 
 /// Messages kept for one participant before it counts as not reading: it is refused more.
 const MOST_KEPT: usize = 256;
+/// File descriptors kept for one participant: each is one of this process' own, so whoever asks for regions and does not
+/// read could take them all.
+const MOST_KEPT_FDS: usize = 16;
 
 #[derive(Debug)]
 struct Kept {
@@ -30,8 +33,8 @@ impl Outbox {
     ///
     /// # Errors
     ///
-    /// [`Error::Exhausted`] when the participant has not read for [`MOST_KEPT`] messages, [`Error::ParticipantGone`]
-    /// when it hung up.
+    /// [`Error::Exhausted`] when the participant has not read for [`MOST_KEPT`] messages or [`MOST_KEPT_FDS`]
+    /// descriptors, [`Error::ParticipantGone`] when it hung up.
     pub fn push(&self, peer: &Peer, message: &ToParticipant, fd: Option<BorrowedFd<'_>>) -> Result<()> {
         let mut bytes = [0; MOST_BYTES];
         let len = message.encode(&mut bytes);
@@ -45,11 +48,18 @@ impl Outbox {
                 Err(source) => return Err(Error::system("sendmsg", "raise RLIMIT_NOFILE or free memory", source)),
             }
         }
+        let queue = kept.entry(peer.id).or_default();
+        if fd.is_some() && queue.iter().filter(|kept| kept.fd.is_some()).count() >= MOST_KEPT_FDS {
+            return Err(Error::Exhausted {
+                what: "file descriptors kept for a participant that does not read",
+                limit: MOST_KEPT_FDS as u64,
+                remedy: "let the participant run, or end it",
+            });
+        }
         let fd = match fd {
             Some(fd) => Some(fd.try_clone_to_owned().map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?),
             None => None,
         };
-        let queue = kept.entry(peer.id).or_default();
         if queue.len() >= MOST_KEPT {
             return Err(Error::Exhausted {
                 what: "messages kept for a participant that does not read",

@@ -162,11 +162,15 @@ impl Peer {
         lock(&self.files)[0].clone()
     }
 
-    /// Notes that it may map a region: before it learns how.
-    pub fn note_mapping(&self, region: &Arc<Region>) {
-        if let std::collections::hash_map::Entry::Vacant(row) = lock(&self.mapped).entry(region.id()) {
-            region.pin();
-            row.insert(region.clone());
+    /// Notes that it may map a region, before it learns how; and says whether it might not already.
+    pub fn note_mapping(&self, region: &Arc<Region>) -> bool {
+        match lock(&self.mapped).entry(region.id()) {
+            std::collections::hash_map::Entry::Vacant(row) => {
+                region.pin();
+                row.insert(region.clone());
+                true
+            }
+            std::collections::hash_map::Entry::Occupied(_) => false,
         }
     }
 

@@ -4,7 +4,7 @@
 //! only for what the kernel does not announce: a GPU's store of RELEASED, the end of a time to live or of a
 //! quarantine. While something waits for leases to end it looks every 50 µs, rising to 10 ms.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,7 +54,8 @@ pub(crate) struct Service {
     pub(super) own_pidfd: OwnedFd,
     poller: Poller,
     watches: HashMap<u64, Watch>,
-    pub(super) greetings: HashMap<u64, OwnedFd>,
+    /// Connections that have not said hello yet, the oldest first.
+    pub(super) greetings: BTreeMap<u64, OwnedFd>,
     next_key: u64,
     pub(super) next_serial: u64,
     next_expiry: Tick,
@@ -82,7 +83,7 @@ impl Service {
             listener: None,
             allowed,
             watches: HashMap::new(),
-            greetings: HashMap::new(),
+            greetings: BTreeMap::new(),
             next_key: 0,
             next_serial: 1,
             next_expiry: Tick::NEVER,
@@ -184,6 +185,8 @@ impl manual::Service for Service {
 
     fn is_finished(&self) -> bool {
         self.core.closing.load(Ordering::Relaxed)
+            // The turn that takes it removes the socket's name; a shutdown may come before the first turn.
+            && self.listener.is_none()
             && self.core.live.sum().blocks == 0
             && self.leaving.is_empty()
             && self.core.peers.load().iter().flatten().all(|peer| {
