@@ -458,11 +458,8 @@ impl State {
                 Ok(String::new())
             }
             "open" => {
-                let mut builder = Session::builder(self.gpu.clone()).socket(words[1]);
-                if let Some(&sharing) = words.get(2) {
-                    builder = builder.sharing(if sharing == "fd" { Sharing::Fd } else { Sharing::Handle });
-                }
-                self.session = Some(builder.open().map_err(text)?);
+                let session = Session::builder(self.gpu.clone()).socket(words[1]).open().map_err(text)?;
+                self.session = Some(session);
                 Ok(String::new())
             }
             "alloc" => {

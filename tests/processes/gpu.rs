@@ -35,8 +35,7 @@ pub const CASES: &[Case] = &[
 /// Needs two devices.
 pub const TWO_DEVICES: &[Case] = &[
     ("two_devices::a_device_is_found_under_another_ordinal", other_ordinal),
-    ("two_devices::a_peer_device_writes_into_a_claimed_block_by_fd", || peer_device(Sharing::Fd)),
-    ("two_devices::a_peer_device_writes_into_a_claimed_block_by_handle", || peer_device(Sharing::Handle)),
+    ("two_devices::a_peer_device_writes_into_a_claimed_block", peer_device),
     ("two_devices::sessions_on_both_devices_in_one_process", both_devices),
 ];
 
@@ -340,12 +339,12 @@ fn other_ordinal() {
     assert!(refused[0] == "error" && refused.join(" ").contains(&uuid), "{refused:?}");
 }
 
-/// A kernel of the second device writes into memory of the first that another process shares.
-fn peer_device(sharing: Sharing) {
+/// A kernel of the second device writes into memory of the first that another process shares by file descriptor.
+fn peer_device() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let mut producer = Agent::start();
-    producer.must(&format!("open {} {}", path.display(), if sharing == Sharing::Fd { "fd" } else { "handle" }));
+    producer.must(&format!("open {}", path.display()));
     let block = producer.must("alloc 1048576 6")[0].clone();
     let participant = Participant::builder(open_gpu()).connect(&path).expect("connected");
     let (here, there) = (participant.gpu().device(), DeviceId(1));
