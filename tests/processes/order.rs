@@ -1,7 +1,7 @@
 //! The order of GPU work: fences from producer to consumer, releases from consumer to producer.
 
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, ClaimError, Claims, DeviceId, Error, Gpu, Participant, State, Stream, To, Wait};
+use gpu_ipc::{After, ClaimError, Claims, DeviceId, Error, Gpu, Participant, ReceivedBlock, State, Stream, To, Wait};
 
 use crate::agent::{Agent, hex, is_host, number, open_host};
 use crate::gate::Gate;
@@ -18,6 +18,7 @@ pub const CASES: &[Case] = &[
     ("order::a_graph_keeps_its_blocks_until_it_goes", kept_for_a_graph),
     ("order::a_device_without_stream_words_waits_on_the_host", without_stream_words),
     ("order::what_the_driver_blocks_on_blocks_nobody", blocking_calls),
+    ("order::many_drops_together_wait_for_their_streams", drops_together),
     ("order::streams_of_other_devices_end_leases_and_carry_no_fences", foreign_streams),
 ];
 
@@ -316,4 +317,44 @@ fn foreign_streams() {
         producer.wait_for_nothing_held();
         assert_eq!((producer.session.stats().live_blocks, participant.kept_leases()), (0, 0));
     }
+}
+
+fn drops_together() {
+    const BLOCKS: usize = 600;
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let to = To::Participant(participant.id());
+    let streams = [(); 2].map(|()| Stream::create(&producer.gpu).expect("a stream"));
+    let go = Gate::close(&producer.gpu, &streams[1]);
+    let (mut received, mut stuck) = (Vec::new(), 0);
+    for n in 0..BLOCKS {
+        let block = producer.session.alloc(64).expect("there is room");
+        let descriptor = block.share(to, After::Done).expect("shared");
+        let claimed = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
+        match n % 300 {
+            // On none, on the first, on the one that stands still, and on both.
+            0..10 => {}
+            10..100 => claimed.used_on(&streams[0]),
+            100..290 => claimed.used_on(&streams[1]),
+            _ => streams.iter().for_each(|stream| claimed.used_on(stream)),
+        }
+        stuck += u64::from(n % 300 >= 100);
+        received.push(claimed);
+    }
+    let clone = received[0].clone();
+    ReceivedBlock::drop_many(received);
+    let held = || {
+        producer.session.collect();
+        producer.session.stats().held
+    };
+    wait_until("those that wait for nothing", || held() == stuck + 1);
+    for _ in 0..1000 {
+        assert_eq!(held(), stuck + 1, "an end came before the work was done, or a clone did not count");
+    }
+    drop(go);
+    wait_until("all but the clone", || held() == 1);
+    ReceivedBlock::drop_many([clone]);
+    producer.wait_for_nothing_held();
+    assert_eq!(participant.kept_leases(), 0);
 }

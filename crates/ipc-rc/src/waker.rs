@@ -1,24 +1,36 @@
-//! Wakes a session's or participant's own thread, but only when it sleeps without a time to get up.
+//! Wakes a session's or participant's own thread, but only when it sleeps, and for what can wait only when it sleeps long.
 //!
 //! | step | who | operation |
 //! |---|---|---|
-//! | 1 | thread | `asleep = true`, SeqCst fence, look once more for work, then wait |
-//! | 2 | caller | make work, SeqCst fence, `asleep.swap(false)`: if it was true, write the eventfd |
+//! | 1 | thread | `state = ASLEEP`, SeqCst fence, look once more for work and for a reminder |
+//! | 2 | thread | if it will get up soon by itself: `state` ASLEEP -> SOON; then wait |
+//! | 3 | caller, urgent work | make work, SeqCst fence; if `state` is not UP: swap UP, and write the eventfd |
+//! | 3' | caller, work that can wait | make work, `reminded = true`, SeqCst fence; if `state` is ASLEEP: to UP, and write the eventfd |
 //!
-//! The two fences order 'work made' and 'asleep set' in one total order: either the thread's second look sees the
-//! work or the caller sees the thread asleep. A steady stream of work costs no system call.
+//! The fences of 1 and 3 order 'work made' and 'asleep' in one total order: either the thread's second look sees the work or
+//! the caller sees the thread asleep. A caller of 3' that sees SOON leaves the work to the look that comes by itself, and
+//! what it reminded of keeps the next sleep short: so a steady stream of such work costs no system call. Between 1 and 2
+//! nothing is lost: a state that a caller set to UP is not changed to SOON, and the eventfd is readable.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 
 use gpu_api::{Error, Result};
 use rustix::event::{EventfdFlags, eventfd};
+
+/// The thread works, or was woken.
+const UP: u8 = 0;
+/// It waits, and gets up within a few milliseconds whatever happens.
+const SOON: u8 = 1;
+/// It waits.
+const ASLEEP: u8 = 2;
 
 /// An eventfd and whether anybody waits for it.
 #[derive(Debug)]
 pub struct Waker {
     fd: OwnedFd,
-    asleep: AtomicBool,
+    state: AtomicU8,
+    reminded: AtomicBool,
 }
 
 impl Waker {
@@ -30,16 +42,35 @@ impl Waker {
     pub fn new() -> Result<Waker> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
-        Ok(Waker { fd, asleep: AtomicBool::new(false) })
+        Ok(Waker { fd, state: AtomicU8::new(UP), reminded: AtomicBool::new(false) })
     }
 
     /// Wakes the thread if it sleeps (caller, after it made work).
     #[inline]
     pub fn nudge(&self) {
         fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::Relaxed) {
+        if self.state.load(Ordering::Relaxed) != UP && self.state.swap(UP, Ordering::Relaxed) != UP {
             self.wake();
         }
+    }
+
+    /// Wakes the thread unless it is up or soon will be (caller, after it made work that can wait so long).
+    #[inline]
+    pub fn remind(&self) {
+        if !self.reminded.load(Ordering::Relaxed) {
+            self.reminded.store(true, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        if self.state.load(Ordering::Relaxed) == ASLEEP
+            && self.state.compare_exchange(ASLEEP, UP, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            self.wake();
+        }
+    }
+
+    /// Says whether somebody reminded the thread since it last asked (thread).
+    pub fn take_reminder(&self) -> bool {
+        self.reminded.load(Ordering::Relaxed) && self.reminded.swap(false, Ordering::Relaxed)
     }
 
     /// Wakes the thread, or keeps it from its next sleep.
@@ -50,13 +81,18 @@ impl Waker {
 
     /// Says that the thread is about to sleep (thread). It looks for work once more before it does.
     pub fn doze(&self) {
-        self.asleep.store(true, Ordering::Relaxed);
+        self.state.store(ASLEEP, Ordering::Relaxed);
         fence(Ordering::SeqCst);
+    }
+
+    /// Says that the sleep will be short (thread, after it dozed and looked).
+    pub fn will_rise_soon(&self) {
+        let _ = self.state.compare_exchange(ASLEEP, SOON, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Says that the thread is up, and takes the wake-up (thread).
     pub fn rise(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.state.store(UP, Ordering::Relaxed);
         let mut count = [0; 8];
         // Nothing to read means that something else woke the thread.
         let _ = rustix::io::read(&self.fd, &mut count);
@@ -65,5 +101,48 @@ impl Waker {
     /// Returns the descriptor to wait for.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn was_woken(waker: &Waker) -> bool {
+        let mut count = [0; 8];
+        rustix::io::read(&waker.fd, &mut count).is_ok()
+    }
+
+    #[test]
+    fn who_sleeps_long_is_woken_by_both_and_once() {
+        let waker = Waker::new().expect("a descriptor");
+        for call in [Waker::nudge, Waker::remind] {
+            call(&waker);
+            assert!(!was_woken(&waker), "it is up");
+            waker.doze();
+            call(&waker);
+            assert!(was_woken(&waker));
+            call(&waker);
+            assert!(!was_woken(&waker), "it was woken before");
+            waker.rise();
+        }
+    }
+
+    #[test]
+    fn who_will_rise_soon_is_left_alone_by_what_can_wait() {
+        let waker = Waker::new().expect("a descriptor");
+        waker.doze();
+        waker.will_rise_soon();
+        waker.remind();
+        assert!(!was_woken(&waker));
+        waker.nudge();
+        assert!(was_woken(&waker), "the reminder did not hide it");
+        waker.rise();
+        assert!(waker.take_reminder() && !waker.take_reminder());
+        // Woken between the two steps of going to sleep.
+        waker.doze();
+        waker.remind();
+        waker.will_rise_soon();
+        assert!(was_woken(&waker));
     }
 }

@@ -6,7 +6,7 @@
 //! | `take DESCRIPTOR...` | claims, and drops at once | `ok` |
 //! | `lease DESCRIPTOR...` | claims on its stream behind work that is not done, in turns with raw waits | `ok NANOS...` |
 //! | `end` | drops all that it holds, in turns with the raw calls of a release | `ok NANOS...` |
-//! | `end-many` | drops all that it holds in a row, and releases as many in one raw batch | `ok NANOS NANOS` |
+//! | `end-many` | drops all that it holds at once, and releases as many in one raw batch | `ok NANOS NANOS` |
 //! | `stretch BYTES STEPS` | times its stream with a drop after each step, and without | `ok NANOS NANOS` |
 //! | `redeem DESCRIPTOR...` | claims tickets, in turns with bare questions to the other end of its channel | `ok NANOS...` |
 //! | `map DESCRIPTOR FD LEN`, `map DESCRIPTOR HANDLE` | maps for the first time, in turns with the raw calls | `ok NANOS NANOS` |
@@ -164,7 +164,7 @@ impl Consumer<'_> {
         for ours in [ours_first, !ours_first] {
             let start = Instant::now();
             if ours {
-                self.held.drain(..).for_each(drop);
+                ReceivedBlock::drop_many(self.held.drain(..));
                 pairs.ours.push(start.elapsed().as_nanos() as f64);
             } else {
                 self.naked.end(2 * count)?;

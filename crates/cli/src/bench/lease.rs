@@ -109,7 +109,7 @@ pub fn share_many(stage: &Stage) -> Result<Vec<Row>, String> {
     Ok(vec![row.figures(each(ours), each(floor)).goal(Goal::Beyond(150.0))])
 }
 
-/// Many blocks dropped in a row, for each.
+/// Many blocks dropped at once, for each.
 pub fn drop_many(stage: &Stage) -> Result<Vec<Row>, String> {
     let session = stage.session()?;
     let mut consumer = stage.consumer(&session)?;
@@ -125,8 +125,8 @@ pub fn drop_many(stage: &Stage) -> Result<Vec<Row>, String> {
     let (ours, floor) = pairs.figures();
     let each = |figures: Option<Figures>| figures.map(|figures| figures.divided_by(MANY as f64));
     let floor_is = "event record, stream wait, a batch of 128 writes, for each of 64";
-    let row =
-        Row::new("drop-many", "64 drops in a row at the consumer, for each", floor_is).figures(each(ours), each(floor));
+    let row = Row::new("drop-many", "drop_many of 64 blocks at the consumer, for each", floor_is)
+        .figures(each(ours), each(floor));
     Ok(vec![if is_gpu(stage) { row.goal(Goal::AtMost(400.0)) } else { row }])
 }
 

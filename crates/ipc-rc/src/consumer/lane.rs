@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
-use gpu_api::{Gpu, Result, StreamOp};
+use gpu_api::{Gpu, MAX_BATCH, Result, StreamOp};
 
 use crate::consumer::lease::Held;
 use crate::counter_file::{dirty_word, slot_word};
@@ -33,6 +33,8 @@ use crate::stream::{Stream, StreamKey};
 pub(crate) const MOST_PENDING: usize = 128;
 /// Streams of a set that is looked up without taking memory.
 const FEW: usize = 8;
+/// Leases that end by one batch: each takes a store, and in the worst case one more into its dirty word.
+pub(crate) const MOST_TOGETHER: usize = MAX_BATCH / 2;
 /// Lanes after which idle ones are given up before another is made.
 const MANY_LANES: usize = 64;
 
@@ -69,6 +71,26 @@ struct Lane {
 
 type Key = Box<[StreamKey]>;
 
+/// Leases that end together, by one batch of stores.
+pub(crate) type Ending = ArrayVec<Held, MOST_TOGETHER>;
+
+/// Lists the stores that end leases: RELEASED into each slot, then 1 into each dirty word that they share. `None` where
+/// streams have no way to the words.
+fn list_stores(ending: &[Held], ops: &mut ArrayVec<StreamOp, MAX_BATCH>) -> Option<()> {
+    for held in ending {
+        let word = held.file().registered?.word(slot_word(held.file().counters.slot_count(), held.entry.slot));
+        ops.push(StreamOp::Write { word, value: released_word(held.entry.generation) });
+    }
+    for held in ending {
+        let dirty = StreamOp::Write { word: held.file().registered?.word(dirty_word(held.entry.slot)), value: MARKED };
+        // Leases that end together mostly lie together.
+        if ops.last() != Some(&dirty) {
+            ops.push(dirty);
+        }
+    }
+    Some(())
+}
+
 /// A participant's lanes.
 #[derive(Debug)]
 pub(crate) struct Lanes {
@@ -88,15 +110,15 @@ impl Lanes {
         self.kept.load(Ordering::Relaxed)
     }
 
-    /// Ends a lease once all that is queued on `streams` at this moment has finished. Never blocks.
+    /// Ends leases once all that is queued on `streams` at this moment has finished. Never blocks.
     ///
-    /// Says whether the participant's thread must look after it.
-    pub fn end(&self, held: Held, streams: &mut [Stream]) -> bool {
+    /// Says whether the participant's thread must look after them.
+    pub fn end(&self, ending: &mut Ending, streams: &mut [Stream]) -> bool {
         streams.sort_by_key(Stream::key);
-        match self.try_end(held, streams) {
+        match self.try_end(ending, streams) {
             Ok(watch) => watch,
-            Err((held, error)) => {
-                self.keep(held, &error);
+            Err(error) => {
+                ending.drain(..).for_each(|held| self.keep(held, &error));
                 false
             }
         }
@@ -112,49 +134,33 @@ impl Lanes {
         }
     }
 
-    fn try_end(&self, held: Held, streams: &[Stream]) -> Result<bool, (Held, gpu_api::Error)> {
+    /// Takes out of `ending` what is taken care of; after an error the rest is left in it.
+    fn try_end(&self, ending: &mut Ending, streams: &[Stream]) -> Result<bool> {
         for stream in streams {
-            if let Err(error) = stream.refuse_capture("drop the block after the capture, or keep it for the graph") {
-                return Err((held, error));
-            }
+            stream.refuse_capture("drop the block after the capture, or keep it for the graph")?;
         }
-        let lane = match self.lane(streams) {
-            Ok(lane) => lane,
-            Err(error) => return Err((held, error)),
-        };
+        let lane = self.lane(streams)?;
         let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
         if lane.retired {
             drop(lane);
-            return self.try_end(held, streams);
+            return self.try_end(ending, streams);
         }
         lane.settle();
-        let (words, slots) = (held.file().registered, held.file().counters.slot_count());
-        match (words, &lane.marks) {
-            (Some(base), Some(marks)) if lane.later.is_empty() && lane.pending.len() < MOST_PENDING => {
-                let ops = [
-                    StreamOp::Write {
-                        word: base.word(slot_word(slots, held.entry.slot)),
-                        value: released_word(held.entry.generation),
-                    },
-                    StreamOp::Write { word: base.word(dirty_word(held.entry.slot)), value: MARKED },
-                ];
-                match self.queue(&lane, marks, streams, &ops) {
-                    Ok(()) => {
-                        lane.pending.push_back(held);
-                        Ok(false)
-                    }
-                    Err(error) => Err((held, error)),
-                }
-            }
-            _ => {
-                if lane.later.gathered.is_empty() {
-                    lane.later.streams = streams.to_vec();
-                }
-                lane.later.gathered.push(held);
-                self.look_after(&mut lane);
-                Ok(true)
-            }
+        let mut ops = ArrayVec::new();
+        if let (Some(marks), true) = (&lane.marks, lane.later.is_empty())
+            && lane.pending.len() + ending.len() <= MOST_PENDING
+            && list_stores(ending, &mut ops).is_some()
+        {
+            self.queue(&lane, marks, streams, &ops)?;
+            lane.pending.extend(ending.drain(..));
+            return Ok(false);
         }
+        if lane.later.gathered.is_empty() {
+            lane.later.streams = streams.to_vec();
+        }
+        lane.later.gathered.extend(ending.drain(..));
+        self.look_after(&mut lane);
+        Ok(true)
     }
 
     fn queue(&self, lane: &Lane, marks: &[Mark], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {

@@ -14,9 +14,11 @@
 //! than the slot gives. A record that is held while its slot is granted again is the producer's fault, and refused.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{self, AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::consumer::lane::Ending;
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping::Entered;
 use crate::descriptor::{Fence, NO_FENCE};
@@ -64,6 +66,14 @@ impl Record {
             self.fence_value.store(fence.map_or(0, |fence| fence.value), Ordering::Relaxed);
         }
         self.holders.store(1, Ordering::Relaxed);
+    }
+
+    /// Keeps an empty list's memory for the streams of a later lease.
+    fn give_room(&self, empty: Vec<Stream>) {
+        let mut room = self.used_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if room.capacity() == 0 {
+            *room = empty;
+        }
     }
 
     /// Lets go, and says whether this was the last holder.
@@ -164,23 +174,51 @@ impl Lease {
         }
     }
 
-    /// Leaves the end to a lane.
-    #[cold]
-    fn end_by_lane(&self) {
-        let link: Arc<Link> = self.0.mapping.keep_link();
-        let record = self.record();
-        record.is_used.store(false, Ordering::Relaxed);
-        let mut used = std::mem::take(&mut *record.used_on.lock().unwrap_or_else(PoisonError::into_inner));
-        // From here on the slot, and with it the record, may be another lease's; the link keeps the file.
-        if link.lanes.end(self.same(), &mut used) || link.wants_idle.load(Ordering::Relaxed) {
-            link.waker.nudge();
+    /// Lets go, and returns what a lane has to end: of the last handle of a lease that was used on streams.
+    #[inline]
+    fn let_go(&self) -> Option<(Held, Vec<Stream>)> {
+        if self.0.link().guard.is_child() {
+            // The lease is the parent's, and so are the streams.
+            return None;
         }
-        // With no lock held: a stream's keeper may be anything.
-        used.clear();
-        let Some(file) = link.file(self.0.entry.file) else { return };
-        let mut room = file.record(self.0.entry.slot).used_on.lock().unwrap_or_else(PoisonError::into_inner);
-        if room.capacity() == 0 {
-            *room = used;
+        let record = self.record();
+        if !record.let_go() {
+            return None;
+        }
+        if !record.is_used.load(Ordering::Relaxed) {
+            self.same().release();
+            return None;
+        }
+        record.is_used.store(false, Ordering::Relaxed);
+        let used = std::mem::take(&mut *record.used_on.lock().unwrap_or_else(PoisonError::into_inner));
+        Some((self.same(), used))
+    }
+
+    /// Drops many. Those that follow each other and were used on the same streams end together.
+    pub fn drop_many(leases: impl Iterator<Item = Lease>) {
+        let mut together: Option<(Ending, Vec<Stream>)> = None;
+        for lease in leases {
+            let Some((held, mut used)) = ManuallyDrop::new(lease).let_go() else { continue };
+            if let Some((ending, streams)) = &mut together
+                && !ending.is_full()
+                && std::ptr::eq(ending[0].link(), held.link())
+                && streams.iter().map(Stream::key).eq(used.iter().map(Stream::key))
+            {
+                // With no lock held: a stream's keeper may be anything.
+                used.clear();
+                held.file().record(held.entry.slot).give_room(used);
+                ending.push(held);
+                continue;
+            }
+            if let Some((ending, streams)) = &mut together {
+                end_by_lane(ending, std::mem::replace(streams, used));
+                ending.push(held);
+            } else {
+                together = Some((Ending::from_iter([held]), used));
+            }
+        }
+        if let Some((ending, streams)) = &mut together {
+            end_by_lane(ending, std::mem::take(streams));
         }
     }
 
@@ -202,19 +240,26 @@ impl Clone for Lease {
 impl Drop for Lease {
     #[inline]
     fn drop(&mut self) {
-        if self.0.link().guard.is_child() {
-            // The lease is the parent's, and so are the streams.
-            return;
+        if let Some((held, used)) = self.let_go() {
+            let mut ending = Ending::new();
+            ending.push(held);
+            end_by_lane(&mut ending, used);
         }
-        let record = self.record();
-        if !record.let_go() {
-            return;
-        }
-        if record.is_used.load(Ordering::Relaxed) {
-            self.end_by_lane();
-        } else {
-            self.same().release();
-        }
+    }
+}
+
+/// Leaves the end of leases that were used on the same streams to a lane.
+#[cold]
+fn end_by_lane(ending: &mut Ending, mut used: Vec<Stream>) {
+    let (link, first): (Arc<Link>, Entry) = (ending[0].mapping.keep_link(), ending[0].entry);
+    // From here on the slots, and with them the records, may be other leases'; the link keeps the files.
+    if link.lanes.end(ending, &mut used) || link.wants_idle.load(Ordering::Relaxed) {
+        link.waker.nudge();
+    }
+    // With no lock held: a stream's keeper may be anything.
+    used.clear();
+    if let Some(file) = link.file(first.file) {
+        file.record(first.slot).give_room(used);
     }
 }
 

@@ -72,6 +72,41 @@ impl ReceivedBlock {
         self.lease.used_on(stream);
     }
 
+    /// Drops many blocks at the cost of a few: those that follow each other and were [used on](ReceivedBlock::used_on) the
+    /// same streams wait for one event on each, and one batch of stores ends them.
+    ///
+    /// Means the same as dropping each, and never blocks. Sort the blocks by their streams if they were used on several.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{After, Participant, ReceivedBlock, Session, Stream, To, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let participant = Participant::builder(gpu.clone()).connect(session.socket_path())?;
+    /// # let blocks = (0..64).map(|_| session.alloc(4096)).collect::<Result<Vec<_>, _>>()?;
+    /// let stream = Stream::create(&gpu)?;
+    /// let mut received = Vec::new();
+    /// for block in &blocks {
+    ///     let descriptor = block.share(To::Participant(participant.id()), After::Done)?;
+    ///     let layer = participant.claim(descriptor.as_bytes(), Wait::On(&stream), None)?;
+    ///     layer.used_on(&stream);
+    ///     received.push(layer);
+    /// }
+    /// // ... queue kernels on `stream` that read all of them ...
+    /// ReceivedBlock::drop_many(received);
+    /// # stream.synchronize()?;
+    /// # drop(blocks);
+    /// # assert!(session.shutdown(std::time::Duration::from_secs(60)).clean);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn drop_many(blocks: impl IntoIterator<Item = ReceivedBlock>) {
+        Lease::drop_many(blocks.into_iter().map(|block| block.lease));
+    }
+
     /// Returns a part of the block, under the same lease.
     ///
     /// # Errors

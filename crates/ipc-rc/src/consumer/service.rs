@@ -87,6 +87,8 @@ impl manual::Service for Service {
     }
 
     fn time_to_sleep(&mut self) -> Option<Duration> {
+        // The second look of `doze`: whoever left a mapping, or asked for one, while this thread was awake woke nobody.
+        self.unmap_idle();
         let link = &self.link;
         if self.poisoning {
             return Some(POISONING.0);

@@ -126,6 +126,9 @@ impl manual::Service for Service {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
+        if timeout.is_some_and(|timeout| timeout <= POLL.1) {
+            self.core.waker.will_rise_soon();
+        }
         let ready = self.poller.wait(timeout);
         self.core.waker.rise();
         for &key in &ready {
@@ -168,11 +171,12 @@ impl manual::Service for Service {
             || core.watches_releases.load(Ordering::Relaxed)
             || core.closing.load(Ordering::Relaxed)
             || !self.leaving.is_empty();
+        let reminded = core.waker.take_reminder();
         let words = || core.peers.load().iter().flatten().any(|peer| peer.words.any_pending());
         let unseen = core.has_leases() || !self.leaving.is_empty() || core.closing.load(Ordering::Relaxed);
         let poll = if (waits && unseen) || !self.crowded.is_empty() {
             Some(self.poll)
-        } else if core.outbox.is_waiting() || (!self.broken && words()) {
+        } else if reminded || core.outbox.is_waiting() || (!self.broken && words()) {
             Some(POLL.1)
         } else {
             None

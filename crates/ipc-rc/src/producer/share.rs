@@ -91,7 +91,8 @@ impl Core {
                         let peer = addressee(&peers, id)?;
                         block.note_use(stream);
                         let fence = self.fences.queue(&self.gpu, stream, id, &peer.words)?;
-                        self.waker.nudge();
+                        // The thread has to notice when the context breaks before the value is written.
+                        self.waker.remind();
                         Some(fence)
                     }
                 };
@@ -133,7 +134,7 @@ impl Core {
                 point = Some(Arc::new(Point::mark(&self.gpu, stream)?));
             }
             fences = Some(self.fence_all(grants, stream)?);
-            self.waker.nudge();
+            self.waker.remind();
         }
         let mut descriptors = Vec::with_capacity(grants.len());
         for (block, to) in grants {
