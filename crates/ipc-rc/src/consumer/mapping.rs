@@ -364,7 +364,7 @@ impl Mappings {
     }
 
     /// Enters a mapping that exists.
-    #[inline]
+    #[inline(always)]
     pub fn enter(&self, region: RegionId) -> Option<Entered> {
         let found = NonNull::new(self.place(region).load(Ordering::Acquire))?;
         // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: those in `places` are among `made`.
