@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::consumer::lane::Ending;
 use crate::consumer::link::{File, Link};
-use crate::consumer::mapping::Entered;
+use crate::consumer::users::Entered;
 use crate::descriptor::{Fence, NO_FENCE};
 use crate::producer::ledger::Entry;
 use crate::step::step;
