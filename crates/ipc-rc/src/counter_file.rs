@@ -137,7 +137,7 @@ impl CounterFile {
     /// # Panics
     ///
     /// If there is no such slot: indices come from the private ledger or were checked.
-    #[inline]
+    #[inline(always)]
     pub fn slot(&self, index: u32) -> &Slot<AtomicU64> {
         &self.slots()[index as usize]
     }
@@ -147,7 +147,7 @@ impl CounterFile {
     /// # Panics
     ///
     /// As [`slot`](CounterFile::slot).
-    #[inline]
+    #[inline(always)]
     pub fn dirty_of(&self, slot: u32) -> &Dirty<AtomicU64> {
         &self.dirty()[(slot / GROUP) as usize]
     }
@@ -188,7 +188,7 @@ impl CounterFile {
 impl SlotFile for CounterFile {
     type Word = AtomicU64;
 
-    #[inline]
+    #[inline(always)]
     fn slots(&self) -> &[Slot<AtomicU64>] {
         let first = self.word(self.first_slot).cast::<Slot<AtomicU64>>();
         // SAFETY: `from_raw_parts` asks for so many valid, aligned values, shared only as their type allows, for as long

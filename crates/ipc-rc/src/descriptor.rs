@@ -303,7 +303,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns what it says.
-    #[inline]
+    #[inline(always)]
     pub fn fields(&self) -> Fields {
         let word = self.u32_at(AT_FENCE_WORD);
         Fields {
@@ -327,6 +327,7 @@ impl<'a> View<'a> {
     }
 
     /// Checks what the checksum cannot: a sender with a good checksum may still send nonsense.
+    #[inline(always)]
     fn check(&self) -> Result<()> {
         if BackendKind::from_byte(self.0[AT_BACKEND]).is_none() {
             return Err(bad("the backend", self.0[AT_BACKEND].to_string(), "1 (host), 2 (cuda) or 3 (hip)".into()));
@@ -369,18 +370,22 @@ impl<'a> View<'a> {
         Ok(())
     }
 
+    #[inline(always)]
     fn crc(&self) -> u32 {
         checksum::crc32c(self.0.first_chunk().expect("a checksum's bytes lie inside a descriptor"))
     }
 
+    #[inline(always)]
     fn array<const N: usize>(&self, at: usize) -> [u8; N] {
         *self.0[at..].first_chunk().expect("every field lies inside a descriptor")
     }
 
+    #[inline(always)]
     fn u32_at(&self, at: usize) -> u32 {
         u32::from_le_bytes(self.array(at))
     }
 
+    #[inline(always)]
     fn u64_at(&self, at: usize) -> u64 {
         u64::from_le_bytes(self.array(at))
     }

@@ -177,13 +177,13 @@ impl<W: Word> Slot<W> {
     }
 
     /// Grants the slot (producer). The ledger says that it is free and which generation comes next.
-    #[inline]
+    #[inline(always)]
     pub fn grant(&self, generation: Generation) {
         self.0.store(encode(State::Granted, generation), GRANT);
     }
 
     /// Claims the lease (consumer).
-    #[inline]
+    #[inline(always)]
     pub fn claim(&self, generation: Generation) -> Claim {
         let granted = encode(State::Granted, generation);
         let held = encode(State::Held, generation);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, StreamOp};
+use gpu_api::{Error, RegionId, StreamOp};
 
 use crate::consumer::lease::{Held, Lease};
-use crate::consumer::link::Link;
+use crate::consumer::link::{File, Link};
 use crate::consumer::mapping::NotMapped;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::counter_file::{TIMELINES, timeline_word};
@@ -79,6 +79,21 @@ impl From<Error> for ClaimError {
     }
 }
 
+/// Where a block lies.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    region: RegionId,
+    offset: u64,
+    len: u64,
+}
+
+impl Part {
+    #[inline(always)]
+    fn of(fields: &Fields) -> Part {
+        Part { region: fields.region, offset: fields.offset, len: fields.len }
+    }
+}
+
 impl Link {
     /// Claims what a descriptor grants. A deadline in the past waits for nothing; what was asked for stays asked.
     pub(crate) fn claim(
@@ -90,8 +105,11 @@ impl Link {
         if self.guard.is_child() {
             return Err(ClaimError::Forked);
         }
-        let fields = View::decode(bytes)?.fields();
-        self.check(&fields)?;
+        let view = View::decode(bytes)?;
+        let fields = view.fields();
+        if !self.is_ours(&fields) {
+            return Err(self.not_ours(&view.fields()));
+        }
         if self.is_gone() {
             return Err(ClaimError::ProducerGone);
         }
@@ -104,21 +122,21 @@ impl Link {
         let generation = Generation::new(fields.generation).ok_or(ClaimError::Stale)?;
         if fields.kind == GrantKind::Addressed {
             let lease = Entry { file: fields.file, slot: fields.slot, generation };
-            return self.take(&fields, lease, fields.fence, wait, deadline);
+            return self.take(Part::of(&fields), lease, fields.fence, wait, deadline);
         }
-        self.claim_ticket(&fields, TicketId { number: fields.slot, generation }, wait, deadline)
+        self.claim_ticket(Part::of(&fields), TicketId { number: fields.slot, generation }, wait, deadline)
     }
 
     #[inline(never)]
     fn claim_ticket(
         self: &Arc<Link>,
-        fields: &Fields,
+        part: Part,
         ticket: TicketId,
         wait: Wait<'_>,
         deadline: Option<Instant>,
     ) -> Result<ReceivedBlock, ClaimError> {
         let granted = self.redeem(ticket, deadline)?;
-        let taken = self.take(fields, granted.lease, granted.fence, wait, deadline);
+        let taken = self.take(part, granted.lease, granted.fence, wait, deadline);
         if !matches!(taken, Err(ClaimError::Backend(_))) {
             // Done, one way or the other. After anything else the same claim can be tried again.
             self.desk.forget(ticket);
@@ -132,26 +150,26 @@ impl Link {
     #[inline(always)]
     fn take(
         self: &Arc<Link>,
-        fields: &Fields,
+        part: Part,
         entry: Entry,
         fence: Option<Fence>,
         wait: Wait<'_>,
         deadline: Option<Instant>,
     ) -> Result<ReceivedBlock, ClaimError> {
-        self.await_file(entry, deadline)?;
-        if let Some(fence) = &fence {
-            self.check_fence(fence)?;
+        let file = self.await_file(entry, deadline)?;
+        if let Some(fence) = fence {
+            self.check_fence(&fence)?;
             // In manual mode nobody is sure to poison a wait that is queued.
             let host_waits = self.manual || self.file(fence.file).is_none_or(|file| file.registered.is_none());
             if matches!(wait, Wait::Host) || (host_waits && matches!(wait, Wait::On(_))) {
                 // Before the claim, so that a deadline that passes loses nothing.
-                self.wait_on_host(fence, deadline)?;
+                self.wait_on_host(&fence, deadline)?;
             }
         }
         // The mapping too comes before the claim: a grant that is not claimed holds its region as well as one that is.
-        let mapping = match self.mappings.enter(fields.region) {
+        let mapping = match self.mappings.enter(part.region) {
             Some(mapping) => mapping,
-            None => match self.mappings.map(self, fields.region, entry, deadline) {
+            None => match self.mappings.map(self, part.region, entry, deadline) {
                 Ok(mapping) => mapping,
                 Err(NotMapped::NotLeased) => return Err(self.why_not_leased(entry)),
                 Err(NotMapped::Failed(error)) => return Err(error.into()),
@@ -159,14 +177,15 @@ impl Link {
         };
         let held = Held { mapping, entry };
         // `decode` has seen that the sum does not overflow.
-        if fields.offset + fields.len > held.mapping.len() {
+        if part.offset + part.len > held.mapping.len() {
             let region = held.mapping.len();
             held.leave();
-            return Err(beyond(fields, region));
+            return Err(beyond(part, region));
         }
-        match held.file().counters.slot(entry.slot).claim(entry.generation) {
+        let record = file.record(entry.slot);
+        match file.counters.slot(entry.slot).claim(entry.generation) {
             // The slot's word is what orders the record's.
-            Claim::Held if held.file().record(entry.slot).is_held() => {
+            Claim::Held if record.is_held() => {
                 held.leave();
                 return Err(twice_granted());
             }
@@ -182,12 +201,12 @@ impl Link {
         }
         step!("claim");
         // From here on the drop of the lease ends it.
-        let block = ReceivedBlock::new(Lease::new(held, fence), fields.offset, fields.len);
+        let block = ReceivedBlock::new(Lease::new(held, record, fence), part.offset, part.len);
         if let Wait::On(stream) = wait {
-            if let Some(fence) = &fence
-                && self.look(fence) == timeline::Fence::Pending
+            if let Some(fence) = fence
+                && self.look(&fence) == timeline::Fence::Pending
             {
-                self.queue_wait(stream, fence)?;
+                self.queue_wait(stream, &fence)?;
             }
             block.used_on(stream);
         }
@@ -206,7 +225,7 @@ impl Link {
         }
         let tickets = descriptors.iter().filter_map(|bytes| {
             let fields = View::decode(bytes.as_ref()).ok()?.fields();
-            self.check(&fields).ok()?;
+            self.is_ours(&fields).then_some(())?;
             (fields.kind == GrantKind::Ticket)
                 .then(|| Some(TicketId { number: fields.slot, generation: Generation::new(fields.generation)? }))?
         });
@@ -214,11 +233,10 @@ impl Link {
     }
 
     #[inline]
-    fn check(&self, fields: &Fields) -> Result<(), ClaimError> {
-        let ours = fields.backend == self.backend
+    fn is_ours(&self, fields: &Fields) -> bool {
+        fields.backend == self.backend
             && fields.session == self.session
-            && (fields.kind == GrantKind::Ticket || fields.participant == self.id);
-        if ours { Ok(()) } else { Err(self.not_ours(fields)) }
+            && (fields.kind == GrantKind::Ticket || fields.participant == self.id)
     }
 
     #[cold]
@@ -247,27 +265,31 @@ impl Link {
 
     /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the slot.
     #[inline]
-    fn await_file(&self, lease: Entry, deadline: Option<Instant>) -> Result<(), ClaimError> {
+    fn await_file(&self, lease: Entry, deadline: Option<Instant>) -> Result<&File, ClaimError> {
         match self.file(lease.file) {
-            Some(file) if lease.slot < file.counters.slot_count() => Ok(()),
+            Some(file) if lease.slot < file.counters.slot_count() => Ok(file),
             _ => self.await_file_slowly(lease, deadline),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn await_file_slowly(&self, lease: Entry, deadline: Option<Instant>) -> Result<(), ClaimError> {
-        let slots = || self.file(lease.file).map(|file| file.counters.slot_count());
-        let slots = match self.wait_until(deadline, || slots().or_else(|| self.is_gone().then_some(0))) {
-            Some(0) => return Err(ClaimError::ProducerGone),
-            Some(slots) => slots,
+    fn await_file_slowly(&self, lease: Entry, deadline: Option<Instant>) -> Result<&File, ClaimError> {
+        let found = self.wait_until(deadline, || match self.file(lease.file) {
+            None => self.is_gone().then_some(None),
+            file => Some(file),
+        });
+        let file = match found {
+            Some(Some(file)) => file,
+            Some(None) => return Err(ClaimError::ProducerGone),
             None => return Err(Error::Deadline { what: "a counter file" }.into()),
         };
+        let slots = file.counters.slot_count();
         if lease.slot >= slots {
             let must = format!("below {slots}");
             return Err(Error::BadDescriptor { what: "slot", got: lease.slot.to_string(), must }.into());
         }
-        Ok(())
+        Ok(file)
     }
 
     fn check_fence(&self, fence: &Fence) -> Result<(), ClaimError> {
@@ -334,8 +356,8 @@ impl Link {
 
 #[cold]
 #[inline(never)]
-fn beyond(fields: &Fields, region: u64) -> ClaimError {
-    let got = format!("{} bytes at offset {} of {region}", fields.len, fields.offset);
+fn beyond(part: Part, region: u64) -> ClaimError {
+    let got = format!("{} bytes at offset {} of {region}", part.len, part.offset);
     Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into()
 }
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::consumer::lane::Ending;
 use crate::consumer::link::{File, Link};
-use crate::consumer::mapping::Entered;
+use crate::consumer::users::Entered;
 use crate::descriptor::{Fence, NO_FENCE};
 use crate::producer::ledger::Entry;
 use crate::step::step;
@@ -115,13 +115,13 @@ impl Held {
     }
 
     /// Returns the link.
-    #[inline]
+    #[inline(always)]
     pub fn link(&self) -> &Link {
         self.mapping.link()
     }
 
     /// Returns the lease's counter file.
-    #[inline]
+    #[inline(always)]
     pub fn file(&self) -> &File {
         self.link().file(self.entry.file).expect("the claim found the file, and a link never loses one")
     }
@@ -138,12 +138,11 @@ impl Held {
 pub(crate) struct Lease(Held);
 
 impl Lease {
-    /// Takes a lease whose slot was just claimed.
-    #[inline]
-    pub fn new(held: Held, fence: Option<Fence>) -> Lease {
-        let lease = Lease(held);
-        lease.record().take(fence);
-        lease
+    /// Takes a lease whose slot, with this record, was just claimed.
+    #[inline(always)]
+    pub fn new(held: Held, record: &Record, fence: Option<Fence>) -> Lease {
+        record.take(fence);
+        Lease(held)
     }
 
     /// Returns what is held.
@@ -159,7 +158,7 @@ impl Lease {
         (word != NO_FENCE).then(|| Fence { file: 0, word, value: record.fence_value.load(Ordering::Relaxed) })
     }
 
-    #[inline]
+    #[inline(always)]
     fn record(&self) -> &Record {
         self.0.file().record(self.0.entry.slot)
     }

@@ -45,7 +45,7 @@ impl File {
     /// # Panics
     ///
     /// If there is no such slot: the claim has checked.
-    #[inline]
+    #[inline(always)]
     pub fn record(&self, slot: u32) -> &Record {
         let group =
             self.records[(slot / GROUP) as usize].get_or_init(|| Box::new([const { Record::new() }; GROUP as usize]));

@@ -3,7 +3,7 @@
 //! | step | where |
 //! |---|---|
 //! | connect | [`participant`] |
-//! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`desk`], [`mapping`] |
+//! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`desk`], [`mapping`], [`users`] |
 //! | use: address, slices, state; in a graph | [`received_block`], [`graph`] |
 //! | drop: release by CPU, or by a lane once the GPU is done | [`lease`], [`lane`] |
 //! | unmap, and what happens when the producer dies | [`service`], [`link`] |
@@ -24,3 +24,4 @@ pub(crate) mod mapping;
 pub(crate) mod participant;
 pub(crate) mod received_block;
 pub(crate) mod service;
+pub(crate) mod users;

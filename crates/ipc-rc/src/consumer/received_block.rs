@@ -42,6 +42,7 @@ pub struct ReceivedBlock {
 }
 
 impl ReceivedBlock {
+    #[inline(always)]
     pub(crate) fn new(lease: Lease, offset: u64, len: u64) -> ReceivedBlock {
         let ptr = lease.held().mapping.base().offset(offset);
         ReceivedBlock { lease, ptr, len }
