@@ -85,8 +85,7 @@ pub fn can_mount() -> bool {
 
 /// The directory itself is one file, and a socket that is being bound takes two.
 fn without_room() {
-    let mut failures = 0;
-    for files in 1..10 {
+    for (failures, files) in (1..10).enumerate() {
         let mut agent = Agent::run(with_files(files), "room 0");
         agent.tell("/mnt");
         let line = agent.hear().expect("it says how it went");
@@ -98,7 +97,6 @@ fn without_room() {
         }
         assert!(line.contains("No space left") || line.contains("os error 28"), "{files} files: {line}");
         assert!(line.ends_with("; 0 left"), "{files} files: {line}");
-        failures += 1;
     }
     panic!("a session does not get on with more room either");
 }
