@@ -8,36 +8,86 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Every case that the death table names is in a list of `tests/processes`, and every case of a death is in the table.
+/// The folders of cases, and their files.
+const CASES: [(&str, &[&str]); 3] = [
+    (
+        "processes",
+        &[
+            "bad_input",
+            "container",
+            "crowd",
+            "death",
+            "fork",
+            "forward",
+            "gpu",
+            "lifecycle",
+            "notice",
+            "order",
+            "ticket",
+        ],
+    ),
+    ("faults", &["backend", "hostile", "limits"]),
+    ("security", &["directory", "forged", "quotas", "users"]),
+];
+
+fn between(text: &str, mark: char) -> BTreeSet<String> {
+    text.split(mark).map(str::to_owned).collect()
+}
+
+/// Says whether a word is the name of a case of one of these folders.
+fn is_case(folders: &[&str], word: &str) -> bool {
+    let files = CASES.iter().filter(|(folder, _)| folders.contains(folder)).flat_map(|(_, files)| files.iter());
+    files.map(|file| word.strip_prefix(file)).any(|rest| rest.is_some_and(|rest| rest.starts_with("::")))
+}
+
+/// Finds the cases in the lists of these folders.
+fn cases(folders: &[&str]) -> BTreeSet<String> {
+    let files = CASES.iter().filter(|(folder, _)| folders.contains(folder));
+    let paths = files.flat_map(|(folder, files)| files.iter().map(move |file| format!("tests/{folder}/{file}.rs")));
+    let sources: String = paths.map(|path| read(&path)).collect();
+    between(&sources, '"').into_iter().filter(|word| is_case(folders, word)).collect()
+}
+
+/// Every row of the death table names its cases, every case that it names is in a list of its folder, and every case of a
+/// death is in the table.
 #[test]
 fn the_death_table_and_the_cases_name_each_other() {
-    let table = read("docs/GUARANTEES.md");
-    let modules = [
-        "bad_input",
-        "container",
-        "crowd",
-        "death",
-        "fork",
-        "forward",
-        "gpu",
-        "lifecycle",
-        "notice",
-        "order",
-        "ticket",
-    ];
-    let quoted = |text: &str, mark: char| -> BTreeSet<String> { text.split(mark).map(str::to_owned).collect() };
-    let is_case = |name: &str| modules.iter().any(|module| name.starts_with(&format!("{module}::")));
-    let named: BTreeSet<String> = quoted(&table, '`').into_iter().filter(|name| is_case(name)).collect();
-    let sources = modules.map(|module| read(&format!("tests/processes/{module}.rs"))).concat();
-    let cases: BTreeSet<String> = quoted(&sources, '"').into_iter().filter(|case| is_case(case)).collect();
-    assert!(named.len() >= 34, "the table names only {} cases", named.len());
-    for name in &named {
-        assert!(cases.contains(name), "the table names {name}, which is no case");
+    let folders = ["processes", "faults", "security"];
+    let guarantees = read("docs/GUARANTEES.md");
+    let (_, table) = guarantees.split_once("## The death table").expect("there is one");
+    let table = table.split("\n## ").next().expect("a section");
+    let cases = cases(&folders);
+    let mut named = BTreeSet::new();
+    for row in table.lines().filter(|line| line.starts_with("| ")).skip(1) {
+        let names = row.trim_end_matches('|').rsplit('|').next().expect("a row has columns");
+        let names: Vec<String> = between(names, '`').into_iter().filter(|word| is_case(&folders, word)).collect();
+        assert!(!names.is_empty(), "a row names no case: {row}");
+        for name in &names {
+            assert!(cases.contains(name), "the table names {name}, which is no case");
+        }
+        named.extend(names);
     }
+    assert!(named.len() >= 45, "the table names only {} cases", named.len());
     let of_a_death = |case: &&String| case.starts_with("death::") || case.contains("_die");
     for case in cases.iter().filter(of_a_death) {
         assert!(named.contains(case), "the table lacks {case}");
     }
+}
+
+/// Every case of `tests/security` is in SECURITY.md, and every case that it names is one.
+#[test]
+fn the_attacks_and_the_cases_name_each_other() {
+    let folders = ["security", "faults"];
+    let cases = cases(&folders);
+    let named: BTreeSet<String> =
+        between(&read("SECURITY.md"), '`').into_iter().filter(|word| is_case(&folders, word)).collect();
+    for name in &named {
+        assert!(cases.contains(name), "SECURITY.md names {name}, which is no case");
+    }
+    for case in cases.iter().filter(|case| is_case(&["security"], case)) {
+        assert!(named.contains(case), "SECURITY.md lacks {case}");
+    }
+    assert!(named.len() >= 25, "SECURITY.md names only {} cases", named.len());
 }
 
 #[test]

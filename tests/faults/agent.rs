@@ -9,7 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::WATCHDOG;
 use crate::faulty::Faulty;
-use crate::hostile;
+use crate::{hostile, limits};
 
 /// Names what an agent suffers from.
 pub const ROLE: &str = "GPU_IPC_TEST_FAULT";
@@ -22,9 +22,13 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one: `backend N`, `files N`, `memory N` or `scribble N`.
+    /// Starts one: `backend N`, `files N`, `memory N`, `signals N`, `room N` or `scribble N`.
     pub fn start(fault: &str) -> Agent {
-        let mut command = Command::new(std::env::current_exe().expect("a test binary has a path"));
+        Agent::run(Command::new(std::env::current_exe().expect("a test binary has a path")), fault)
+    }
+
+    /// Starts one by a command that runs this binary.
+    pub fn run(mut command: Command, fault: &str) -> Agent {
         let command = command.env(ROLE, fault).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("a process can be started");
         let to = child.stdin.take();
@@ -74,6 +78,8 @@ pub fn run(role: &str) {
     match what {
         "backend" => faulty.fail_at(u32::try_from(number).unwrap_or(u32::MAX)),
         "scribble" => return hostile::scribble(&gpu, &socket, number),
+        "room" => return limits::open_without_room(&gpu, &socket),
+        "signals" => interrupt_every(number),
         "files" => limit(Resource::Nofile, open_files() + number),
         "memory" => limit(Resource::As, mapped_bytes() + (number << 18)),
         _ => {}
@@ -102,6 +108,24 @@ fn hear() -> String {
 fn limit(resource: Resource, most: u64) {
     let maximum = getrlimit(resource).maximum;
     setrlimit(resource, Rlimit { current: Some(most), maximum }).expect("less is always allowed");
+}
+
+/// Has a signal come every so many microseconds, to whichever thread, whose handler restarts no call.
+fn interrupt_every(microseconds: u64) {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let mut action: libc::sigaction = {
+        // SAFETY: `zeroed` asks for a type of which zeroes are a value: a structure of integers, a set and a pointer that
+        // may be null.
+        unsafe { std::mem::zeroed() }
+    };
+    action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    // SAFETY: `sigaction` asks for a handler that does only what is safe in one: it does nothing.
+    let handled = unsafe { libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut()) };
+    let every = libc::timeval { tv_sec: 0, tv_usec: microseconds.cast_signed() };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: `setitimer` asks for a timer that can be read, and for nowhere to write the old one.
+    let set = unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
+    assert_eq!((handled, set), (0, 0));
 }
 
 fn open_files() -> u64 {

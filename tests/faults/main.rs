@@ -33,14 +33,19 @@ fn main() {
         agent::run(&role.to_string_lossy());
         return;
     }
-    let cases = [backend::CASES, limits::CASES, hostile::CASES].concat();
-    let trials = cases.iter().map(|&(name, run)| {
-        Trial::test(name, move || {
-            run();
-            Ok::<(), Failed>(())
-        })
+    let here = [backend::CASES, limits::CASES, hostile::CASES].concat();
+    let mut trials: Vec<Trial> = here.iter().map(|case| trial(case, true)).collect();
+    let can_mount = limits::can_mount();
+    trials.extend(limits::MOUNTS.iter().map(|case| trial(case, can_mount)));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+fn trial(&(name, run): &Case, possible: bool) -> Trial {
+    let trial = Trial::test(name, move || {
+        run();
+        Ok::<(), Failed>(())
     });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+    trial.with_ignored_flag(!possible)
 }
 
 /// Says whether a condition comes to hold.
