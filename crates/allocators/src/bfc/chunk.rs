@@ -120,13 +120,26 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
+    #[inline(always)]
     pub(crate) fn insert(&mut self, chunk: Chunk) -> ChunkId {
         if let Some(id) = self.unused {
-            let next = self[id].next;
+            let place = &mut self[id];
+            let next = place.next;
+            // Field by field: a processor that has to put a wide load together from narrow stores waits for them.
+            place.place = chunk.place;
+            place.number = chunk.number;
+            place.units = chunk.units;
+            place.slack = chunk.slack;
+            place.prev = chunk.prev;
+            place.next = chunk.next;
             self.unused = (!next.is_none()).then_some(next);
-            self[id] = chunk;
             return id;
         }
+        self.append(chunk)
+    }
+
+    #[cold]
+    fn append(&mut self, chunk: Chunk) -> ChunkId {
         if self.chunks.len() == self.chunks.capacity() {
             // A thirty-second at a time: doubling would leave half of it unused at its largest.
             self.chunks.reserve_exact((self.chunks.len() / 32).max(64));

@@ -205,7 +205,8 @@ impl<T> Heap<T> {
     /// Makes a withdrawn chunk free, and one with its free neighbours.
     #[inline]
     pub(crate) fn release(&mut self, id: ChunkId) {
-        let Chunk { mut units, prev, next, .. } = self.chunks[id];
+        let chunk = &self.chunks[id];
+        let (mut units, prev, next) = (chunk.units, chunk.prev, chunk.next);
         let mut kept = id;
         // What the neighbours were in the index, before they change.
         let mut after = None;
@@ -326,11 +327,12 @@ impl<T> Heap<T> {
 
     /// Cuts a chunk that is in no index, so that `units` are left; returns the rest, which is free and in no index.
     fn cut(&mut self, id: ChunkId, units: u32) -> ChunkId {
-        let chunk = self.chunks[id];
-        let mut rest = Chunk::free(chunk.start() + u64::from(units), chunk.region(), chunk.units - units);
-        (rest.prev, rest.next) = (id, chunk.next);
+        let chunk = &self.chunks[id];
+        let (region, next) = (chunk.region(), chunk.next);
+        let mut rest = Chunk::free(chunk.start() + u64::from(units), region, chunk.units - units);
+        (rest.prev, rest.next) = (id, next);
         let rest = self.chunks.insert(rest);
-        self.relink(chunk.region(), chunk.next, rest);
+        self.relink(region, next, rest);
         let chunk = &mut self.chunks[id];
         (chunk.units, chunk.next) = (units, rest);
         rest

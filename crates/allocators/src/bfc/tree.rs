@@ -18,8 +18,8 @@ pub(crate) struct Spot {
 
 /// A sorted set: a B+ tree of two levels.
 ///
-/// The upper level is one sorted array of what the leaves begin with. It grows by an entry for some 45 chunks, so
-/// that half a million free chunks make 11,000 of them, and it is moved only where a leaf is split or merged.
+/// The upper level is one sorted array of what the leaves begin with. It grows by an entry for some 45 chunks, and it is
+/// moved only where a leaf is split or merged.
 #[derive(Default)]
 pub(crate) struct Tree {
     /// Not more than any entry of the leaf, and more than any of the leaf before it.
