@@ -122,8 +122,12 @@ class Trainer:
                 self.agree()
 
     def declined(self):
-        self.tell("decline", self.filled(torch.uint8, 4096, 4))
+        frame = encode(self.filled(torch.uint8, 4096, 4))
+        for part in "decline", frame:
+            self.wire.send(part)
         self.agree()
+        # What this PyTorch sends, for whoever reads the log.
+        return frame.hex()
 
     def row(self, count):
         self.wire.send(f"stream {count}")
@@ -145,10 +149,10 @@ class Trainer:
         if handle[1:2] != b"e":
             raise RuntimeError(f"the segment is of kind {handle[1:2]!r}")
         if answer == "ok":
-            return "opened"
+            return f"opened: {frame.hex()}"
         if "expandable_segments:False" not in answer:
             raise RuntimeError(answer)
-        return f"refused: {answer}"
+        return f"refused: {answer}: {frame.hex()}"
 
 
 class Checks:
