@@ -11,6 +11,7 @@ With `expandable` as the last argument it sends from expandable segments alone; 
 
 import argparse
 import ctypes
+import gc
 import os
 import socket
 import subprocess
@@ -122,8 +123,12 @@ class Trainer:
                 self.agree()
 
     def declined(self):
-        self.tell("decline", self.filled(torch.uint8, 4096, 4))
+        frame = encode(self.filled(torch.uint8, 4096, 4))
+        for part in "decline", frame:
+            self.wire.send(part)
         self.agree()
+        # What this PyTorch sends, for whoever reads the log.
+        return frame.hex()
 
     def row(self, count):
         self.wire.send(f"stream {count}")
@@ -145,10 +150,10 @@ class Trainer:
         if handle[1:2] != b"e":
             raise RuntimeError(f"the segment is of kind {handle[1:2]!r}")
         if answer == "ok":
-            return "opened"
+            return f"opened: {frame.hex()}"
         if "expandable_segments:False" not in answer:
             raise RuntimeError(answer)
-        return f"refused: {answer}"
+        return f"refused: {answer}: {frame.hex()}"
 
 
 class Checks:
@@ -197,7 +202,7 @@ def main():
     else:
         everything(trainer, checks, options)
     checks.note("the consumer ends, every counter decreased", end, child, wire)
-    checks.note("no file is left in /dev/shm (leak_checker)", nothing_left, child.pid)
+    checks.note("no file is left in /dev/shm, no memory allocated (leak_checker)", nothing_left, child.pid)
     print(
         f"trainer: PyTorch {torch.__version__}: {checks.passed} checks passed, {checks.failed} failed, 0 skipped",
         flush=True,
@@ -244,6 +249,8 @@ def end(child, wire):
 
 
 def nothing_left(consumer):
+    # Models are cycles.
+    gc.collect()
     torch.cuda.synchronize()
     # PyTorch's file goes when it finds all of its counters at zero.
     torch.cuda.ipc_collect()
@@ -251,6 +258,8 @@ def nothing_left(consumer):
     left = [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
     if left:
         raise RuntimeError(f"{left}: counters are not at zero")
+    if (kept := torch.cuda.memory_allocated()) != 0:
+        raise RuntimeError(f"{kept} bytes are still allocated")
 
 
 if __name__ == "__main__":

@@ -179,6 +179,24 @@ impl State {
                     false => "waits".into(),
                 }
             }
+            // In a child everything says so, and every drop does nothing.
+            "fork" => {
+                // SAFETY: `fork` asks that the child of a process with threads calls only what is safe there: it
+                // allocates with the C library's allocator, which glibc keeps usable in a child, and leaves with `_exit`.
+                let pid = unsafe { libc::fork() };
+                if pid == 0 {
+                    let message = TensorMessage::decode(&unhex(rest)).and_then(|message| message.fields.decode());
+                    let opened = message.and_then(|storage| self.receiver.open(&storage, Wait::None, None));
+                    self.held.clear();
+                    let code = if matches!(opened, Err(Error::Forked { .. })) { 0 } else { 1 };
+                    // SAFETY: `_exit` has no conditions.
+                    unsafe { libc::_exit(code) };
+                }
+                let child = rustix::process::Pid::from_raw(pid);
+                let status = rustix::process::waitpid(child, rustix::process::WaitOptions::empty());
+                let code = status.ok().flatten().and_then(|(_, status)| status.exit_status());
+                format!("the child ends with {}", code.map_or("nothing".into(), |code| code.to_string()))
+            }
             // Eight threads that open, look and drop, each its own messages, of one segment.
             "storm" => {
                 let messages: Vec<&str> = rest.split(' ').collect();

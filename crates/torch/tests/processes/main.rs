@@ -25,6 +25,7 @@ const CASES: &[(&str, fn())] = &[
     ("a_message_opens_once", a_message_opens_once),
     ("storages_of_a_segment_share_one_mapping", storages_of_a_segment_share_one_mapping),
     ("threads_open_and_close_one_segment", threads_open_and_close_one_segment),
+    ("a_forked_child_opens_and_ends_nothing", a_forked_child_opens_and_ends_nothing),
     ("a_block_goes_both_ways_at_once", a_block_goes_both_ways_at_once),
     ("a_killed_receivers_storages_come_back_when_its_pid_is_gone", a_killed_receivers_storages_come_back),
     ("a_killed_receiver_has_its_quarantine", a_killed_receiver_has_its_quarantine),
@@ -216,6 +217,18 @@ fn threads_open_and_close_one_segment() {
     assert_eq!(agent.ask(&storm), "400 released, 0 segments, 0 kept");
     side.sender.collect();
     assert!(side.sender.outstanding().is_empty());
+}
+
+fn a_forked_child_opens_and_ends_nothing() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let block = side.block(6);
+    let ((_, held), (_, other)) = (side.send(&block, Recipient::Unknown), side.send(&block, Recipient::Unknown));
+    agent.ask(&line("open", &held));
+    assert_eq!(agent.ask(&line("fork", &other)), "the child ends with 0");
+    assert_eq!(side.sender.collect(), Collected::default());
+    assert_eq!(agent.ask(&line("open", &other)), "06060606");
+    assert_eq!(agent.ask("drop"), "2 released, 0 segments, 0 kept");
+    assert_eq!(side.sender.collect().released, 2);
 }
 
 fn a_block_goes_both_ways_at_once() {
