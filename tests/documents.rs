@@ -100,8 +100,19 @@ fn the_readme_names_the_features_and_the_toolchain() {
     let msrv = manifest.lines().find_map(|line| line.strip_prefix("rust-version = ")).expect("a version");
     assert!(readme.contains(msrv.trim_matches('"')), "the README names another toolchain than {msrv}");
     for document in [
-        "ALLOCATORS", "DESIGN", "DOCTOR", "EMBEDDING", "FUZZING", "GUARANTEES", "HIP", "PYTORCH", "SPEED", "TESTED",
-        "TOOLS", "TORTURE", "WIRE",
+        "ALLOCATORS",
+        "DESIGN",
+        "DOCTOR",
+        "EMBEDDING",
+        "FUZZING",
+        "GUARANTEES",
+        "HIP",
+        "PYTORCH",
+        "SPEED",
+        "TESTED",
+        "TOOLS",
+        "TORTURE",
+        "WIRE",
     ] {
         assert!(readme.contains(&format!("docs/{document}.md")), "the README lacks docs/{document}.md");
         assert!(!read(&format!("docs/{document}.md")).is_empty());

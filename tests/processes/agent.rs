@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{
-    After, ClaimError, Claims, DeviceId, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, Sharing,
-    Stream, To, Wait,
+    After, ClaimError, Claims, DeviceId, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, Stream,
+    To, Wait,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
