@@ -292,7 +292,17 @@ unsafe impl GpuBackend for CudaBackend {
 
     unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
         // SAFETY: `words_batch` has our conditions.
-        unsafe { self.words_batch(stream, ops) }
+        unsafe { self.words_batch(stream, ops, false) }
+    }
+
+    unsafe fn batch_uncaptured(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        // SAFETY: `words_batch` has our conditions.
+        unsafe { self.words_batch(stream, ops, true) }
+    }
+
+    unsafe fn batch_behind(&self, stream: RawStream, others: &[(RawEvent, RawStream)], ops: &[StreamOp]) -> Result<()> {
+        // SAFETY: `words_behind` has our conditions.
+        unsafe { self.words_behind(stream, others, ops) }
     }
 
     unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {

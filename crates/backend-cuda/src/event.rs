@@ -92,6 +92,14 @@ impl CudaBackend {
         let device = if call::is_default(stream) { self.events.device(raw) } else { None };
         // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
         let scope = unsafe { self.driver.on_stream(stream, device) }?;
+        // SAFETY: `record_within` has our conditions, and the scope is the stream's.
+        unsafe { self.record_within(&scope, raw, stream) }
+    }
+
+    /// # Safety
+    ///
+    /// `raw` and `stream` are alive and of the scope's context.
+    pub(crate) unsafe fn record_within(&self, scope: &Scope<'_>, raw: RawEvent, stream: RawStream) -> Result<()> {
         scope.call(&self.driver.symbols.cuEventRecord, |function| {
             // SAFETY: `cuEventRecord` asks for both alive and of one context: our caller vouches for it, and the
             // driver refuses the latter.
@@ -122,6 +130,14 @@ impl CudaBackend {
     pub(crate) unsafe fn event_await(&self, stream: RawStream, raw: RawEvent) -> Result<()> {
         // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
         let scope = unsafe { self.driver.on_stream(stream, None) }?;
+        // SAFETY: `await_within` has our conditions, and the scope is the stream's.
+        unsafe { self.await_within(&scope, stream, raw) }
+    }
+
+    /// # Safety
+    ///
+    /// `stream` and `raw` are alive, and the scope is of the stream's context.
+    pub(crate) unsafe fn await_within(&self, scope: &Scope<'_>, stream: RawStream, raw: RawEvent) -> Result<()> {
         scope.call(&self.driver.symbols.cuStreamWaitEvent, |function| {
             // SAFETY: `cuStreamWaitEvent` asks for both alive: our caller vouches for it. Its flags are 0.
             unsafe { function(call::stream(stream), event(raw), 0) }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use gpu_api::{CaptureStatus, DeviceId, Error, RawStream, Result, StreamIdentity, StreamInfo};
 
 use crate::backend::CudaBackend;
-use crate::call;
+use crate::call::{self, Scope};
 use crate::error::{NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
 use crate::sys::STREAM_NON_BLOCKING;
 
@@ -171,6 +171,14 @@ impl CudaBackend {
     pub(crate) unsafe fn stream_capture(&self, raw: RawStream) -> Result<CaptureStatus> {
         // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
         let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        // SAFETY: `status_within` has our condition.
+        unsafe { self.status_within(&scope, raw) }
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is alive, and the scope is of its context.
+    pub(crate) unsafe fn status_within(&self, scope: &Scope<'_>, raw: RawStream) -> Result<CaptureStatus> {
         let symbol = &self.driver.symbols.cuStreamIsCapturing;
         if symbol.function.is_none() {
             return Ok(CaptureStatus::None);

@@ -5,10 +5,10 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{DeviceId, Error, HostPtr, MAX_BATCH, RawStream, Result, StreamOp, WordPtr};
+use gpu_api::{DeviceId, Error, HostPtr, MAX_BATCH, RawEvent, RawStream, Result, StreamOp, WordPtr};
 
 use crate::backend::CudaBackend;
-use crate::call;
+use crate::call::{self, Scope};
 use crate::error::{NOT_SUPPORTED, SUCCESS};
 use crate::host;
 use crate::sys::{BatchOperation, WAIT_GEQ, WAIT_VALUE_64, WRITE_VALUE_64};
@@ -85,10 +85,52 @@ impl CudaBackend {
         })
     }
 
+    /// Queues operations; on a stream that may be captured only after a look in the same scope that it is not.
+    ///
     /// # Safety
     ///
     /// `stream` is alive, and every word lies in a registration that outlives the operation.
-    pub(crate) unsafe fn words_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+    pub(crate) unsafe fn words_batch(&self, stream: RawStream, ops: &[StreamOp], may_capture: bool) -> Result<()> {
+        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.on_stream(stream, None) }?;
+        if may_capture {
+            // SAFETY: `status_within` asks for a stream that is alive, and for its scope: as above.
+            gpu_api::refuse_capture(stream, unsafe { self.status_within(&scope, stream) }?)?;
+        }
+        // SAFETY: `batch_within` has our conditions, and the scope is the stream's.
+        unsafe { self.batch_within(&scope, stream, ops) }
+    }
+
+    /// Queues operations behind what is on other streams, in one scope: all are of the device's primary context.
+    ///
+    /// # Safety
+    ///
+    /// All streams and events are alive and of one device, and every word lies in a registration that outlives the
+    /// operation.
+    pub(crate) unsafe fn words_behind(
+        &self,
+        stream: RawStream,
+        others: &[(RawEvent, RawStream)],
+        ops: &[StreamOp],
+    ) -> Result<()> {
+        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.on_stream(stream, None) }?;
+        for &(event, other) in others {
+            // SAFETY: `status_within` asks for a stream that is alive, and for its scope: our caller vouches for both.
+            gpu_api::refuse_capture(other, unsafe { self.status_within(&scope, other) }?)?;
+            // SAFETY: `record_within` asks for both alive and of the scope's context: our caller vouches for it.
+            unsafe { self.record_within(&scope, event, other) }?;
+            // SAFETY: `await_within` asks for both alive, and for the stream's scope: as above.
+            unsafe { self.await_within(&scope, stream, event) }?;
+        }
+        // SAFETY: `batch_within` has our conditions, and the scope is the stream's.
+        unsafe { self.batch_within(&scope, stream, ops) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`words_batch`](CudaBackend::words_batch), and the scope is of the stream's context.
+    unsafe fn batch_within(&self, scope: &Scope<'_>, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
         if ops.is_empty() || ops.len() > MAX_BATCH {
             return Err(Error::Invalid {
                 what: "the number of operations",
@@ -107,8 +149,6 @@ impl CudaBackend {
         for (place, op) in batch.iter_mut().zip(ops) {
             *place = operation(op);
         }
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(stream, None) }?;
         let symbol = &self.driver.symbols.cuStreamBatchMemOp;
         let code = scope.code(symbol, |function| {
             // SAFETY: `cuStreamBatchMemOp` reads as many operations as it is told: the slice's, and copies them. Our

@@ -302,6 +302,50 @@ pub unsafe trait GpuBackend: fmt::Debug + Send + Sync + 'static {
     /// `stream` is alive, and every word lies in a registration that outlives the operation.
     unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()>;
 
+    /// As [`stream_batch`](GpuBackend::stream_batch), for a stream that the application may be capturing.
+    ///
+    /// A backend whose calls are dear asks and queues in one go.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`] while the stream is being captured: nothing was queued.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive, and every word lies in a registration that outlives the operation.
+    unsafe fn batch_uncaptured(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        // SAFETY: `capture_status` asks for a live stream: so do we.
+        refuse_capture(stream, unsafe { self.capture_status(stream) }?)?;
+        // SAFETY: `stream_batch` has our conditions.
+        unsafe { self.stream_batch(stream, ops) }
+    }
+
+    /// Queues operations on a stream behind what is on others at this moment: records each event on its stream, lets
+    /// `stream` wait for it, and queues the batch.
+    ///
+    /// A backend whose calls are dear does all of it in one go.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`] while one of the others is being captured, and as
+    /// [`stream_batch`](GpuBackend::stream_batch): the batch was not queued, though `stream` may wait for some of them.
+    ///
+    /// # Safety
+    ///
+    /// All streams and events are alive and of one device, and every word lies in a registration that outlives the operation.
+    unsafe fn batch_behind(&self, stream: RawStream, others: &[(RawEvent, RawStream)], ops: &[StreamOp]) -> Result<()> {
+        for &(event, other) in others {
+            // SAFETY: `capture_status` asks for a live stream: so do we.
+            refuse_capture(other, unsafe { self.capture_status(other) }?)?;
+            // SAFETY: `record_event` asks for both alive and of one device: so do we.
+            unsafe { self.record_event(event, other) }?;
+            // SAFETY: `stream_wait_event` asks for both alive: so do we.
+            unsafe { self.stream_wait_event(stream, event) }?;
+        }
+        // SAFETY: `stream_batch` has our conditions.
+        unsafe { self.stream_batch(stream, ops) }
+    }
+
     // Copies, in stream order.
 
     /// Copies `len` bytes from host memory to the device.
@@ -340,6 +384,18 @@ pub unsafe trait GpuBackend: fmt::Debug + Send + Sync + 'static {
             why: format!("the {} backend has no such operation", self.kind()),
             remedy: "choose another backend",
         }
+    }
+}
+
+/// Refuses a stream whose work goes into a graph.
+///
+/// # Errors
+///
+/// [`Error::Capturing`].
+pub fn refuse_capture(stream: RawStream, status: CaptureStatus) -> Result<()> {
+    match status {
+        CaptureStatus::None => Ok(()),
+        _ => Err(Error::Capturing { stream: stream.0, remedy: "do it before the capture begins or after it ended" }),
     }
 }
 

@@ -42,7 +42,7 @@ pub mod memory;
 pub mod region;
 pub mod stream;
 
-pub use backend::{Gpu, GpuBackend, StreamInfo};
+pub use backend::{Gpu, GpuBackend, StreamInfo, refuse_capture};
 pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
 pub use error::{DriverError, Error, Result};
 pub use fork::ForkGuard;

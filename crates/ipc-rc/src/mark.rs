@@ -4,7 +4,7 @@
 //! be one of another device, or of another vendor's, than the session or participant that asks: only the mark's own
 //! backend is called.
 
-use gpu_api::{EventKind, Gpu, RawEvent, Result};
+use gpu_api::{EventKind, Gpu, RawEvent, RawStream, Result};
 
 use crate::stream::Stream;
 
@@ -29,6 +29,12 @@ impl Mark {
     /// Returns the device on whose streams it can be recorded.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// Returns the event, to be recorded on a stream of its device.
+    pub fn on(&self, stream: &Stream) -> (RawEvent, RawStream) {
+        debug_assert!(*stream.gpu() == self.gpu, "an event of another device");
+        (self.event, stream.raw())
     }
 
     /// Marks what is queued on `stream` at this moment, instead of what it marked before.

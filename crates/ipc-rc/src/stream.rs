@@ -142,6 +142,14 @@ impl Stream {
     }
 }
 
+/// Says what to do instead, of a call on a stream that is being captured.
+pub(crate) fn advise(error: Error, remedy: &'static str) -> Error {
+    match error {
+        Error::Capturing { stream, .. } => Error::Capturing { stream, remedy },
+        error => error,
+    }
+}
+
 /// What tells a stream from those of other devices and backends, whose own numbers may be the same.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(crate) struct StreamKey {

@@ -27,12 +27,14 @@ use crate::counter_file::{dirty_word, slot_word};
 use crate::dirty::MARKED;
 use crate::mark::Mark;
 use crate::slot::released_word;
-use crate::stream::{Stream, StreamKey};
+use crate::stream::{Stream, StreamKey, advise};
 
 /// Ends queued on one lane: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;
 /// Streams of a set that is looked up without taking memory.
 const FEW: usize = 8;
+/// What to do instead of a drop under capture.
+const UNCAPTURED: &str = "drop the block after the capture, or keep it for the graph";
 /// Leases that end by one batch: each takes a store, and in the worst case one more into its dirty word.
 pub(crate) const MOST_TOGETHER: usize = MAX_BATCH / 2;
 /// Lanes after which idle ones are given up before another is made.
@@ -63,7 +65,8 @@ struct Lane {
     retired: bool,
     stream: Stream,
     /// One for each stream of the set, recorded again by every end: a wait keeps what was recorded when it was queued.
-    /// `None` for a set with a stream of another device or backend, whose ends the participant's thread stores.
+    /// `None` for a set of more than [`FEW`], or with a stream of another device or backend: the participant's thread
+    /// stores its ends.
     marks: Option<Vec<Mark>>,
     pending: VecDeque<Held>,
     later: Later,
@@ -136,9 +139,6 @@ impl Lanes {
 
     /// Takes out of `ending` what is taken care of; after an error the rest is left in it.
     fn try_end(&self, ending: &mut Ending, streams: &[Stream]) -> Result<bool> {
-        for stream in streams {
-            stream.refuse_capture("drop the block after the capture, or keep it for the graph")?;
-        }
         let lane = self.lane(streams)?;
         let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
         if lane.retired {
@@ -151,9 +151,12 @@ impl Lanes {
             && lane.pending.len() + ending.len() <= MOST_PENDING
             && list_stores(ending, &mut ops).is_some()
         {
-            self.queue(&lane, marks, streams, &ops)?;
+            self.queue(&lane, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
             lane.pending.extend(ending.drain(..));
             return Ok(false);
+        }
+        for stream in streams {
+            stream.refuse_capture(UNCAPTURED)?;
         }
         if lane.later.gathered.is_empty() {
             lane.later.streams = streams.to_vec();
@@ -164,13 +167,13 @@ impl Lanes {
     }
 
     fn queue(&self, lane: &Lane, marks: &[Mark], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
-        for (mark, stream) in marks.iter().zip(streams) {
-            mark.record(stream)?;
-            mark.hold(&lane.stream)?;
-        }
-        // SAFETY: `stream_batch` asks for a live stream, which the lane keeps, and for words in a registration that
-        // outlives the operation: the link unregisters its files only after its lanes have run dry.
-        unsafe { self.gpu.backend().stream_batch(lane.stream.raw(), ops) }
+        let others: ArrayVec<_, FEW> = marks.iter().zip(streams).map(|(mark, stream)| mark.on(stream)).collect();
+        // SAFETY: `batch_behind` asks for
+        // - live streams and events of one device: the lane keeps its own, the caller its streams, and a lane has marks
+        //   only if all are of the participant's device;
+        // - words in a registration that outlives the operation: the link unregisters its files only after its lanes
+        //   have run dry.
+        unsafe { self.gpu.backend().batch_behind(lane.stream.raw(), &others, ops) }
     }
 
     /// Ends what is behind events that are done, and records them anew for what has gathered.
@@ -220,7 +223,7 @@ impl Lanes {
         if let Some(lane) = self.table.load().get(&key) {
             return Ok(lane.clone());
         }
-        let is_own = streams.iter().all(|stream| *stream.gpu() == self.gpu);
+        let is_own = streams.len() <= FEW && streams.iter().all(|stream| *stream.gpu() == self.gpu);
         let marks = is_own.then(|| streams.iter().map(|stream| Mark::new(stream.gpu())).collect());
         let fresh = Arc::new(Mutex::new(Lane {
             retired: false,

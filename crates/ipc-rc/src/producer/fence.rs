@@ -15,8 +15,11 @@ use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamIdentity, Stre
 use crate::counter_file::{CounterFile, TIMELINES, timeline_word};
 use crate::descriptor::Fence;
 use crate::producer::peer::Peer;
-use crate::stream::Stream;
+use crate::stream::{Stream, advise};
 use crate::timeline::{self, LIMIT, Timeline};
+
+/// What to do instead of a share under capture.
+const UNCAPTURED: &str = "share before the capture begins or after it ended";
 
 /// One timeline word of one participant.
 #[derive(Debug)]
@@ -136,7 +139,6 @@ impl Fences {
     /// What the driver gives: then nothing was queued and no descriptor may name a value.
     pub fn queue(&self, gpu: &Gpu, stream: &Stream, participant: ParticipantId, words: &Words) -> Result<Fence> {
         stream.require(gpu)?;
-        stream.refuse_capture("share before the capture begins or after it ended")?;
         let line = self.line(stream.identity());
         let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -161,7 +163,6 @@ impl Fences {
     /// As [`queue`](Fences::queue). Values that were queued before the error are reached by nobody's descriptor.
     pub fn queue_many(&self, gpu: &Gpu, stream: &Stream, addressees: &mut [(&Arc<Peer>, Option<Fence>)]) -> Result<()> {
         stream.require(gpu)?;
-        stream.refuse_capture("share before the capture begins or after it ended")?;
         let line = self.line(stream.identity());
         let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut cells = Vec::with_capacity(addressees.len());
@@ -228,13 +229,14 @@ fn enqueue(gpu: &Gpu, stream: &Stream, writes: &[(&Words, u32, u64)]) -> Result<
         .collect();
     match on_device {
         Some(ops) => {
-            // SAFETY: `stream_batch` asks for
+            // SAFETY: `batch_uncaptured` asks for
             // - a live stream: `stream` keeps it;
             // - words in a registration that outlives the operation: a participant's file is unregistered only after
             //   its burial, when no wait of its own is left, and the session keeps it until then.
-            unsafe { gpu.backend().stream_batch(stream.raw(), &ops) }
+            unsafe { gpu.backend().batch_uncaptured(stream.raw(), &ops) }.map_err(|error| advise(error, UNCAPTURED))
         }
         None => {
+            stream.refuse_capture(UNCAPTURED)?;
             let words: Vec<_> =
                 writes.iter().map(|(words, index, value)| (words.file.clone(), *index, *value)).collect();
             let reach = Box::new(move || {
