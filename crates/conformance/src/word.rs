@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gpu_ipc::{BackendKind, Error, Gpu, HostPtr, MAX_BATCH, StreamOp, WordPtr};
+use gpu_ipc::{BackendKind, Error, EventKind, Gpu, HostPtr, MAX_BATCH, StreamOp, WordPtr};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::queue::Queue;
@@ -14,6 +14,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "word::a_wait_compares_cyclically_and_signed", run: compared },
     Case { name: "word::a_batch_has_1_to_255_operations", run: batches },
     Case { name: "word::a_stream_waits_until_the_host_writes", run: host_writes },
+    Case { name: "word::a_batch_behind_other_streams_waits_for_them", run: behind },
     Case { name: "word::only_whole_pages_are_registered", run: whole_pages },
 ];
 
@@ -91,6 +92,42 @@ fn written_after(gpu: &Gpu) {
     drop(go);
     queue.synchronize();
     assert_eq!(words.get(3).load(Ordering::Acquire), 9);
+}
+
+fn behind(gpu: &Gpu) {
+    if !gpu.caps().stream_words {
+        return;
+    }
+    let (words, queue) = (Words::new(gpu), Queue::new(gpu));
+    let others = [Queue::new(gpu), Queue::new(gpu)];
+    let events = [(); 2].map(|()| gpu.backend().create_event(gpu.device(), EventKind::Local).expect("an event"));
+    let behind = [(events[0], others[0].raw()), (events[1], others[1].raw())];
+    let write = |value| {
+        let ops = [StreamOp::Write { word: words.ptr(0), value }, StreamOp::Write { word: words.ptr(1), value }];
+        // SAFETY: `batch_behind` asks for live streams and events of one device, and registered words: all live to the end.
+        unsafe { gpu.backend().batch_behind(queue.raw(), &behind, &ops) }.expect("nobody captures");
+    };
+    write(1);
+    queue.synchronize();
+    assert_eq!(words.get(1).load(Ordering::Acquire), 1);
+    let go = others[1].hold();
+    write(2);
+    // What comes later on the first does not matter, and what stands on the second does.
+    others[0].synchronize();
+    assert!(!queue.is_idle());
+    assert_eq!(words.get(0).load(Ordering::Acquire), 1);
+    drop(go);
+    queue.synchronize();
+    assert_eq!(words.get(1).load(Ordering::Acquire), 2);
+    // SAFETY: `batch_uncaptured` asks for a live stream and registered words: both live to the end.
+    unsafe { gpu.backend().batch_uncaptured(queue.raw(), &[StreamOp::Write { word: words.ptr(0), value: 3 }]) }
+        .expect("nobody captures");
+    queue.synchronize();
+    assert_eq!(words.get(0).load(Ordering::Acquire), 3);
+    for event in events {
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: the streams are idle.
+        unsafe { gpu.backend().destroy_event(event) }.expect("it goes");
+    }
 }
 
 fn compared(gpu: &Gpu) {

@@ -22,6 +22,7 @@ pub const CASES: &[Case] = &[
     case!(every_failure_of_a_registration_leaves_nothing),
     case!(words_are_whole_pages_registered_once),
     case!(a_batch_writes_in_order_and_has_bounds),
+    case!(a_batch_behind_another_stream_is_one_visit),
     case!(a_host_function_runs_once_and_its_panic_stays_inside),
     case!(a_host_function_that_could_not_be_queued_is_dropped),
     case!(the_legacy_stream_beside_a_capture_counts_as_captured),
@@ -206,6 +207,32 @@ fn a_host_function_that_could_not_be_queued_is_dropped() {
     let error = unsafe { cuda.host_function(stream, Box::new(move || drop(moved))) }.expect_err("it failed");
     assert_eq!(fake::code(&error), Some(719));
     assert_eq!(Arc::strong_count(&held), 1, "the closure is gone");
+}
+
+fn a_batch_behind_another_stream_is_one_visit() {
+    let cuda = fake::cuda();
+    let words = Words::new();
+    let [lane, stream] = [(); 2].map(|()| cuda.create_stream(GPU).expect("a stream can be made"));
+    let event = cuda.create_event(GPU, EventKind::Local).expect("an event can be made");
+    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is queued.
+    let first = unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
+    let ops = [StreamOp::Write { word: first, value: 1 }, StreamOp::Write { word: first.word(1), value: 2 }];
+    fake::clear_trace();
+    // SAFETY: `batch_behind`: all were made, and the words registered, above.
+    unsafe { cuda.batch_behind(lane, &[(event, stream)], &ops) }.expect("nobody captures");
+    let calls = ["cuStreamIsCapturing", "cuEventRecord", "cuStreamWaitEvent", "cuStreamBatchMemOp_v2"];
+    assert_eq!(fake::trace(), calls);
+    assert_eq!((words.read(0), words.read(1)), (1, 2));
+    fake::set_capture(1);
+    fake::clear_trace();
+    // SAFETY: `batch_behind`: as above.
+    let refused = unsafe { cuda.batch_behind(lane, &[(event, RawStream(0))], &ops) };
+    assert!(matches!(refused, Err(Error::Capturing { stream: 0, .. })), "{refused:?}");
+    // SAFETY: `batch_uncaptured`: as above.
+    let refused = unsafe { cuda.batch_uncaptured(RawStream(0), &ops) };
+    assert!(matches!(refused, Err(Error::Capturing { stream: 0, .. })), "{refused:?}");
+    assert!(fake::trace().iter().all(|call| call == "cuStreamIsCapturing"), "nothing was recorded or queued");
+    assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0));
 }
 
 fn the_legacy_stream_beside_a_capture_counts_as_captured() {
