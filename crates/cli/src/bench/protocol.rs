@@ -249,30 +249,29 @@ pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
     }])
 }
 
-/// Runs cycles on a thread for each block, and returns the nanoseconds of each cycle of all of them.
+/// Runs cycles on a thread for each block, and returns the nanoseconds of each cycle of all of them: from the first thread's
+/// beginning to the last one's end, by their own clocks, because whoever waits for them may sleep through both.
 fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, String> {
-    let barrier = Barrier::new(blocks.len() + 1);
+    let barrier = Barrier::new(blocks.len());
     let run = |block: &SentBlock| {
         barrier.wait();
-        let ran = (0..cycles).try_for_each(|cycle| {
+        let begun = Instant::now();
+        for cycle in 0..cycles {
             drop(pair.lease(block)?);
             if cycle % RETIRED == 0 {
                 black_box(pair.session.collect());
             }
-            Ok::<(), String>(())
-        });
-        barrier.wait();
-        ran
+        }
+        Ok::<_, String>((begun, Instant::now()))
     };
-    let nanos = std::thread::scope(|scope| {
+    let ran = std::thread::scope(|scope| {
         let running: Vec<_> = blocks.iter().map(|block| scope.spawn(|| run(block))).collect();
-        barrier.wait();
-        let start = Instant::now();
-        barrier.wait();
-        let nanos = start.elapsed().as_nanos() as f64;
         let joined =
             running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())));
-        joined.collect::<Result<Vec<()>, String>>().map(|_| nanos)
-    });
-    Ok(nanos? / (cycles * blocks.len()) as f64)
+        joined.collect::<Result<Vec<(Instant, Instant)>, String>>()
+    })?;
+    let first = ran.iter().map(|(begun, _)| *begun).min();
+    let last = ran.iter().map(|(_, ended)| *ended).max();
+    let nanos = first.zip(last).map_or(0, |(first, last)| last.duration_since(first).as_nanos());
+    Ok(nanos as f64 / (cycles * blocks.len()) as f64)
 }
