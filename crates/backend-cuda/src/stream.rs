@@ -169,15 +169,15 @@ impl CudaBackend {
     ///
     /// `raw` is alive.
     pub(crate) unsafe fn stream_capture(&self, raw: RawStream) -> Result<CaptureStatus> {
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        // SAFETY: `Driver::asking_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.asking_stream(raw) }?;
         // SAFETY: `status_within` has our condition.
         unsafe { self.status_within(&scope, raw) }
     }
 
     /// # Safety
     ///
-    /// `raw` is alive, and the scope is of its context.
+    /// `raw` is alive, and the scope is its own or of its context.
     pub(crate) unsafe fn status_within(&self, scope: &Scope<'_>, raw: RawStream) -> Result<CaptureStatus> {
         let symbol = &self.driver.symbols.cuStreamIsCapturing;
         if symbol.function.is_none() {

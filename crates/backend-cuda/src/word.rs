@@ -91,8 +91,8 @@ impl CudaBackend {
     ///
     /// `stream` is alive, and every word lies in a registration that outlives the operation.
     pub(crate) unsafe fn words_batch(&self, stream: RawStream, ops: &[StreamOp], may_capture: bool) -> Result<()> {
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(stream, None) }?;
+        // SAFETY: `Driver::beside_stream` asks for a stream that is alive: our caller vouches for it.
+        let scope = unsafe { self.driver.beside_stream(stream) }?;
         if may_capture {
             // SAFETY: `status_within` asks for a stream that is alive, and for its scope: as above.
             gpu_api::refuse_capture(stream, unsafe { self.status_within(&scope, stream) }?)?;
@@ -129,7 +129,7 @@ impl CudaBackend {
 
     /// # Safety
     ///
-    /// As [`words_batch`](CudaBackend::words_batch), and the scope is of the stream's context.
+    /// As [`words_batch`](CudaBackend::words_batch), and the scope is the stream's.
     unsafe fn batch_within(&self, scope: &Scope<'_>, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
         if ops.is_empty() || ops.len() > MAX_BATCH {
             return Err(Error::Invalid {

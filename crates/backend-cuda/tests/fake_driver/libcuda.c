@@ -579,7 +579,8 @@ struct operation { uint32_t operation; address word; uint64_t value; uint32_t fl
 result cuStreamBatchMemOp_v2(void *stream, unsigned count, struct operation *operations, unsigned flags) {
     ENTER(0);
     if (!count || count > 255 || flags) return 1;
-    result code = stream_ok(stream);
+    /* Any context will do, or none: a named stream brings its own. */
+    result code = (address)stream <= 2 ? stream_ok(stream) : find(STREAM, (address)stream) ? 0 : 400;
     for (unsigned i = 0; !code && i < count; i++)
         if (operations[i].operation == 5) *(uint64_t *)operations[i].word = operations[i].value;
     return code;

@@ -5,7 +5,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use backend_cuda::CudaBackend;
-use gpu_api::{Access, DeviceId, DevicePtr, Error, EventKind, GpuBackend, HostMemory, HostPtr, RawStream, Sharing};
+use gpu_api::{
+    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, GpuBackend, HostMemory, HostPtr, RawStream, Sharing,
+};
 use gpu_api::{EventHandle, StreamOp};
 
 use crate::fake::{self, GPU};
@@ -30,6 +32,7 @@ pub const CASES: &[Case] = &[
     case!(default_streams_are_those_of_the_current_context, "1"),
     case!(a_default_stream_that_nothing_places_is_refused, "2"),
     case!(contexts_go_in_and_out, "2"),
+    case!(what_is_queued_beside_any_context_names_its_own_device, "2"),
 ];
 
 /// Makes every call of the trait once.
@@ -191,4 +194,29 @@ fn contexts_go_in_and_out() {
     assert_eq!(fake::depth(), 1);
     assert_ne!(words.start(), HostPtr(0));
     std::mem::forget(words);
+}
+
+fn what_is_queued_beside_any_context_names_its_own_device() {
+    let cuda = fake::cuda();
+    let device = DeviceId(1);
+    let stream = cuda.create_stream(device).expect("a stream can be made");
+    let words = Words::new();
+    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is queued.
+    let word = unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
+    let ops = [StreamOp::Write { word, value: 1 }];
+    assert_eq!(fake::push(fake::foreign_context()), 0);
+    fake::clear_trace();
+    // SAFETY: `capture_status`: made above.
+    let status = unsafe { cuda.capture_status(stream) };
+    assert_eq!(status.ok(), Some(CaptureStatus::None));
+    // SAFETY: `batch_uncaptured`: the stream was made and the words registered above.
+    unsafe { cuda.batch_uncaptured(stream, &ops) }.expect("the stream brings its context");
+    assert!(!fake::trace().iter().any(|call| call.starts_with("cuCtx") || call == "cuStreamGetCtx"));
+    for call in ["cuStreamIsCapturing", "cuStreamBatchMemOp_v2"] {
+        fake::fail(call, 719);
+        // SAFETY: `batch_uncaptured`: as above.
+        let error = unsafe { cuda.batch_uncaptured(stream, &ops) }.expect_err("the call failed");
+        assert!(matches!(error, Error::Driver { device: named, .. } if named == device), "{call}: {error:?}");
+        assert_eq!((fake::depth(), fake::mode(), fake::violations()), (1, 0, 0), "{call}");
+    }
 }
