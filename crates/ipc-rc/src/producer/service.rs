@@ -145,10 +145,12 @@ impl manual::Service for Service {
         self.flush();
         self.redeem_crowded();
         self.expire();
+        // Before the burials: what a participant has ended before it went keeps it no longer, and nothing else may wake this
+        // thread.
+        let found = self.core.collect(Effort::Marked);
         self.bury();
         self.watch_context();
         self.trim_unmapped();
-        let found = self.core.collect(Effort::Marked);
         self.poll = if found.blocks > 0 || !ready.is_empty() { POLL.0 } else { (self.poll * 2).min(POLL.1) };
         if closing {
             self.ask_when_closing();
