@@ -7,6 +7,7 @@ use gpu_ipc::{After, BackendKind, DeviceId, Error, Gpu, Participant, State, To, 
 use rustix::process::Signal;
 
 use crate::agent::{Agent, hex, is_host, number, open_gpu, read_stamp, unhex};
+use crate::notice::stop;
 use crate::{Case, Producer, wait_until};
 
 pub const CASES: &[Case] = &[
@@ -30,6 +31,7 @@ pub const CASES: &[Case] = &[
     ("death::a_broken_context_hangs_nobody", broken_context),
     ("death::a_dead_producers_socket_is_replaced", socket_replaced),
     ("death::many_consumers_die_at_once", many),
+    ("death::a_question_that_a_dead_producer_never_answered", unanswered),
 ];
 
 /// Needs a device whose context processes share: the host's, told so, or NVIDIA's under MPS.
@@ -349,4 +351,30 @@ fn many() {
     assert_eq!(producer.session.stats().limbo_blocks, 5, "a block of the survivor's was taken");
     drop(survivor);
     check_survival(&producer);
+}
+
+/// Who asked how to map a region, gave up waiting, and lost the producer, ends with its last handle all the same.
+fn unanswered() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("s");
+    let (mut producer, mut consumer) = (Agent::start(), Agent::start());
+    producer.must(&format!("open {}", path.display()));
+    let id = consumer.must(&format!("connect {}", path.display()))[0].clone();
+    let block = producer.must("alloc 4096 1")[0].clone();
+    let descriptor = producer.must(&format!("share {block} {id}"))[0].clone();
+    stop(&producer, &path);
+    assert_eq!(consumer.ask(&format!("try {descriptor}"))[..2], ["error", "WouldBlock"]);
+    producer.kill();
+    consumer.must("await-event ProducerGone");
+    assert_eq!(participants_threads(&consumer), 1);
+    consumer.must("disconnect");
+    wait_until("the participant's thread to end", || participants_threads(&consumer) == 0);
+}
+
+/// Counts the threads of a process that are participants' own.
+fn participants_threads(agent: &Agent) -> usize {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", agent.pid())).expect("it lives");
+    // A thread that ends at this moment has no name any more.
+    let names = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("gpu-ipc-partici")).count()
 }

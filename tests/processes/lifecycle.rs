@@ -19,6 +19,7 @@ pub const CASES: &[Case] = &[
     ("lifecycle::eight_threads_share_at_once", eight_threads),
     ("lifecycle::shutdown_reports_who_holds_what", shutdown),
     ("lifecycle::sessions_come_and_go_on_one_device", come_and_go),
+    ("lifecycle::a_participant_goes_while_its_thread_unmaps", goes_while_unmapping),
     ("lifecycle::out_of_memory_is_survived_when_limbo_is_collected", out_of_memory),
 ];
 
@@ -302,4 +303,28 @@ fn out_of_memory() {
     assert!(producer.session.alloc(64 << 20).is_err(), "held memory was given out");
     drop(received);
     wait_until("the released block to be given out again", || producer.session.alloc(64 << 20).is_ok());
+}
+
+/// A participant whose thread is about to find nothing more to unmap when the last handle goes.
+fn goes_while_unmapping() {
+    const REGION: u64 = 2 << 20;
+    let producer = Producer::with(|builder| builder.region_bytes(REGION));
+    let blocks: Vec<_> = (0..2).map(|_| producer.session.alloc(REGION).expect("there is room")).collect();
+    for round in 0..600 {
+        let builder = Participant::builder(producer.gpu.clone()).mapping_cache(u64::MAX, 1);
+        let participant = builder.connect(producer.session.socket_path()).expect("connected");
+        let to = To::Participant(participant.id());
+        let received: Vec<_> = blocks
+            .iter()
+            .map(|block| {
+                let descriptor = block.share(to, After::Done).expect("shared");
+                participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed")
+            })
+            .collect();
+        // One mapping more than the cache keeps is idle from here on.
+        drop(received);
+        (0..round * 8).for_each(|_| std::hint::spin_loop());
+        drop(participant);
+        wait_until("the participant to be gone", || producer.session.stats().participants == 0);
+    }
 }

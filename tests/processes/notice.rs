@@ -44,7 +44,7 @@ fn try_again() {
 }
 
 /// Stops a producer, and waits until it answers no more.
-fn stop(producer: &Agent, path: &std::path::Path) {
+pub fn stop(producer: &Agent, path: &std::path::Path) {
     producer.signal(Signal::STOP);
     wait_until("it to stop", || match inspect(path, Some(Duration::from_millis(50))) {
         Ok(_) => false,

@@ -287,19 +287,20 @@ impl Mappings {
         true
     }
 
-    /// Answers that nobody took: the producer must learn that these regions are not mapped.
-    pub fn untaken(&self) -> Vec<RegionId> {
-        let mut desk = self.desk();
-        let untaken: Vec<RegionId> = desk
-            .iter()
-            .filter(|(_, request)| matches!(request, Request::Answered(Answer::Yes { .. })))
-            .map(|(&region, _)| region)
-            .collect();
-        for region in &untaken {
-            desk.remove(region);
-        }
-        desk.retain(|_, request| !matches!(request, Request::Answered(_)));
-        untaken
+    /// Questions that nobody waits for any more, because nothing is claimed from here on: the producer must learn that these
+    /// regions are not mapped. One that it has yet to answer may stay without an answer for ever; and if it is heard after
+    /// all, the producer hears of the end after the question.
+    pub fn unmade(&self) -> Vec<RegionId> {
+        let mut unmade = Vec::new();
+        self.desk().retain(|&region, request| match request {
+            Request::Asked(_) | Request::Answered(Answer::Yes { .. }) => {
+                unmade.push(region);
+                false
+            }
+            Request::Answered(Answer::No { .. }) => false,
+            Request::Opening | Request::Closing => true,
+        });
+        unmade
     }
 }
 

@@ -370,7 +370,8 @@ impl Drop for Handle {
             return;
         }
         self.link.closing.store(true, Ordering::Relaxed);
-        self.link.wants_idle.store(true, Ordering::Relaxed);
+        // Release: the thread that takes the flag sees why it was set.
+        self.link.wants_idle.store(true, Ordering::Release);
         self.link.waker.wake();
         // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
         if let Some(manual) = unsafe { ManuallyDrop::take(&mut self.manual) } {

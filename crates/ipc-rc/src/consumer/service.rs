@@ -212,15 +212,19 @@ impl Service {
             });
         }
         if all {
-            for region in link.mappings.untaken() {
+            for region in link.mappings.unmade() {
                 // A producer that cannot be told is gone.
                 let _ = link.send(&ToProducer::Unmapped { region }, None);
             }
         }
         if !all {
-            // Before the look: a wish that comes after it sets the flag again.
-            link.wants_idle.store(false, Ordering::Relaxed);
-            if link.is_asked_for_any() || link.cache.is_exceeded_by(&link.mappings.all()) {
+            // Before the looks: a wish that comes after them sets the flag again. Acquire, so that a wish whose flag is wiped
+            // here is seen.
+            link.wants_idle.swap(false, Ordering::Acquire);
+            if link.closing.load(Ordering::Relaxed)
+                || link.is_asked_for_any()
+                || link.cache.is_exceeded_by(&link.mappings.all())
+            {
                 link.wants_idle.store(true, Ordering::Relaxed);
             } else {
                 mappings.iter().for_each(|mapping| mapping.watch(false));
