@@ -20,6 +20,7 @@ pub const CASES: &[Case] = &[
     ("order::what_the_driver_blocks_on_blocks_nobody", blocking_calls),
     ("order::many_drops_together_wait_for_their_streams", drops_together),
     ("order::streams_of_other_devices_end_leases_and_carry_no_fences", foreign_streams),
+    ("order::what_keeps_a_stream_may_drop_blocks_itself", keeper_that_drops),
 ];
 
 fn waited_on_stream() {
@@ -357,4 +358,40 @@ fn drops_together() {
     ReceivedBlock::drop_many([clone]);
     producer.wait_for_nothing_held();
     assert_eq!(participant.kept_leases(), 0);
+}
+
+/// What keeps a stream: something of the application's, whose end ends more.
+struct Keeper(#[allow(dead_code, reason = "kept for its drop")] Option<ReceivedBlock>);
+
+/// A stream's keeper goes with the last that needs the stream, on whatever thread; it may take the same way itself.
+fn keeper_that_drops() {
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    // Of another device, so that the participant's thread looks after what was used on it.
+    let gpu = open_host().1;
+    let stream = Stream::create(&gpu).expect("a stream");
+    let borrow = |inside| {
+        // SAFETY: `borrow` asks for a stream that lives as long as its keeper: it lives to the end of this function, which
+        // waits for all that needs it.
+        unsafe { Stream::borrow(&gpu, stream.raw(), std::sync::Arc::new(Keeper(inside))) }.expect("a stream")
+    };
+    let receive = || {
+        let block = producer.block(1);
+        let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+        participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed")
+    };
+    let go = Gate::close(&gpu, &stream);
+    // The first is behind an event. The second gathers, and the lane alone keeps its stream then.
+    let first = receive();
+    first.used_on(&borrow(None));
+    drop(first);
+    let inside = receive();
+    inside.used_on(&stream);
+    let second = receive();
+    second.used_on(&borrow(Some(inside)));
+    drop(second);
+    drop(go);
+    producer.wait_for_nothing_held();
+    assert_eq!((producer.session.stats().live_blocks, participant.kept_leases()), (0, 0));
 }

@@ -137,23 +137,33 @@ impl Lanes {
         }
     }
 
-    /// Takes out of `ending` what is taken care of; after an error the rest is left in it.
     fn try_end(&self, ending: &mut Ending, streams: &[Stream]) -> Result<bool> {
-        let lane = self.lane(streams)?;
-        let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
-        if lane.retired {
+        loop {
+            let found = self.lane(streams)?;
+            let mut lane = found.lock().unwrap_or_else(PoisonError::into_inner);
+            if !lane.retired {
+                let looked_after = self.end_by(&mut lane, ending, streams);
+                drop(lane);
+                // With no lock held: a stream's keeper may be anything.
+                return Ok(looked_after?.is_some());
+            }
             drop(lane);
-            return self.try_end(ending, streams);
+            self.strike(&found);
         }
+    }
+
+    /// Takes out of `ending` what is taken care of; after an error the rest is left in it. Returns streams that the lane
+    /// needs no more if the participant's thread must look after it.
+    fn end_by(&self, lane: &mut Lane, ending: &mut Ending, streams: &[Stream]) -> Result<Option<Vec<Stream>>> {
         lane.settle();
         let mut ops = ArrayVec::new();
         if let (Some(marks), true) = (&lane.marks, lane.later.is_empty())
             && lane.pending.len() + ending.len() <= MOST_PENDING
             && list_stores(ending, &mut ops).is_some()
         {
-            self.queue(&lane, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
+            self.queue(lane, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
             lane.pending.extend(ending.drain(..));
-            return Ok(false);
+            return Ok(None);
         }
         for stream in streams {
             stream.refuse_capture(UNCAPTURED)?;
@@ -162,8 +172,7 @@ impl Lanes {
             lane.later.streams = streams.to_vec();
         }
         lane.later.gathered.extend(ending.drain(..));
-        self.look_after(&mut lane);
-        Ok(true)
+        Ok(Some(self.look_after(lane)))
     }
 
     fn queue(&self, lane: &Lane, marks: &[Mark], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
@@ -176,33 +185,30 @@ impl Lanes {
         unsafe { self.gpu.backend().batch_behind(lane.stream.raw(), &others, ops) }
     }
 
-    /// Ends what is behind events that are done, and records them anew for what has gathered.
-    fn look_after(&self, lane: &mut Lane) {
+    /// Ends what is behind events that are done, and records them anew for what has gathered. Returns streams that are
+    /// not needed any more, to be dropped with no lock held.
+    #[must_use]
+    fn look_after(&self, lane: &mut Lane) -> Vec<Stream> {
         let later = &mut lane.later;
         if !later.recorded.is_empty() {
             // An error means that nobody knows whether the work is done: the leases stay held.
             if !later.marks.iter().all(|mark| mark.is_passed().unwrap_or(false)) {
-                return;
+                return Vec::new();
             }
             later.recorded.drain(..).for_each(Held::release);
         }
         if later.gathered.is_empty() {
-            return;
+            return Vec::new();
         }
         // A stream that captures at this moment is asked again at the next look.
         if later.streams.iter().any(|stream| stream.is_capturing().unwrap_or(false)) {
-            return;
+            return Vec::new();
         }
         match Self::record_all(later) {
-            Ok(()) => {
-                later.recorded = std::mem::take(&mut later.gathered);
-                later.streams.clear();
-            }
-            Err(error) => {
-                later.gathered.drain(..).for_each(|held| self.keep(held, &error));
-                later.streams.clear();
-            }
+            Ok(()) => later.recorded = std::mem::take(&mut later.gathered),
+            Err(error) => later.gathered.drain(..).for_each(|held| self.keep(held, &error)),
         }
+        std::mem::take(&mut later.streams)
     }
 
     fn record_all(later: &mut Later) -> Result<()> {
@@ -232,16 +238,31 @@ impl Lanes {
             pending: VecDeque::new(),
             later: Later::default(),
         }));
+        loop {
+            self.table.rcu(|table| {
+                let mut table = HashMap::clone(table);
+                if table.len() >= MANY_LANES {
+                    // A lane whose lock somebody holds is in use.
+                    table.retain(|_, lane| !lane.try_lock().is_ok_and(|mut lane| lane.retire_if_dry()));
+                }
+                table.entry(key.clone()).or_insert_with(|| fresh.clone());
+                table
+            });
+            // A lane that is not in the table is looked after by nobody. What was put there may have been retired again.
+            if let Some(lane) = self.table.load().get(&key) {
+                return Ok(lane.clone());
+            }
+        }
+    }
+
+    /// Takes a retired lane out of the table. Whoever retired it does so too, but may not come to it for a while; and if
+    /// its table was not taken because another came first, and somebody held the lane's lock when it tried again, never.
+    fn strike(&self, retired: &Arc<Mutex<Lane>>) {
         self.table.rcu(|table| {
             let mut table = HashMap::clone(table);
-            if table.len() >= MANY_LANES {
-                // A lane whose lock somebody holds is in use.
-                table.retain(|_, lane| !lane.try_lock().is_ok_and(|mut lane| lane.retire_if_dry()));
-            }
-            table.entry(key.clone()).or_insert_with(|| fresh.clone());
+            table.retain(|_, lane| !Arc::ptr_eq(lane, retired));
             table
         });
-        Ok(self.table.load().get(&key).cloned().unwrap_or(fresh))
     }
 
     /// Ends what is due, and says whether anything is still to be looked after by the thread.
@@ -250,23 +271,18 @@ impl Lanes {
         for lane in self.table.load().values() {
             let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
             lane.settle();
-            self.look_after(&mut lane);
+            let unneeded = self.look_after(&mut lane);
             left |= !lane.later.is_empty();
+            drop(lane);
+            // With no lock held: a stream's keeper may be anything.
+            drop(unneeded);
         }
         left
     }
 
-    /// Says whether every lease that was given to a lane has ended, and the lanes' streams write nothing more: after
-    /// RELEASED comes the dirty word.
+    /// Says whether every lease that was given to a lane has ended, and the lanes' streams write nothing more.
     pub fn are_dry(&self) -> bool {
-        self.table.load().values().all(|lane| {
-            let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
-            lane.is_dry() && {
-                // SAFETY: `query_stream` asks for a live stream: the lane keeps it. An error is a broken context, whose
-                // streams write nothing.
-                unsafe { self.gpu.backend().query_stream(lane.stream.raw()) }.unwrap_or(true)
-            }
-        })
+        self.table.load().values().all(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner).is_dry())
     }
 
     /// Gives up the lanes.
@@ -285,14 +301,70 @@ impl Lane {
         }
     }
 
+    /// Says whether every lease that was given to it has ended, and its stream writes nothing more: after RELEASED comes
+    /// the dirty word.
     fn is_dry(&mut self) -> bool {
         self.settle();
-        self.pending.is_empty() && self.later.is_empty()
+        self.pending.is_empty() && self.later.is_empty() && {
+            // SAFETY: `query_stream` asks for a live stream: the lane keeps it. An error is a broken context, whose streams
+            // write nothing.
+            unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(true)
+        }
     }
 
     /// Marks a lane that has nothing to do as retired, and says whether it is.
     fn retire_if_dry(&mut self) -> bool {
         self.retired |= self.is_dry();
         self.retired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_host::{HostBackend, HostConfig};
+    use gpu_api::DeviceId;
+
+    use super::*;
+
+    fn lanes() -> (Gpu, Lanes) {
+        let backend = HostBackend::new(HostConfig::default()).expect("it opens");
+        let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
+        (gpu.clone(), Lanes::new(gpu))
+    }
+
+    fn streams(gpu: &Gpu, count: usize) -> Vec<Stream> {
+        (0..count).map(|_| Stream::create(gpu).expect("a stream")).collect()
+    }
+
+    /// Has a lane end nothing.
+    fn visit(lanes: &Lanes, stream: &Stream) {
+        lanes.end(&mut Ending::new(), &mut [stream.clone()]);
+    }
+
+    #[test]
+    fn who_finds_a_retired_lane_gets_another() {
+        let (gpu, lanes) = lanes();
+        let stream = &streams(&gpu, 1)[0];
+        let lane = lanes.lane(std::slice::from_ref(stream)).expect("a lane");
+        lane.lock().expect("nobody panicked").retired = true;
+        visit(&lanes, stream);
+        let other = lanes.lane(std::slice::from_ref(stream)).expect("a lane");
+        assert!(!Arc::ptr_eq(&lane, &other));
+        assert_eq!((lanes.table.load().len(), lanes.kept()), (1, 0));
+    }
+
+    #[test]
+    fn a_lane_whose_stream_has_yet_to_write_stays() {
+        let (gpu, lanes) = lanes();
+        let stuck = &streams(&gpu, 1)[0];
+        let (open, gate) = std::sync::mpsc::channel::<()>();
+        let wait = Box::new(move || drop(gate.recv()));
+        // SAFETY: `host_function` asks for a live stream: it lives to the end of the test.
+        unsafe { gpu.backend().host_function(stuck.raw(), wait) }.expect("queued");
+        visit(&lanes, stuck);
+        let lane = lanes.lane(std::slice::from_ref(stuck)).expect("a lane");
+        streams(&gpu, 2 * MANY_LANES).iter().for_each(|stream| visit(&lanes, stream));
+        assert!(!lane.lock().expect("nobody panicked").retired && !lanes.are_dry());
+        drop(open);
     }
 }
