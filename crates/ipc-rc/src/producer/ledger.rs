@@ -187,7 +187,9 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn open(&self, owner: ParticipantId) {
         for locked in &self.shards {
             let mut shard = locked.lock();
-            debug_assert!(shard.parts.is_empty() && shard.owner.is_none(), "somebody else's");
+            debug_assert!(shard.owner.is_none() && !locked.is_busy(), "somebody else's");
+            // Whoever was adding a file when the one before left may have come too late: its numbers were that one's.
+            shard.parts.clear();
             shard.owner = Some(owner);
         }
         self.corrupt_words.store(0, Ordering::Relaxed);

@@ -322,3 +322,21 @@ fn a_ledger_that_was_left_is_its_next_owners_alone() {
     assert!(ledger.with_block(first, |_| ()).is_none(), "a lease of the one before");
     assert!(ledger.grant(next, &block, Tick::default(), None).is_ok());
 }
+
+#[test]
+fn a_file_that_came_too_late_is_not_the_next_participants() {
+    let ledger: Ledger<Block, HeapFile> = Ledger::new(Tick::default());
+    ledger.open(OWNER);
+    let mut out = Found::new();
+    ledger.close(&mut out);
+    ledger.bury(&mut out);
+    ledger.leave();
+    ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
+    let next = ParticipantId(2);
+    ledger.open(next);
+    let file = Arc::new(HeapFile::new(GROUP));
+    ledger.add_file(&file);
+    let entry = ledger.grant(next, &Arc::new(7), Tick::default(), None).expect("there is room");
+    assert_eq!(entry.file, 0);
+    assert_eq!(file.slots()[entry.slot as usize].claim(entry.generation), Claim::Held);
+}
