@@ -358,7 +358,9 @@ mod tests {
         let (gpu, lanes) = lanes();
         let stuck = &streams(&gpu, 1)[0];
         let (open, gate) = std::sync::mpsc::channel::<()>();
-        let wait = Box::new(move || drop(gate.recv()));
+        let wait = Box::new(move || {
+            let _ = gate.recv();
+        });
         // SAFETY: `host_function` asks for a live stream: it lives to the end of the test.
         unsafe { gpu.backend().host_function(stuck.raw(), wait) }.expect("queued");
         visit(&lanes, stuck);

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
@@ -25,7 +25,8 @@ const UNCAPTURED: &str = "share before the capture begins or after it ended";
 #[derive(Debug)]
 struct Cell {
     index: u32,
-    owner: StreamIdentity,
+    /// The stream that writes it; none when the participant has gone.
+    owner: Option<StreamIdentity>,
     /// The last value that was queued for it.
     last: u64,
 }
@@ -36,25 +37,52 @@ pub struct Words {
     file: Arc<CounterFile>,
     /// Where streams see the file; `None` on a device without stream words.
     registered: Option<WordPtr>,
-    cells: Mutex<Vec<Arc<Mutex<Cell>>>>,
+    state: Mutex<Taken>,
+}
+
+/// The words of a participant that were ever taken.
+#[derive(Debug, Default)]
+struct Taken {
+    cells: Vec<Arc<Mutex<Cell>>>,
+    /// No more is queued: the participant has gone.
+    is_closed: bool,
 }
 
 impl Words {
     /// Takes the words of a participant's first file.
     pub fn new(file: Arc<CounterFile>, registered: Option<WordPtr>) -> Words {
-        Words { file, registered, cells: Mutex::new(Vec::new()) }
+        Words { file, registered, state: Mutex::default() }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses every later value: the participant has gone, and its file goes when none is pending. Whoever found the
+    /// participant before may come to its words only now.
+    pub fn close(&self) {
+        let mut taken = self.taken();
+        taken.is_closed = true;
+        for cell in &taken.cells {
+            // Waits for who is queueing at this moment; its value is pending then.
+            cell.lock().unwrap_or_else(PoisonError::into_inner).owner = None;
+        }
     }
 
     /// Finds a word for a stream: an unused one, or one whose last value was reached.
-    fn cell_for(&self, owner: StreamIdentity) -> Result<Arc<Mutex<Cell>>> {
-        let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = cells.len() as u32;
+    fn cell_for(&self, owner: StreamIdentity, participant: ParticipantId) -> Result<Arc<Mutex<Cell>>> {
+        let mut taken = self.taken();
+        if taken.is_closed {
+            return Err(Error::ParticipantGone { participant });
+        }
+        let owner = Some(owner);
+        let index = taken.cells.len() as u32;
         if index < TIMELINES {
             let cell = Arc::new(Mutex::new(Cell { index, owner, last: 0 }));
-            cells.push(cell.clone());
+            taken.cells.push(cell.clone());
             return Ok(cell);
         }
-        for cell in cells.iter() {
+        for cell in &taken.cells {
             // A cell that its stream is using at this moment is not free.
             let Ok(mut free) = cell.try_lock() else { continue };
             if self.file.timeline(free.index).look(free.last) == timeline::Fence::Reached {
@@ -72,8 +100,7 @@ impl Words {
 
     /// Says whether a stream's value is still awaited.
     pub fn any_pending(&self) -> bool {
-        let cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
-        cells.iter().any(|cell| {
+        self.taken().cells.iter().any(|cell| {
             let cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
             cell.last > 0 && self.file.timeline(cell.index).look(cell.last) == timeline::Fence::Pending
         })
@@ -81,8 +108,7 @@ impl Words {
 
     /// Completes every wait for a value that will never come, because the producer's context is broken.
     pub fn poison(&self) {
-        let cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
-        for cell in cells.iter() {
+        for cell in &self.taken().cells {
             let cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
             let word = self.file.timeline(cell.index);
             if cell.last > 0 && word.look(cell.last) == timeline::Fence::Pending {
@@ -144,8 +170,9 @@ impl Fences {
         loop {
             let cell = state.cell(stream.identity(), participant, words)?;
             let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
-            if cell.owner != stream.identity() {
-                // Another stream took the word over at this moment: this one had nothing under way.
+            if cell.owner != Some(stream.identity()) {
+                // Another stream took the word over at this moment: this one had nothing under way. Or the participant has
+                // gone.
                 continue;
             }
             let value = value_after(state.next, cell.last)?;
@@ -174,7 +201,7 @@ impl Fences {
             // Each is held until its value is queued. They are all this line's; who looks for a word to take over does
             // not wait for them.
             let locked: Vec<_> = cells.iter().map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner)).collect();
-            if locked.iter().all(|cell| cell.owner == stream.identity()) {
+            if locked.iter().all(|cell| cell.owner == Some(stream.identity())) {
                 break locked;
             }
         };
@@ -198,12 +225,12 @@ impl LineState {
     /// Finds the line's word at a participant, taking one if it has none or lost it to another stream.
     fn cell(&mut self, line: StreamIdentity, participant: ParticipantId, words: &Words) -> Result<Arc<Mutex<Cell>>> {
         if let Some(cell) = self.cells.get(&participant) {
-            if cell.lock().unwrap_or_else(PoisonError::into_inner).owner == line {
+            if cell.lock().unwrap_or_else(PoisonError::into_inner).owner == Some(line) {
                 return Ok(cell.clone());
             }
             self.cells.remove(&participant);
         }
-        let cell = words.cell_for(line)?;
+        let cell = words.cell_for(line, participant)?;
         self.cells.insert(participant, cell.clone());
         Ok(cell)
     }
@@ -248,5 +275,32 @@ fn enqueue(gpu: &Gpu, stream: &Stream, writes: &[(&Words, u32, u64)]) -> Result<
             // SAFETY: `host_function` asks for a live stream: `stream` keeps it.
             unsafe { gpu.backend().host_function(stream.raw(), reach) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_host::{HostBackend, HostConfig};
+    use gpu_api::DeviceId;
+
+    use super::*;
+    use crate::counter_file::FIRST_SLOTS;
+
+    #[test]
+    fn no_value_is_queued_for_who_has_gone() {
+        let backend = HostBackend::new(HostConfig::default()).expect("it opens");
+        let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
+        let (old, fresh) = (Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream"));
+        let file = Arc::new(CounterFile::create(FIRST_SLOTS).expect("a memfd"));
+        let (words, fences, id) = (Words::new(file, None), Fences::default(), ParticipantId(1));
+        fences.queue(&gpu, &old, id, &words).expect("queued");
+        old.synchronize().expect("it runs");
+        words.close();
+        // Who found the participant before it went, and comes to its words after.
+        for stream in [&old, &fresh] {
+            let refused = fences.queue(&gpu, stream, id, &words);
+            assert!(matches!(refused, Err(Error::ParticipantGone { participant }) if participant == id), "{refused:?}");
+        }
+        assert!(!words.any_pending());
     }
 }

@@ -376,6 +376,7 @@ impl Service {
             }
         }
         self.core.outbox.forget(peer.id);
+        peer.words.close();
         self.core.fences.forget(peer.id);
         self.core.corrupt_words.fetch_add(peer.ledger.corrupt_words() as u64, Ordering::Relaxed);
         let place = place_of(peer.id);
