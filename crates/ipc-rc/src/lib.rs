@@ -76,10 +76,14 @@ pub use producer::share::{After, ShareOptions, To};
 pub use producer::ticket::Claims;
 pub use stream::Stream;
 
-/// The shared protocols, for model checkers: not part of the API.
+/// The protocols, for model checkers: not part of the API.
 #[cfg(gpu_ipc_loom)]
 pub mod model {
+    pub use crate::consumer::holders::Holders;
+    pub use crate::consumer::uses::{Leave, Uses};
     pub use crate::dirty::Dirty;
+    pub use crate::producer::count::{Amount, Cell as Count};
     pub use crate::slot::{Claim, Generation, Revoke, Seen, Slot};
     pub use crate::timeline::{Fence, Timeline};
+    pub use crate::waker::Sleep;
 }

@@ -1,10 +1,11 @@
-//! The 64-bit atomic word that the shared protocols are written over.
+//! The 64-bit atomic words that the protocols are written over.
 //!
-//! The protocols ([`slot`](crate::slot), [`dirty`](crate::dirty), [`timeline`](crate::timeline)) are generic over
-//! [`Word`], so that a model checker runs the shipped code with its own atomics: those cannot lie in shared memory,
-//! and these must.
+//! Those between processes ([`slot`](crate::slot), [`dirty`](crate::dirty), [`timeline`](crate::timeline)) are generic
+//! over [`Word`], so that a model checker runs the shipped code with its own atomics: those cannot lie in shared memory,
+//! and these must. Those between threads ([`uses`](crate::consumer::uses), [`holders`](crate::consumer::holders),
+//! [`count`](crate::producer::count), [`waker`](crate::waker)) are generic over [`Tally`] for the same reason.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{self, AtomicU64, Ordering};
 
 /// Names an ordering, so that a model checker's run can weaken it: built with `GPU_IPC_WEAKEN=name` under the model
 /// checker's cfg, the ordering of that name is Relaxed, and a test must fail. In every other build it is `strong`.
@@ -38,8 +39,24 @@ pub trait Word {
     fn compare_exchange(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
 }
 
+/// A 64-bit word of this process' own, which its threads count in.
+pub trait Tally: Word {
+    /// Adds, and returns what was there.
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
+    /// Subtracts, and returns what was there.
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
+    /// Sets bits, and returns what was there.
+    fn fetch_or(&self, value: u64, order: Ordering) -> u64;
+    /// Keeps only these bits, and returns what was there.
+    fn fetch_and(&self, value: u64, order: Ordering) -> u64;
+    /// As [`Word::compare_exchange`], but may fail for no reason.
+    fn compare_exchange_weak(&self, current: u64, new: u64, success: Ordering, failure: Ordering) -> Result<u64, u64>;
+    /// Orders what this thread does before it and after it; Relaxed, as weakened, nothing.
+    fn fence(order: Ordering);
+}
+
 macro_rules! word {
-    ($atomic:ty) => {
+    ($atomic:ty, $fence:path) => {
         impl Word for $atomic {
             #[inline]
             fn load(&self, order: Ordering) -> u64 {
@@ -64,9 +81,44 @@ macro_rules! word {
                 <$atomic>::compare_exchange(self, current, new, success, failure)
             }
         }
+
+        impl Tally for $atomic {
+            #[inline]
+            fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+                <$atomic>::fetch_add(self, value, order)
+            }
+            #[inline]
+            fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+                <$atomic>::fetch_sub(self, value, order)
+            }
+            #[inline]
+            fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+                <$atomic>::fetch_or(self, value, order)
+            }
+            #[inline]
+            fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+                <$atomic>::fetch_and(self, value, order)
+            }
+            #[inline]
+            fn compare_exchange_weak(
+                &self,
+                current: u64,
+                new: u64,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<u64, u64> {
+                <$atomic>::compare_exchange_weak(self, current, new, success, failure)
+            }
+            #[inline]
+            fn fence(order: Ordering) {
+                if !matches!(order, Ordering::Relaxed) {
+                    $fence(order);
+                }
+            }
+        }
     };
 }
 
-word!(AtomicU64);
+word!(AtomicU64, atomic::fence);
 #[cfg(gpu_ipc_loom)]
-word!(loom::sync::atomic::AtomicU64);
+word!(loom::sync::atomic::AtomicU64, loom::sync::atomic::fence);

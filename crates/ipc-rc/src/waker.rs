@@ -1,36 +1,105 @@
 //! Wakes a session's or participant's own thread, but only when it sleeps, and for what can wait only when it sleeps long.
 //!
-//! | step | who | operation |
-//! |---|---|---|
-//! | 1 | thread | `state = ASLEEP`, SeqCst fence, look once more for work and for a reminder |
-//! | 2 | thread | if it will get up soon by itself: `state` ASLEEP -> SOON; then wait |
-//! | 3 | caller, urgent work | make work, SeqCst fence; if `state` is not UP: swap UP, and write the eventfd |
-//! | 3' | caller, work that can wait | make work, `reminded = true`, SeqCst fence; if `state` is ASLEEP: to UP, and write the eventfd |
+//! | step | who | operation | ordering |
+//! |---|---|---|---|
+//! | 1 | thread | `state = ASLEEP`, fence, look once more for work and for a reminder | [`DOZE`] SeqCst |
+//! | 2 | thread | if it will get up soon by itself: `state` ASLEEP -> SOON; then wait | Relaxed |
+//! | 3 | caller, urgent work | make work, fence; if `state` is not UP: swap UP, and write the eventfd | [`NUDGE`] SeqCst |
+//! | 3' | caller, work that can wait | make work, `reminded = 1`, fence; if `state` is ASLEEP: to UP, and write the eventfd | [`REMIND`] SeqCst |
+//! | 4 | thread | `state = UP`, read the eventfd | Relaxed |
 //!
-//! The fences of 1 and 3 order 'work made' and 'asleep' in one total order: either the thread's second look sees the work or
-//! the caller sees the thread asleep. A caller of 3' that sees SOON leaves the work to the look that comes by itself, and
-//! what it reminded of keeps the next sleep short: so a steady stream of such work costs no system call. Between 1 and 2
-//! nothing is lost: a state that a caller set to UP is not changed to SOON, and the eventfd is readable.
+//! # Pairings
+//!
+//! - **`DOZE` with `NUDGE`**: the fences order 'work made' and 'asleep' in one total order: either the thread's second look
+//!   sees the work or the caller sees the thread asleep.
+//! - **`DOZE` with `REMIND`**: the same, but a caller that sees SOON leaves the work to the look that comes by itself, and
+//!   what it reminded of keeps the next sleep short: so a steady stream of such work costs no system call.
+//!
+//! Between 1 and 2 nothing is lost: a state that a caller set to UP is not changed to SOON, and the eventfd is readable, or
+//! will be as soon as that caller goes on.
+//!
+//! **What it does not cover**: a reminder that comes while another is being taken may be lost. The work that it was for is
+//! seen by the look all the same.
+//!
+//! Checked by `tests/loom_waker.rs`; weakening `DOZE`, `NUDGE` or `REMIND` to Relaxed, which leaves the fence out, fails it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpu_api::{Error, Result};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::sync::{Tally, ordering};
+
+/// Pairs with [`NUDGE`] and [`REMIND`].
+pub const DOZE: Ordering = ordering("doze", Ordering::SeqCst);
+/// Pairs with [`DOZE`].
+pub const NUDGE: Ordering = ordering("nudge", Ordering::SeqCst);
+/// Pairs with [`DOZE`].
+pub const REMIND: Ordering = ordering("remind", Ordering::SeqCst);
+
 /// The thread works, or was woken.
-const UP: u8 = 0;
+const UP: u64 = 0;
 /// It waits, and gets up within a few milliseconds whatever happens.
-const SOON: u8 = 1;
+const SOON: u64 = 1;
 /// It waits.
-const ASLEEP: u8 = 2;
+const ASLEEP: u64 = 2;
+
+/// Whether a thread sleeps. Only these methods touch the words.
+#[derive(Debug, Default)]
+pub struct Sleep<W> {
+    state: W,
+    reminded: W,
+}
+
+impl<W: Tally> Sleep<W> {
+    /// Says whether the thread is to be woken, by this caller alone (caller, after it made work).
+    #[inline]
+    #[must_use]
+    pub fn nudge(&self) -> bool {
+        W::fence(NUDGE);
+        self.state.load(Ordering::Relaxed) != UP && self.state.swap(UP, Ordering::Relaxed) != UP
+    }
+
+    /// Says the same for work that can wait until a thread that will be up soon is.
+    #[inline]
+    #[must_use]
+    pub fn remind(&self) -> bool {
+        if self.reminded.load(Ordering::Relaxed) == 0 {
+            self.reminded.store(1, Ordering::Relaxed);
+        }
+        W::fence(REMIND);
+        self.state.load(Ordering::Relaxed) == ASLEEP
+            && self.state.compare_exchange(ASLEEP, UP, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Says whether somebody reminded the thread since it last asked (thread).
+    pub fn take_reminder(&self) -> bool {
+        self.reminded.load(Ordering::Relaxed) != 0 && self.reminded.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Says that the thread is about to sleep (thread). It looks for work once more before it does.
+    pub fn doze(&self) {
+        self.state.store(ASLEEP, Ordering::Relaxed);
+        W::fence(DOZE);
+    }
+
+    /// Says that the sleep will be short (thread, after it dozed and looked).
+    pub fn will_rise_soon(&self) {
+        let _ = self.state.compare_exchange(ASLEEP, SOON, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Says that the thread is up (thread).
+    pub fn rise(&self) {
+        self.state.store(UP, Ordering::Relaxed);
+    }
+}
 
 /// An eventfd and whether anybody waits for it.
 #[derive(Debug)]
 pub struct Waker {
     fd: OwnedFd,
-    state: AtomicU8,
-    reminded: AtomicBool,
+    sleep: Sleep<AtomicU64>,
 }
 
 impl Waker {
@@ -42,14 +111,13 @@ impl Waker {
     pub fn new() -> Result<Waker> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
-        Ok(Waker { fd, state: AtomicU8::new(UP), reminded: AtomicBool::new(false) })
+        Ok(Waker { fd, sleep: Sleep::default() })
     }
 
     /// Wakes the thread if it sleeps (caller, after it made work).
     #[inline]
     pub fn nudge(&self) {
-        fence(Ordering::SeqCst);
-        if self.state.load(Ordering::Relaxed) != UP && self.state.swap(UP, Ordering::Relaxed) != UP {
+        if self.sleep.nudge() {
             self.wake();
         }
     }
@@ -57,20 +125,14 @@ impl Waker {
     /// Wakes the thread unless it is up or soon will be (caller, after it made work that can wait so long).
     #[inline]
     pub fn remind(&self) {
-        if !self.reminded.load(Ordering::Relaxed) {
-            self.reminded.store(true, Ordering::Relaxed);
-        }
-        fence(Ordering::SeqCst);
-        if self.state.load(Ordering::Relaxed) == ASLEEP
-            && self.state.compare_exchange(ASLEEP, UP, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
+        if self.sleep.remind() {
             self.wake();
         }
     }
 
     /// Says whether somebody reminded the thread since it last asked (thread).
     pub fn take_reminder(&self) -> bool {
-        self.reminded.load(Ordering::Relaxed) && self.reminded.swap(false, Ordering::Relaxed)
+        self.sleep.take_reminder()
     }
 
     /// Wakes the thread, or keeps it from its next sleep.
@@ -81,18 +143,17 @@ impl Waker {
 
     /// Says that the thread is about to sleep (thread). It looks for work once more before it does.
     pub fn doze(&self) {
-        self.state.store(ASLEEP, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.sleep.doze();
     }
 
     /// Says that the sleep will be short (thread, after it dozed and looked).
     pub fn will_rise_soon(&self) {
-        let _ = self.state.compare_exchange(ASLEEP, SOON, Ordering::Relaxed, Ordering::Relaxed);
+        self.sleep.will_rise_soon();
     }
 
     /// Says that the thread is up, and takes the wake-up (thread).
     pub fn rise(&self) {
-        self.state.store(UP, Ordering::Relaxed);
+        self.sleep.rise();
         let mut count = [0; 8];
         // Nothing to read means that something else woke the thread.
         let _ = rustix::io::read(&self.fd, &mut count);

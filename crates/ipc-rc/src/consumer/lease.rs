@@ -1,23 +1,17 @@
 //! Leases that this process holds.
 //!
 //! A lease is a slot of this participant's own; what its handles share lies in a [`Record`] beside the slot, so a claim
-//! takes no memory.
-//!
-//! | step | who | operation on `holders` |
-//! |---|---|---|
-//! | claim | claimant, when it has the slot | 0 expected; store 1 |
-//! | clone | a holder | `fetch_add(1)` Relaxed |
-//! | drop | a holder | load Acquire; if it is 1, this is the last: nobody is left who could clone; else `fetch_sub(1)` Release |
-//! | end | the last holder, before it releases the slot | store 0 |
+//! takes no memory. Who is the last to hold it is counted there: [`holders`](crate::consumer::holders).
 //!
 //! Whoever claims the slot next comes after the release, through the producer's grant; so records need no more order
 //! than the slot gives. A record that is held while its slot is granted again is the producer's fault, and refused.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{self, AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::consumer::holders::Holders;
 use crate::consumer::lane::Ending;
 use crate::consumer::link::{File, Link};
 use crate::consumer::users::Entered;
@@ -29,7 +23,7 @@ use crate::stream::Stream;
 /// What the handles of one lease share.
 #[derive(Debug)]
 pub(crate) struct Record {
-    holders: AtomicU32,
+    holders: Holders<AtomicU64>,
     /// The timeline word that the contents wait for, in the first counter file; or none.
     fence_word: AtomicU32,
     fence_value: AtomicU64,
@@ -42,7 +36,7 @@ impl Record {
     /// Makes the record of a slot that nobody holds.
     pub const fn new() -> Record {
         Record {
-            holders: AtomicU32::new(0),
+            holders: Holders::new(AtomicU64::new(0)),
             fence_word: AtomicU32::new(NO_FENCE),
             fence_value: AtomicU64::new(0),
             is_used: AtomicBool::new(false),
@@ -53,7 +47,7 @@ impl Record {
     /// Says whether a lease of the slot is still held here.
     #[inline]
     pub fn is_held(&self) -> bool {
-        self.holders.load(Ordering::Relaxed) != 0
+        self.holders.is_held()
     }
 
     /// Is taken by a lease whose slot was just claimed.
@@ -65,7 +59,7 @@ impl Record {
             self.fence_word.store(word, Ordering::Relaxed);
             self.fence_value.store(fence.map_or(0, |fence| fence.value), Ordering::Relaxed);
         }
-        self.holders.store(1, Ordering::Relaxed);
+        self.holders.take();
     }
 
     /// Keeps an empty list's memory for the streams of a later lease.
@@ -74,19 +68,6 @@ impl Record {
         if room.capacity() == 0 {
             *room = empty;
         }
-    }
-
-    /// Lets go, and says whether this was the last holder.
-    #[inline]
-    fn let_go(&self) -> bool {
-        if self.holders.load(Ordering::Acquire) != 1 {
-            if self.holders.fetch_sub(1, Ordering::Release) != 1 {
-                return false;
-            }
-            atomic::fence(Ordering::Acquire);
-        }
-        self.holders.store(0, Ordering::Relaxed);
-        true
     }
 }
 
@@ -181,7 +162,7 @@ impl Lease {
             return None;
         }
         let record = self.record();
-        if !record.let_go() {
+        if !record.holders.let_go() {
             return None;
         }
         if !record.is_used.load(Ordering::Relaxed) {
@@ -228,10 +209,7 @@ impl Lease {
 
 impl Clone for Lease {
     fn clone(&self) -> Lease {
-        // Who forgets two thousand million clones would have the count come round.
-        if self.record().holders.fetch_add(1, Ordering::Relaxed) > u32::MAX / 2 {
-            std::process::abort();
-        }
+        self.record().holders.add();
         Lease(self.same())
     }
 }

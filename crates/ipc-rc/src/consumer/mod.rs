@@ -3,9 +3,9 @@
 //! | step | where |
 //! |---|---|
 //! | connect | [`participant`] |
-//! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`desk`], [`mapping`], [`users`] |
+//! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`desk`], [`mapping`], [`users`], [`uses`] |
 //! | use: address, slices, state; in a graph | [`received_block`], [`graph`] |
-//! | drop: release by CPU, or by a lane once the GPU is done | [`lease`], [`lane`] |
+//! | drop: release by CPU, or by a lane once the GPU is done | [`lease`], [`holders`], [`lane`] |
 //! | unmap, and what happens when the producer dies | [`service`], [`link`] |
 //! | what the producer says | [`hear`] |
 //! | what the application is told | [`event`] |
@@ -16,6 +16,7 @@ pub(crate) mod desk;
 pub(crate) mod event;
 pub(crate) mod graph;
 pub(crate) mod hear;
+pub(crate) mod holders;
 pub(crate) mod inspect;
 pub(crate) mod lane;
 pub(crate) mod lease;
@@ -25,3 +26,4 @@ pub(crate) mod participant;
 pub(crate) mod received_block;
 pub(crate) mod service;
 pub(crate) mod users;
+pub(crate) mod uses;

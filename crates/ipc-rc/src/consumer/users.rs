@@ -1,42 +1,24 @@
 //! A mapping and who uses it.
 //!
-//! # Counting
+//! **The count of its [`uses`](crate::consumer::uses) is all that keeps a mapping**: while it is not 0 nobody closes the
+//! mapping, an open one keeps its link, and the link owns it. So a lease has no count beside this one, and after a leave
+//! nobody may touch either: whoever may have to wake the thread keeps the link first.
 //!
-//! | step | who | operation |
-//! |---|---|---|
-//! | enter | claimant | `fetch_add(1)` Acquire; if it finds CLOSING or another region, leave and ask anew |
-//! | leave | whoever ends a lease, after its GPU work | CAS to one less, Release; if WATCHED, keep the link, `fetch_sub(1)` Release, wake the thread if it was the last |
-//! | watch | thread | `fetch_or(WATCHED)`, and then it looks whether anybody is left |
-//! | close | thread, under the desk's lock | CAS 0 to CLOSING, Acquire; from then on nobody enters |
-//! | open | who maps | fields, then `fetch_sub(CLOSING)` Release, or one less: its own use |
-//!
-//! The count is spread over cells, so that threads do not wait for each other's writes: each enters by a cell of its own
-//! and leaves by the one that it entered by. All of them are opened, watched and closed; a close that finds one in use
-//! opens those again that it had closed. Whoever was turned away meanwhile looks again under the desk's lock.
-//!
-//! 'leave' pairs with 'close': all use of the mapping happens before the unmapping. 'open' pairs with 'enter': whoever
-//! entered reads the fields of that opening.
-//!
-//! **The count is all that keeps a mapping**: while it is not 0 nobody closes the mapping, an open one keeps its link, and
-//! the link owns it. So a lease has no count beside this one, and after 'leave' nobody may touch either: whoever may have
-//! to wake the thread keeps the link first, which the CAS makes sure of. A mapping's memory stays until the link goes and
-//! is used again for other regions; so a claimant may try to enter any that it finds in the table of places, whatever
-//! became of it.
+//! A mapping's memory stays until the link goes and is used again for other regions; so a claimant may try to enter any
+//! that it finds in the table of places, whatever became of it. It looks at the region once more when it has entered: no
+//! opening comes while it is there.
 
 use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use gpu_api::{DevicePtr, RegionId};
 
 use crate::consumer::link::Link;
+use crate::consumer::uses::{Cell, Leave, Uses};
 use crate::producer::ledger::SHARDS;
-
-const CLOSING: u32 = 1 << 31;
-/// The thread waits for the last use to end.
-const WATCHED: u32 = 1 << 30;
 
 /// A region, mapped; or, while it is closed, memory for one.
 pub(crate) struct Mapping {
@@ -49,30 +31,9 @@ pub(crate) struct Mapping {
     len: AtomicU64,
     /// The producer is this process: there is nothing to unmap.
     local: AtomicBool,
-    users: [Users; SHARDS],
+    uses: Uses<AtomicU64, SHARDS>,
     /// It was entered since the cache last looked for something to drop.
     touched: AtomicBool,
-}
-
-/// A cell of a mapping's count.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Users(AtomicU32);
-
-impl Users {
-    fn is_idle(&self, order: Ordering) -> bool {
-        self.0.load(order) & !WATCHED == 0
-    }
-
-    fn close(&self) -> bool {
-        let seen = self.0.load(Ordering::Relaxed);
-        seen & !WATCHED == 0 && self.0.compare_exchange(seen, CLOSING, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    }
-
-    /// Opens it for so many uses.
-    fn open(&self, uses: u32) {
-        self.0.fetch_sub(CLOSING - uses, Ordering::Release);
-    }
 }
 
 // Not derived: the link's table leads back here.
@@ -92,7 +53,7 @@ impl Mapping {
             base: AtomicU64::new(0),
             len: AtomicU64::new(0),
             local: AtomicBool::new(false),
-            users: std::array::from_fn(|_| Users(AtomicU32::new(CLOSING))),
+            uses: Uses::closed(AtomicU64::new),
             touched: AtomicBool::new(false),
         }
     }
@@ -105,9 +66,7 @@ impl Mapping {
         self.len.store(opened.len, Ordering::Relaxed);
         self.local.store(opened.local, Ordering::Relaxed);
         self.touched.store(true, Ordering::Relaxed);
-        for (cell, users) in self.users.iter().enumerate() {
-            users.open(u32::from(cell == by));
-        }
+        self.uses.open(by);
     }
 
     /// Locks what keeps the link.
@@ -139,8 +98,9 @@ impl Mapping {
         if self.region() != region {
             return false;
         }
-        if self.users[by].0.fetch_add(1, Ordering::Acquire) & CLOSING != 0 || self.region() != region {
-            self.leave(by);
+        if !self.uses.cell(by).enter() || self.region() != region {
+            // It is there for longer than this use: who tries to enter has the link.
+            Mapping::leave(NonNull::from(self), by);
             return false;
         }
         if !self.touched.load(Ordering::Relaxed) {
@@ -150,43 +110,41 @@ impl Mapping {
     }
 
     /// Ends one use. Neither the mapping nor its link may be touched after it by who does not keep the link.
+    ///
+    /// By pointer: a reference would promise a mapping until this returns.
     #[inline]
-    fn leave(&self, by: usize) {
-        let users = &self.users[by].0;
-        let mut seen = users.load(Ordering::Relaxed);
-        while seen & WATCHED == 0 {
-            match users.compare_exchange_weak(seen, seen - 1, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) => return,
-                Err(changed) => seen = changed,
-            }
+    fn leave(mapping: NonNull<Mapping>, by: usize) {
+        // SAFETY: `as_ref` asks for a live mapping: it is until the use that is counted has ended.
+        let cell: &Cell<AtomicU64> = unsafe { mapping.as_ref() }.uses.cell(by);
+        if cell.leave() == Leave::Watched {
+            Mapping::leave_watched(mapping, by);
         }
-        self.leave_watched(by);
     }
 
     #[cold]
-    fn leave_watched(&self, by: usize) {
-        // There is none when the mapping is closed and its link going: then nobody waits either.
-        let link = self.link.upgrade();
-        let last = self.users[by].0.fetch_sub(1, Ordering::Release) == WATCHED + 1;
-        if let Some(link) = link.filter(|_| last) {
+    fn leave_watched(mapping: NonNull<Mapping>, by: usize) {
+        // SAFETY: `as_ref` asks for a live mapping: as above.
+        let (cell, link) = unsafe { mapping.as_ref() }.cell_and_link(by);
+        if cell.leave_watched()
+            && let Some(link) = link
+        {
             link.waker.nudge();
         }
     }
 
+    fn cell_and_link(&self, by: usize) -> (&Cell<AtomicU64>, Option<Arc<Link>>) {
+        // There is none when the mapping is closed and its link going: then nobody waits either.
+        (self.uses.cell(by), self.link.upgrade())
+    }
+
     /// Has the thread be woken by whoever ends the last use, or not any more (thread).
     pub fn watch(&self, watched: bool) {
-        for users in &self.users {
-            if watched {
-                users.0.fetch_or(WATCHED, Ordering::Relaxed);
-            } else {
-                users.0.fetch_and(!WATCHED, Ordering::Relaxed);
-            }
-        }
+        self.uses.watch(watched);
     }
 
     /// Says whether nobody uses it at this moment.
     pub fn is_idle(&self) -> bool {
-        self.users.iter().all(|users| users.is_idle(Ordering::Acquire))
+        self.uses.is_idle()
     }
 
     /// Says whether it was entered since the last call.
@@ -206,13 +164,7 @@ impl Mapping {
 
     /// Keeps everybody out from here on, if nobody uses it.
     pub fn close(&self) -> bool {
-        match self.users.iter().position(|users| !users.close()) {
-            None => true,
-            Some(busy) => {
-                self.users[..busy].iter().for_each(|users| users.open(0));
-                false
-            }
-        }
+        self.uses.close()
     }
 }
 
@@ -257,7 +209,7 @@ impl Entered {
     /// Ends the use.
     #[inline]
     pub fn leave(self) {
-        Mapping::leave(&self, self.by as usize);
+        Mapping::leave(self.mapping, self.by as usize);
     }
 }
 
