@@ -14,7 +14,7 @@
 //! **Any error before the stores are queued leaves the lease HELD** until the process ends, counted, and logged once:
 //! an end that might come early would be worse.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -98,7 +98,7 @@ fn list_stores(ending: &[Held], ops: &mut ArrayVec<StreamOp, MAX_BATCH>) -> Opti
 #[derive(Debug)]
 pub(crate) struct Lanes {
     gpu: Gpu,
-    table: ArcSwap<HashMap<Key, Arc<Mutex<Lane>>>>,
+    table: ArcSwap<BTreeMap<Key, Arc<Mutex<Lane>>>>,
     kept: AtomicU64,
     logged: AtomicBool,
 }
@@ -139,31 +139,27 @@ impl Lanes {
 
     /// Takes out of `ending` what is taken care of; after an error the rest is left in it.
     fn try_end(&self, ending: &mut Ending, streams: &[Stream]) -> Result<bool> {
-        let lane = self.lane(streams)?;
-        let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
-        if lane.retired {
-            drop(lane);
-            return self.try_end(ending, streams);
-        }
-        lane.settle();
-        let mut ops = ArrayVec::new();
-        if let (Some(marks), true) = (&lane.marks, lane.later.is_empty())
-            && lane.pending.len() + ending.len() <= MOST_PENDING
-            && list_stores(ending, &mut ops).is_some()
-        {
-            self.queue(&lane, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
-            lane.pending.extend(ending.drain(..));
-            return Ok(false);
-        }
-        for stream in streams {
-            stream.refuse_capture(UNCAPTURED)?;
-        }
-        if lane.later.gathered.is_empty() {
-            lane.later.streams = streams.to_vec();
-        }
-        lane.later.gathered.extend(ending.drain(..));
-        self.look_after(&mut lane);
-        Ok(true)
+        self.with_lane(streams, |lane| {
+            lane.settle();
+            let mut ops = ArrayVec::new();
+            if let (Some(marks), true) = (&lane.marks, lane.later.is_empty())
+                && lane.pending.len() + ending.len() <= MOST_PENDING
+                && list_stores(ending, &mut ops).is_some()
+            {
+                self.queue(lane, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
+                lane.pending.extend(ending.drain(..));
+                return Ok(false);
+            }
+            for stream in streams {
+                stream.refuse_capture(UNCAPTURED)?;
+            }
+            if lane.later.gathered.is_empty() {
+                lane.later.streams = streams.to_vec();
+            }
+            lane.later.gathered.extend(ending.drain(..));
+            self.look_after(lane);
+            Ok(true)
+        })
     }
 
     fn queue(&self, lane: &Lane, marks: &[Mark], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
@@ -212,17 +208,31 @@ impl Lanes {
         later.marks.iter().zip(&later.streams).try_for_each(|(mark, stream)| mark.record(stream))
     }
 
-    fn lane(&self, streams: &[Stream]) -> Result<Arc<Mutex<Lane>>> {
+    /// Calls `run` with the lane of a set of streams, locked; makes it first if need be.
+    fn with_lane<T>(&self, streams: &[Stream], run: impl FnOnce(&mut Lane) -> Result<T>) -> Result<T> {
         // Most leases are used on few streams, whose lane is found without taking memory.
-        let few: Option<ArrayVec<StreamKey, FEW>> =
-            (streams.len() <= FEW).then(|| streams.iter().map(Stream::key).collect());
-        if let Some(lane) = few.and_then(|few| self.table.load().get(&few[..]).cloned()) {
-            return Ok(lane);
+        let (few, many): (ArrayVec<StreamKey, FEW>, Key);
+        let key: &[StreamKey] = if streams.len() <= FEW {
+            few = streams.iter().map(Stream::key).collect();
+            &few
+        } else {
+            many = streams.iter().map(Stream::key).collect();
+            &many
+        };
+        loop {
+            if let Some(found) = self.table.load().get(key) {
+                let mut lane = found.lock().unwrap_or_else(PoisonError::into_inner);
+                if !lane.retired {
+                    return run(&mut lane);
+                }
+            }
+            self.make_lane(key, streams)?;
         }
-        let key: Key = streams.iter().map(Stream::key).collect();
-        if let Some(lane) = self.table.load().get(&key) {
-            return Ok(lane.clone());
-        }
+    }
+
+    /// Puts a fresh lane where there is none, or one that is retired.
+    #[cold]
+    fn make_lane(&self, key: &[StreamKey], streams: &[Stream]) -> Result<()> {
         let is_own = streams.len() <= FEW && streams.iter().all(|stream| *stream.gpu() == self.gpu);
         let marks = is_own.then(|| streams.iter().map(|stream| Mark::new(stream.gpu())).collect());
         let fresh = Arc::new(Mutex::new(Lane {
@@ -233,15 +243,18 @@ impl Lanes {
             later: Later::default(),
         }));
         self.table.rcu(|table| {
-            let mut table = HashMap::clone(table);
+            let mut table = BTreeMap::clone(table);
             if table.len() >= MANY_LANES {
                 // A lane whose lock somebody holds is in use.
                 table.retain(|_, lane| !lane.try_lock().is_ok_and(|mut lane| lane.retire_if_dry()));
             }
-            table.entry(key.clone()).or_insert_with(|| fresh.clone());
+            let place = table.entry(key.into()).or_insert_with(|| fresh.clone());
+            if !Arc::ptr_eq(place, &fresh) && place.lock().unwrap_or_else(PoisonError::into_inner).retired {
+                *place = fresh.clone();
+            }
             table
         });
-        Ok(self.table.load().get(&key).cloned().unwrap_or(fresh))
+        Ok(())
     }
 
     /// Ends what is due, and says whether anything is still to be looked after by the thread.
@@ -294,5 +307,45 @@ impl Lane {
     fn retire_if_dry(&mut self) -> bool {
         self.retired |= self.is_dry();
         self.retired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_host::{HostBackend, HostConfig};
+    use gpu_api::DeviceId;
+
+    use super::*;
+
+    fn gpu() -> Gpu {
+        let host = HostBackend::new(HostConfig::default()).expect("shared memory");
+        Gpu::new(host, DeviceId(0)).expect("device 0")
+    }
+
+    #[test]
+    fn a_set_has_one_lane_until_that_is_retired() {
+        let gpu = gpu();
+        let lanes = Lanes::new(gpu.clone());
+        let streams = [Stream::create(&gpu).expect("a stream")];
+        let own = |lane: &mut Lane| Ok(lane.stream.identity());
+        let first = lanes.with_lane(&streams, own).expect("a lane");
+        assert_eq!(lanes.with_lane(&streams, own).expect("a lane"), first);
+        let retire = |lane: &mut Lane| {
+            lane.retired = true;
+            Ok(())
+        };
+        lanes.with_lane(&streams, retire).expect("a lane");
+        // Still in the table, as when somebody held its lock while the dry ones were taken out.
+        assert_ne!(lanes.with_lane(&streams, own).expect("another lane"), first);
+    }
+
+    #[test]
+    fn idle_lanes_are_given_up_before_many_more_are_made() {
+        let gpu = gpu();
+        let lanes = Lanes::new(gpu.clone());
+        for _ in 0..3 * MANY_LANES {
+            lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");
+            assert!(lanes.table.load().len() <= MANY_LANES);
+        }
     }
 }
