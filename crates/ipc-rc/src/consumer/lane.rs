@@ -14,7 +14,7 @@
 //! **Any error before the stores are queued leaves the lease HELD** until the process ends, counted, and logged once:
 //! an end that might come early would be worse.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -98,7 +98,7 @@ fn list_stores(ending: &[Held], ops: &mut ArrayVec<StreamOp, MAX_BATCH>) -> Opti
 #[derive(Debug)]
 pub(crate) struct Lanes {
     gpu: Gpu,
-    table: ArcSwap<HashMap<Key, Arc<Mutex<Lane>>>>,
+    table: ArcSwap<BTreeMap<Key, Arc<Mutex<Lane>>>>,
     kept: AtomicU64,
     logged: AtomicBool,
 }
@@ -137,42 +137,30 @@ impl Lanes {
         }
     }
 
+    /// Takes out of `ending` what is taken care of; after an error the rest is left in it.
     fn try_end(&self, ending: &mut Ending, streams: &[Stream]) -> Result<bool> {
-        loop {
-            let found = self.lane(streams)?;
-            let mut lane = found.lock().unwrap_or_else(PoisonError::into_inner);
-            if !lane.retired {
-                let looked_after = self.end_by(&mut lane, ending, streams);
-                drop(lane);
-                // With no lock held: a stream's keeper may be anything.
-                return Ok(looked_after?.is_some());
+        let unneeded = self.with_lane(streams, |lane| {
+            lane.settle();
+            let mut ops = ArrayVec::new();
+            if let (Some(marks), true) = (&lane.marks, lane.later.is_empty())
+                && lane.pending.len() + ending.len() <= MOST_PENDING
+                && list_stores(ending, &mut ops).is_some()
+            {
+                self.queue(lane, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
+                lane.pending.extend(ending.drain(..));
+                return Ok(None);
             }
-            drop(lane);
-            self.strike(&found);
-        }
-    }
-
-    /// Takes out of `ending` what is taken care of; after an error the rest is left in it. Returns streams that the lane
-    /// needs no more if the participant's thread must look after it.
-    fn end_by(&self, lane: &mut Lane, ending: &mut Ending, streams: &[Stream]) -> Result<Option<Vec<Stream>>> {
-        lane.settle();
-        let mut ops = ArrayVec::new();
-        if let (Some(marks), true) = (&lane.marks, lane.later.is_empty())
-            && lane.pending.len() + ending.len() <= MOST_PENDING
-            && list_stores(ending, &mut ops).is_some()
-        {
-            self.queue(lane, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
-            lane.pending.extend(ending.drain(..));
-            return Ok(None);
-        }
-        for stream in streams {
-            stream.refuse_capture(UNCAPTURED)?;
-        }
-        if lane.later.gathered.is_empty() {
-            lane.later.streams = streams.to_vec();
-        }
-        lane.later.gathered.extend(ending.drain(..));
-        Ok(Some(self.look_after(lane)))
+            for stream in streams {
+                stream.refuse_capture(UNCAPTURED)?;
+            }
+            if lane.later.gathered.is_empty() {
+                lane.later.streams = streams.to_vec();
+            }
+            lane.later.gathered.extend(ending.drain(..));
+            Ok(Some(self.look_after(lane)))
+        })?;
+        // The streams go here, with no lock held: a stream's keeper may be anything.
+        Ok(unneeded.is_some())
     }
 
     fn queue(&self, lane: &Lane, marks: &[Mark], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
@@ -218,17 +206,31 @@ impl Lanes {
         later.marks.iter().zip(&later.streams).try_for_each(|(mark, stream)| mark.record(stream))
     }
 
-    fn lane(&self, streams: &[Stream]) -> Result<Arc<Mutex<Lane>>> {
+    /// Calls `run` with the lane of a set of streams, locked; makes it first if need be.
+    fn with_lane<T>(&self, streams: &[Stream], run: impl FnOnce(&mut Lane) -> Result<T>) -> Result<T> {
         // Most leases are used on few streams, whose lane is found without taking memory.
-        let few: Option<ArrayVec<StreamKey, FEW>> =
-            (streams.len() <= FEW).then(|| streams.iter().map(Stream::key).collect());
-        if let Some(lane) = few.and_then(|few| self.table.load().get(&few[..]).cloned()) {
-            return Ok(lane);
+        let (few, many): (ArrayVec<StreamKey, FEW>, Key);
+        let key: &[StreamKey] = if streams.len() <= FEW {
+            few = streams.iter().map(Stream::key).collect();
+            &few
+        } else {
+            many = streams.iter().map(Stream::key).collect();
+            &many
+        };
+        loop {
+            if let Some(found) = self.table.load().get(key) {
+                let mut lane = found.lock().unwrap_or_else(PoisonError::into_inner);
+                if !lane.retired {
+                    return run(&mut lane);
+                }
+            }
+            self.make_lane(key, streams)?;
         }
-        let key: Key = streams.iter().map(Stream::key).collect();
-        if let Some(lane) = self.table.load().get(&key) {
-            return Ok(lane.clone());
-        }
+    }
+
+    /// Puts a fresh lane where there is none, or one that is retired.
+    #[cold]
+    fn make_lane(&self, key: &[StreamKey], streams: &[Stream]) -> Result<()> {
         let is_own = streams.len() <= FEW && streams.iter().all(|stream| *stream.gpu() == self.gpu);
         let marks = is_own.then(|| streams.iter().map(|stream| Mark::new(stream.gpu())).collect());
         let fresh = Arc::new(Mutex::new(Lane {
@@ -238,31 +240,19 @@ impl Lanes {
             pending: VecDeque::new(),
             later: Later::default(),
         }));
-        loop {
-            self.table.rcu(|table| {
-                let mut table = HashMap::clone(table);
-                if table.len() >= MANY_LANES {
-                    // A lane whose lock somebody holds is in use.
-                    table.retain(|_, lane| !lane.try_lock().is_ok_and(|mut lane| lane.retire_if_dry()));
-                }
-                table.entry(key.clone()).or_insert_with(|| fresh.clone());
-                table
-            });
-            // A lane that is not in the table is looked after by nobody. What was put there may have been retired again.
-            if let Some(lane) = self.table.load().get(&key) {
-                return Ok(lane.clone());
-            }
-        }
-    }
-
-    /// Takes a retired lane out of the table. Whoever retired it does so too, but may not come to it for a while; and if
-    /// its table was not taken because another came first, and somebody held the lane's lock when it tried again, never.
-    fn strike(&self, retired: &Arc<Mutex<Lane>>) {
         self.table.rcu(|table| {
-            let mut table = HashMap::clone(table);
-            table.retain(|_, lane| !Arc::ptr_eq(lane, retired));
+            let mut table = BTreeMap::clone(table);
+            if table.len() >= MANY_LANES {
+                // A lane whose lock somebody holds is in use.
+                table.retain(|_, lane| !lane.try_lock().is_ok_and(|mut lane| lane.retire_if_dry()));
+            }
+            let place = table.entry(key.into()).or_insert_with(|| fresh.clone());
+            if !Arc::ptr_eq(place, &fresh) && place.lock().unwrap_or_else(PoisonError::into_inner).retired {
+                *place = fresh.clone();
+            }
             table
         });
+        Ok(())
     }
 
     /// Ends what is due, and says whether anything is still to be looked after by the thread.
@@ -326,47 +316,57 @@ mod tests {
 
     use super::*;
 
-    fn lanes() -> (Gpu, Lanes) {
-        let backend = HostBackend::new(HostConfig::default()).expect("it opens");
-        let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
-        (gpu.clone(), Lanes::new(gpu))
-    }
-
-    fn streams(gpu: &Gpu, count: usize) -> Vec<Stream> {
-        (0..count).map(|_| Stream::create(gpu).expect("a stream")).collect()
-    }
-
-    /// Has a lane end nothing.
-    fn visit(lanes: &Lanes, stream: &Stream) {
-        lanes.end(&mut Ending::new(), &mut [stream.clone()]);
+    fn gpu() -> Gpu {
+        let host = HostBackend::new(HostConfig::default()).expect("shared memory");
+        Gpu::new(host, DeviceId(0)).expect("device 0")
     }
 
     #[test]
-    fn who_finds_a_retired_lane_gets_another() {
-        let (gpu, lanes) = lanes();
-        let stream = &streams(&gpu, 1)[0];
-        let lane = lanes.lane(std::slice::from_ref(stream)).expect("a lane");
-        lane.lock().expect("nobody panicked").retired = true;
-        visit(&lanes, stream);
-        let other = lanes.lane(std::slice::from_ref(stream)).expect("a lane");
-        assert!(!Arc::ptr_eq(&lane, &other));
-        assert_eq!((lanes.table.load().len(), lanes.kept()), (1, 0));
+    fn a_set_has_one_lane_until_that_is_retired() {
+        let gpu = gpu();
+        let lanes = Lanes::new(gpu.clone());
+        let streams = [Stream::create(&gpu).expect("a stream")];
+        let own = |lane: &mut Lane| Ok(lane.stream.identity());
+        let first = lanes.with_lane(&streams, own).expect("a lane");
+        assert_eq!(lanes.with_lane(&streams, own).expect("a lane"), first);
+        let retire = |lane: &mut Lane| {
+            lane.retired = true;
+            Ok(())
+        };
+        lanes.with_lane(&streams, retire).expect("a lane");
+        // Still in the table, as when somebody held its lock while the dry ones were taken out.
+        assert_ne!(lanes.with_lane(&streams, own).expect("another lane"), first);
     }
 
+    #[test]
+    fn idle_lanes_are_given_up_before_many_more_are_made() {
+        let gpu = gpu();
+        let lanes = Lanes::new(gpu.clone());
+        for _ in 0..3 * MANY_LANES {
+            lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");
+            assert!(lanes.table.load().len() <= MANY_LANES);
+        }
+    }
     #[test]
     fn a_lane_whose_stream_has_yet_to_write_stays() {
-        let (gpu, lanes) = lanes();
-        let stuck = &streams(&gpu, 1)[0];
+        let gpu = gpu();
+        let lanes = Lanes::new(gpu.clone());
+        let stuck = [Stream::create(&gpu).expect("a stream")];
         let (open, gate) = std::sync::mpsc::channel::<()>();
         let wait = Box::new(move || {
             let _ = gate.recv();
         });
         // SAFETY: `host_function` asks for a live stream: it lives to the end of the test.
-        unsafe { gpu.backend().host_function(stuck.raw(), wait) }.expect("queued");
-        visit(&lanes, stuck);
-        let lane = lanes.lane(std::slice::from_ref(stuck)).expect("a lane");
-        streams(&gpu, 2 * MANY_LANES).iter().for_each(|stream| visit(&lanes, stream));
-        assert!(!lane.lock().expect("nobody panicked").retired && !lanes.are_dry());
+        unsafe { gpu.backend().host_function(stuck[0].raw(), wait) }.expect("queued");
+        // Ends nothing, but behind the stream.
+        lanes.end(&mut Ending::new(), &mut stuck.clone());
+        let own = |lane: &mut Lane| Ok(lane.stream.identity());
+        let lane = lanes.with_lane(&stuck, own).expect("a lane");
+        for _ in 0..2 * MANY_LANES {
+            lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");
+        }
+        assert_eq!(lanes.with_lane(&stuck, own).expect("a lane"), lane);
+        assert!(!lanes.are_dry());
         drop(open);
     }
 }

@@ -252,7 +252,7 @@ impl Drop for SentBlock {
             return;
         }
         step!("drop");
-        let core = block.core.clone();
+        let core = &block.core;
         block.limbo.store(true, Ordering::SeqCst);
         core.limbo.add(block.len());
         if block.has_tickets.load(Ordering::SeqCst) {
@@ -260,14 +260,17 @@ impl Drop for SentBlock {
         }
         let streams = std::mem::take(&mut *block.used_on.lock().unwrap_or_else(PoisonError::into_inner));
         if streams.is_empty() {
+            core.look_on_drop();
             drop(block);
-        } else if let Err((block, error)) = core.own_work.wait_for(block, &streams) {
+            return;
+        }
+        let core = core.clone();
+        if let Err((block, error)) = core.own_work.wait_for(block, &streams) {
             // Nobody knows when the queued work ends, so the bytes are never used again.
             tracing::warn!(bytes = block.len(), %error, "a dropped block is kept for ever: its streams cannot be asked");
             block.leak();
         }
-        core.glance();
-        core.waker.nudge();
+        core.look_on_drop();
     }
 }
 

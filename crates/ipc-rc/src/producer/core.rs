@@ -174,8 +174,15 @@ impl Core {
         self.retire(&mut out)
     }
 
-    /// Looks at a few dirty words, in one shard of one participant that is free. Called by every drop.
-    pub fn glance(&self) {
+    /// What every drop does for the blocks in limbo: looks at a few of them, and has the thread look at all, in a while.
+    #[inline]
+    pub fn look_on_drop(&self) {
+        self.glance();
+        self.waker.remind();
+    }
+
+    /// Looks at a few dirty words, in one shard of one participant that is free.
+    fn glance(&self) {
         let places = self.places.used();
         if places == 0 {
             return;

@@ -4,12 +4,13 @@
 //! line's own lock; a line's word at one participant is a [`Cell`] with a lock of its own, which nobody else takes
 //! but a thread that looks for a word to use again. Lock order: line, then a participant's cells, then one cell.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::slice;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
-use arrayvec::ArrayVec;
 use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamIdentity, StreamOp, WordPtr};
 
 use crate::counter_file::{CounterFile, TIMELINES, timeline_word};
@@ -120,12 +121,19 @@ impl Words {
 
 #[derive(Debug)]
 struct LineState {
+    /// Above every value that was queued.
     next: u64,
-    cells: HashMap<ParticipantId, Arc<Mutex<Cell>>>,
+    cells: BTreeMap<ParticipantId, Arc<Mutex<Cell>>>,
+}
+
+impl Default for LineState {
+    fn default() -> LineState {
+        LineState { next: 1, cells: BTreeMap::new() }
+    }
 }
 
 /// One producing stream.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Line {
     state: Mutex<LineState>,
 }
@@ -133,21 +141,22 @@ struct Line {
 /// The producing streams of a session.
 #[derive(Debug, Default)]
 pub struct Fences {
-    lines: ArcSwap<HashMap<StreamIdentity, Arc<Line>>>,
+    lines: ArcSwap<BTreeMap<StreamIdentity, Arc<Line>>>,
 }
 
 impl Fences {
-    fn line(&self, stream: StreamIdentity) -> Arc<Line> {
-        if let Some(line) = self.lines.load().get(&stream) {
-            return line.clone();
+    /// Calls `run` with a stream's line, locked.
+    fn with_line<T>(&self, stream: StreamIdentity, run: impl FnOnce(&mut LineState) -> T) -> T {
+        loop {
+            if let Some(line) = self.lines.load().get(&stream) {
+                return run(&mut line.state.lock().unwrap_or_else(PoisonError::into_inner));
+            }
+            self.lines.rcu(|lines| {
+                let mut lines = BTreeMap::clone(lines);
+                lines.entry(stream).or_default();
+                lines
+            });
         }
-        let fresh = Arc::new(Line { state: Mutex::new(LineState { next: 1, cells: HashMap::new() }) });
-        self.lines.rcu(|lines| {
-            let mut lines = HashMap::clone(lines);
-            lines.entry(stream).or_insert_with(|| fresh.clone());
-            lines
-        });
-        self.lines.load().get(&stream).cloned().unwrap_or(fresh)
     }
 
     /// Forgets a participant's words.
@@ -165,22 +174,24 @@ impl Fences {
     /// What the driver gives: then nothing was queued and no descriptor may name a value.
     pub fn queue(&self, gpu: &Gpu, stream: &Stream, participant: ParticipantId, words: &Words) -> Result<Fence> {
         stream.require(gpu)?;
-        let line = self.line(stream.identity());
-        let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let cell = state.cell(stream.identity(), participant, words)?;
-            let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
-            if cell.owner != Some(stream.identity()) {
-                // Another stream took the word over at this moment: this one had nothing under way. Or the participant has
-                // gone.
-                continue;
+        self.with_line(stream.identity(), |line| {
+            loop {
+                let (owner, next) = (stream.identity(), line.next);
+                let mut cell = line.cell(owner, participant, words)?.lock().unwrap_or_else(PoisonError::into_inner);
+                if cell.owner == Some(owner) {
+                    let value = value_after(next, cell.last)?;
+                    enqueue(gpu, stream, &[(words, cell.index, value)])?;
+                    cell.last = value;
+                    let word = cell.index;
+                    drop(cell);
+                    line.next = value + 1;
+                    return Ok(Fence { file: 0, word, value });
+                }
+                // Another stream has taken the word over: this one had nothing under way. Or the participant has gone.
+                drop(cell);
+                line.cells.remove(&participant);
             }
-            let value = value_after(state.next, cell.last)?;
-            enqueue(gpu, stream, &[(words, cell.index, value)])?;
-            cell.last = value;
-            state.next = value + 1;
-            return Ok(Fence { file: 0, word: cell.index, value });
-        }
+        })
     }
 
     /// Queues one value for several participants, in as few calls of the driver as it takes, and notes each's fence.
@@ -190,49 +201,54 @@ impl Fences {
     /// As [`queue`](Fences::queue). Values that were queued before the error are reached by nobody's descriptor.
     pub fn queue_many(&self, gpu: &Gpu, stream: &Stream, addressees: &mut [(&Arc<Peer>, Option<Fence>)]) -> Result<()> {
         stream.require(gpu)?;
-        let line = self.line(stream.identity());
-        let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut cells = Vec::with_capacity(addressees.len());
-        let mut cells: Vec<_> = loop {
-            cells.clear();
-            for (peer, _) in addressees.iter() {
-                cells.push(state.cell(stream.identity(), peer.id, &peer.words)?);
+        self.with_line(stream.identity(), |line| {
+            let owner = stream.identity();
+            let mut cells = Vec::with_capacity(addressees.len());
+            let mut cells: Vec<_> = loop {
+                cells.clear();
+                for (peer, _) in addressees.iter() {
+                    cells.push(line.cell(owner, peer.id, &peer.words)?.clone());
+                }
+                // Each is held until its value is queued. They are all this line's; who looks for a word to take over does
+                // not wait for them.
+                let locked: Vec<_> =
+                    cells.iter().map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+                if locked.iter().all(|cell| cell.owner == Some(owner)) {
+                    break locked;
+                }
+                for ((peer, _), cell) in addressees.iter().zip(&locked) {
+                    if cell.owner != Some(owner) {
+                        line.cells.remove(&peer.id);
+                    }
+                }
+            };
+            let last = cells.iter().map(|cell| cell.last).max().unwrap_or(0);
+            let value = value_after(line.next, last)?;
+            line.next = value + 1;
+            for (cells, addressees) in cells.chunks_mut(MAX_BATCH).zip(addressees.chunks_mut(MAX_BATCH)) {
+                let writes: Vec<_> = cells
+                    .iter()
+                    .zip(addressees.iter())
+                    .map(|(cell, (peer, _))| (&peer.words, cell.index, value))
+                    .collect();
+                enqueue(gpu, stream, &writes)?;
+                for (cell, (_, fence)) in cells.iter_mut().zip(addressees) {
+                    cell.last = value;
+                    *fence = Some(Fence { file: 0, word: cell.index, value });
+                }
             }
-            // Each is held until its value is queued. They are all this line's; who looks for a word to take over does
-            // not wait for them.
-            let locked: Vec<_> = cells.iter().map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner)).collect();
-            if locked.iter().all(|cell| cell.owner == Some(stream.identity())) {
-                break locked;
-            }
-        };
-        let last = cells.iter().map(|cell| cell.last).max().unwrap_or(0);
-        let value = value_after(state.next, last)?;
-        state.next = value + 1;
-        for (cells, addressees) in cells.chunks_mut(MAX_BATCH).zip(addressees.chunks_mut(MAX_BATCH)) {
-            let writes: Vec<_> =
-                cells.iter().zip(addressees.iter()).map(|(cell, (peer, _))| (&peer.words, cell.index, value)).collect();
-            enqueue(gpu, stream, &writes)?;
-            for (cell, (_, fence)) in cells.iter_mut().zip(addressees) {
-                cell.last = value;
-                *fence = Some(Fence { file: 0, word: cell.index, value });
-            }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 
 impl LineState {
-    /// Finds the line's word at a participant, taking one if it has none or lost it to another stream.
-    fn cell(&mut self, line: StreamIdentity, participant: ParticipantId, words: &Words) -> Result<Arc<Mutex<Cell>>> {
-        if let Some(cell) = self.cells.get(&participant) {
-            if cell.lock().unwrap_or_else(PoisonError::into_inner).owner == Some(line) {
-                return Ok(cell.clone());
-            }
-            self.cells.remove(&participant);
+    /// Finds the line's word at a participant, or takes one. Another stream may have taken it over since.
+    fn cell(&mut self, owner: StreamIdentity, participant: ParticipantId, words: &Words) -> Result<&Arc<Mutex<Cell>>> {
+        match self.cells.entry(participant) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => Ok(place.insert(words.cell_for(owner, participant)?)),
         }
-        let cell = words.cell_for(line, participant)?;
-        self.cells.insert(participant, cell.clone());
-        Ok(cell)
     }
 }
 
@@ -247,35 +263,32 @@ fn value_after(next: u64, last: u64) -> Result<u64> {
 
 fn enqueue(gpu: &Gpu, stream: &Stream, writes: &[(&Words, u32, u64)]) -> Result<()> {
     debug_assert!(writes.len() <= MAX_BATCH);
-    let on_device: Option<ArrayVec<StreamOp, MAX_BATCH>> = writes
-        .iter()
-        .map(|(words, index, value)| {
-            let word = words.registered?.word(timeline_word(*index));
-            Some(StreamOp::Write { word, value: *value })
-        })
-        .collect();
-    match on_device {
-        Some(ops) => {
-            // SAFETY: `batch_uncaptured` asks for
-            // - a live stream: `stream` keeps it;
-            // - words in a registration that outlives the operation: a participant's file is unregistered only after
-            //   its burial, when no wait of its own is left, and the session keeps it until then.
-            unsafe { gpu.backend().batch_uncaptured(stream.raw(), &ops) }.map_err(|error| advise(error, UNCAPTURED))
-        }
-        None => {
-            stream.refuse_capture(UNCAPTURED)?;
-            let words: Vec<_> =
-                writes.iter().map(|(words, index, value)| (words.file.clone(), *index, *value)).collect();
-            let reach = Box::new(move || {
-                for (file, index, value) in &words {
-                    let word: &Timeline<AtomicU64> = file.timeline(*index);
-                    word.reach(*value);
-                }
-            });
-            // SAFETY: `host_function` asks for a live stream: `stream` keeps it.
-            unsafe { gpu.backend().host_function(stream.raw(), reach) }
-        }
+    let operation = |&(words, index, value): &(&Words, u32, u64)| {
+        Some(StreamOp::Write { word: words.registered?.word(timeline_word(index)), value })
+    };
+    // Most often it is one, which takes no memory.
+    let one = match writes {
+        [write] => operation(write),
+        _ => None,
+    };
+    let many: Option<Vec<_>> = if one.is_none() { writes.iter().map(operation).collect() } else { None };
+    if let Some(ops) = one.as_ref().map(slice::from_ref).or(many.as_deref()) {
+        // SAFETY: `batch_uncaptured` asks for
+        // - a live stream: `stream` keeps it;
+        // - words in a registration that outlives the operation: a participant's file is unregistered only after its
+        //   burial, when no wait of its own is left, and the session keeps it until then.
+        return unsafe { gpu.backend().batch_uncaptured(stream.raw(), ops) }.map_err(|error| advise(error, UNCAPTURED));
     }
+    stream.refuse_capture(UNCAPTURED)?;
+    let words: Vec<_> = writes.iter().map(|(words, index, value)| (words.file.clone(), *index, *value)).collect();
+    let reach = Box::new(move || {
+        for (file, index, value) in &words {
+            let word: &Timeline<AtomicU64> = file.timeline(*index);
+            word.reach(*value);
+        }
+    });
+    // SAFETY: `host_function` asks for a live stream: `stream` keeps it.
+    unsafe { gpu.backend().host_function(stream.raw(), reach) }
 }
 
 #[cfg(test)]

@@ -18,7 +18,8 @@ use gpu_api::ParticipantId;
 use crate::clock::Tick;
 use crate::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
 use crate::producer::found::Found;
-use crate::slot::{Generation, Revoke, Seen};
+use crate::producer::part::{NO_LAPSE, Part};
+use crate::slot::{Generation, Seen};
 
 /// Locks that a participant's slots are spread over.
 pub const SHARDS: usize = 16;
@@ -68,54 +69,6 @@ pub struct Tally {
 }
 
 #[derive(Debug)]
-struct Row<B> {
-    block: Option<B>,
-    generation: Generation,
-    granted: u32,
-    lapses: u32,
-}
-
-/// Never lapses.
-const NO_LAPSE: u32 = u32::MAX;
-
-#[derive(Debug)]
-struct Group<B> {
-    free: u64,
-    /// Outstanding and not barred.
-    out: u64,
-    /// Outstanding with a corrupt word: only a burial ends them.
-    barred: u64,
-    rows: Box<[Row<B>]>,
-}
-
-impl<B> Group<B> {
-    fn new() -> Group<B> {
-        let row = || Row { block: None, generation: Generation::ZERO, granted: 0, lapses: NO_LAPSE };
-        Group { free: u64::MAX, out: 0, barred: 0, rows: (0..GROUP).map(|_| row()).collect() }
-    }
-
-    /// Ends the lease in a slot and returns its block.
-    fn retire(&mut self, bit: u32) -> Option<B> {
-        let mask = 1 << bit;
-        self.out &= !mask;
-        self.barred &= !mask;
-        self.free |= mask;
-        self.rows[bit as usize].block.take()
-    }
-}
-
-/// One shard's part of one file: up to 64 groups, made when they are first needed.
-#[derive(Debug)]
-struct Part<B, F> {
-    file: Arc<F>,
-    first_group: u32,
-    groups: Vec<Group<B>>,
-    capacity: u32,
-    with_free: u64,
-    with_out: u64,
-}
-
-#[derive(Debug)]
 struct Shard<B, F> {
     parts: Vec<Part<B, F>>,
     /// Whose leases these are; `None` while nobody is granted anything.
@@ -140,7 +93,7 @@ struct Locked<B, F> {
     shard: Mutex<Shard<B, F>>,
 }
 
-impl<B, F> Locked<B, F> {
+impl<B, F: SlotFile> Locked<B, F> {
     fn lock(&self) -> MutexGuard<'_, Shard<B, F>> {
         // A panic while a shard is locked is a broken invariant of ours; the rows are consistent between any two
         // statements that can panic, so the others go on.
@@ -153,7 +106,7 @@ impl<B, F> Locked<B, F> {
 
     /// Brings `busy` up to date before the lock is let go.
     fn note(&self, shard: &Shard<B, F>) {
-        let busy = shard.parts.iter().any(|part| part.with_out != 0);
+        let busy = shard.parts.iter().any(Part::has_leases);
         if busy != self.is_busy() {
             self.busy.store(busy, Ordering::Relaxed);
         }
@@ -206,20 +159,8 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
 
     /// Adds a counter file; its number is how many there were before, the same in every shard.
     pub fn add_file(&self, file: &Arc<F>) {
-        let groups = file.slots().len() as u32 / GROUP;
-        let share = groups.div_ceil(SHARDS as u32);
-        for (n, shard) in (0..).zip(&self.shards) {
-            let first = (n * share).min(groups);
-            let capacity = share.min(groups - first);
-            let with_free = if capacity == 0 { 0 } else { u64::MAX >> (64 - capacity) };
-            shard.lock().parts.push(Part {
-                file: file.clone(),
-                first_group: first,
-                groups: Vec::new(),
-                capacity,
-                with_free,
-                with_out: 0,
-            });
+        for (number, shard) in (0..).zip(&self.shards) {
+            shard.lock().parts.push(Part::new(file, number));
         }
     }
 
@@ -295,41 +236,21 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         shard: &mut Shard<B, F>,
         owner: ParticipantId,
         block: &B,
-        (granted, lapses): (u32, u32),
+        times: (u32, u32),
     ) -> Result<Entry, Refusal> {
         if shard.owner != Some(owner) {
             return Err(Refusal::Gone);
         }
         while let Some(part) = shard.parts.get_mut(shard.first_free) {
-            if part.with_free == 0 {
+            let Some((slot, generation)) = part.grant(block, times) else {
                 shard.first_free += 1;
                 continue;
-            }
-            let index = part.with_free.trailing_zeros();
-            while part.groups.len() <= index as usize {
-                part.groups.push(Group::new());
-            }
-            let group = &mut part.groups[index as usize];
-            let bit = group.free.trailing_zeros();
-            group.free &= !(1 << bit);
-            group.out |= 1 << bit;
-            if group.free == 0 {
-                part.with_free &= !(1 << index);
-            }
-            part.with_out |= 1 << index;
-            let row = &mut group.rows[bit as usize];
-            row.block = Some(block.clone());
-            row.generation = row.generation.next();
-            row.granted = granted;
-            row.lapses = lapses;
-            shard.first_lapse = shard.first_lapse.min(lapses);
-            let slot = (part.first_group + index) * GROUP + bit;
-            let entry = Entry { file: shard.first_free as u32, slot, generation: row.generation };
-            part.file.slots()[entry.slot as usize].grant(entry.generation);
+            };
+            shard.first_lapse = shard.first_lapse.min(times.1);
             if !locked.is_busy() {
                 locked.busy.store(true, Ordering::Relaxed);
             }
-            return Ok(entry);
+            return Ok(Entry { file: shard.first_free as u32, slot, generation });
         }
         Err(Refusal::Full)
     }
@@ -339,23 +260,21 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
             let mut shard = locked.lock();
             for number in 0..shard.parts.len() {
-                self.sweep_marked(&mut shard, number, effort, out);
+                let (looked, corrupt) = shard.parts[number].collect(effort, out);
+                if looked {
+                    self.swept(&mut shard, number, corrupt);
+                }
             }
             locked.note(&shard);
         }
     }
 
-    fn sweep_marked(&self, shard: &mut Shard<B, F>, number: usize, effort: Effort, out: &mut Found<B>) {
-        let part = &shard.parts[number];
-        let mut groups = part.with_out;
-        if effort == Effort::Marked {
-            let words = &part.file.dirty()[part.first_group as usize..][..part.groups.len()];
-            groups &= (0..).zip(words).fold(0, |marked, (index, word)| marked | u64::from(word.is_marked()) << index);
-        }
-        while groups != 0 {
-            let index = groups.trailing_zeros();
-            groups &= groups - 1;
-            self.sweep(shard, number, index, effort, out);
+    /// Notes what a sweep of a part may have changed: that it has room again, and words that make no sense.
+    #[inline]
+    fn swept(&self, shard: &mut Shard<B, F>, number: usize, corrupt: usize) {
+        shard.first_free = shard.first_free.min(number);
+        if corrupt > 0 {
+            self.corrupt_words.fetch_add(corrupt, Ordering::Relaxed);
         }
     }
 
@@ -371,76 +290,35 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         // A part without a lease counts as a word: so does its part of the walk.
         while left > 0 && parts > 0 {
             let (number, from) = (shard.cursor / 64 % parts, (shard.cursor % 64) as u32);
-            let part = &shard.parts[number];
-            let groups = part.with_out & (u64::MAX << from);
+            let part = &mut shard.parts[number];
             left -= 1;
-            if groups == 0 {
+            let Some(index) = part.next_with_leases(from) else {
                 shard.cursor = (number + 1) % parts * 64;
                 continue;
-            }
-            let index = groups.trailing_zeros();
-            let marked = part.file.dirty()[(part.first_group + index) as usize].is_marked();
+            };
+            let corrupt = part.is_marked(index).then(|| part.sweep(index, Effort::Marked, out));
             shard.cursor = number * 64 + index as usize + 1;
-            if marked {
-                self.sweep(&mut shard, number, index, Effort::Marked, out);
+            if let Some(corrupt) = corrupt {
+                self.swept(&mut shard, number, corrupt);
                 locked.note(&shard);
             }
         }
-    }
-
-    fn sweep(&self, shard: &mut Shard<B, F>, number: usize, index: u32, effort: Effort, out: &mut Found<B>) {
-        let part = &mut shard.parts[number];
-        let group_number = part.first_group + index;
-        let first_slot = group_number * GROUP;
-        // The mark is taken before the slots are read, whatever the effort: `dirty` says why.
-        let marked = part.file.dirty()[group_number as usize].take();
-        if !marked && effort == Effort::Marked {
-            return;
-        }
-        let slots = &part.file.slots()[first_slot as usize..][..GROUP as usize];
-        let group = &mut part.groups[index as usize];
-        let mut bits = group.out;
-        while bits != 0 {
-            let bit = bits.trailing_zeros();
-            bits &= bits - 1;
-            match slots[bit as usize].read(group.rows[bit as usize].generation) {
-                Seen::Granted | Seen::Held => {}
-                Seen::Released => out.extend(group.retire(bit)),
-                Seen::Corrupt(word) => {
-                    group.out &= !(1 << bit);
-                    group.barred |= 1 << bit;
-                    self.corrupt_words.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(slot = first_slot + bit, word, "a slot holds nothing that the protocol writes");
-                }
-            }
-        }
-        part.note(index);
-        shard.first_free = shard.first_free.min(number);
     }
 
     /// Takes a grant back if nobody claimed it, and returns its block then.
     pub fn revoke(&self, entry: Entry) -> Option<B> {
         let locked = self.shard_of(entry)?;
         let mut shard = locked.lock();
-        let part = shard.parts.get_mut(entry.file as usize)?;
-        let (index, bit) = part.find(entry)?;
-        match part.file.slots()[entry.slot as usize].revoke(entry.generation) {
-            Revoke::Revoked => {}
-            Revoke::TooLate => return None,
-        }
-        let block = part.groups[index as usize].retire(bit);
-        part.note(index);
+        let block = shard.parts.get_mut(entry.file as usize)?.revoke(entry.slot, entry.generation)?;
         shard.first_free = shard.first_free.min(entry.file as usize);
         locked.note(&shard);
-        block
+        Some(block)
     }
 
     /// Looks at the block behind an outstanding lease, without holding it: a block's count stays exact.
     pub fn with_block<T>(&self, entry: Entry, look: impl FnOnce(&B) -> T) -> Option<T> {
         let shard = self.shard_of(entry)?.lock();
-        let part = shard.parts.get(entry.file as usize)?;
-        let (index, bit) = part.find(entry)?;
-        part.groups[index as usize].rows[bit as usize].block.as_ref().map(look)
+        shard.parts.get(entry.file as usize)?.block(entry.slot, entry.generation).map(look)
     }
 
     /// Takes back every grant whose time to live has passed unclaimed, names it in `lapsed`, and says when to come
@@ -484,15 +362,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             let mut shard = locked.lock();
             debug_assert!(shard.owner.is_none(), "buried before it was closed");
             for part in &mut shard.parts {
-                for group in &mut part.groups {
-                    let mut bits = group.out | group.barred;
-                    while bits != 0 {
-                        let bit = bits.trailing_zeros();
-                        bits &= bits - 1;
-                        out.extend(group.retire(bit));
-                    }
-                }
-                part.with_out = 0;
+                part.bury(out);
             }
             locked.note(&shard);
         }
@@ -514,21 +384,15 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         for locked in &self.shards {
             let shard = locked.lock();
             for part in &shard.parts {
-                let slots = part.file.slots();
-                for (index, group) in (0..).zip(&part.groups) {
-                    for (bit, row) in (0..GROUP).zip(&group.rows) {
-                        let Some(block) = &row.block else { continue };
-                        tally.bytes += bytes_of(block);
-                        tally.oldest = tally.oldest.max(now.since(Tick::unpack(row.granted, self.start)));
-                        let slot = (part.first_group + index) * GROUP + bit;
-                        match slots[slot as usize].read(row.generation) {
-                            _ if group.barred & (1 << bit) != 0 => tally.corrupt += 1,
-                            Seen::Granted => tally.in_flight += 1,
-                            Seen::Held | Seen::Released => tally.held += 1,
-                            Seen::Corrupt(_) => tally.corrupt += 1,
-                        }
+                part.each(|block, row, seen| {
+                    tally.bytes += bytes_of(block);
+                    tally.oldest = tally.oldest.max(now.since(Tick::unpack(row.granted, self.start)));
+                    match seen {
+                        Some(Seen::Granted) => tally.in_flight += 1,
+                        Some(Seen::Held | Seen::Released) => tally.held += 1,
+                        Some(Seen::Corrupt(_)) | None => tally.corrupt += 1,
                     }
-                }
+                });
             }
         }
         tally
@@ -538,84 +402,14 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     pub fn each(&self, mut show: impl FnMut(&B)) {
         for locked in &self.shards {
             let shard = locked.lock();
-            let groups = shard.parts.iter().flat_map(|part| &part.groups);
-            groups.flat_map(|group| &group.rows).filter_map(|row| row.block.as_ref()).for_each(&mut show);
+            shard.parts.iter().for_each(|part| part.each(|block, _, _| show(block)));
         }
     }
 
     /// Finds the shard that a slot belongs to. The first shard's part is as large as any, so it tells the division.
     fn shard_of(&self, entry: Entry) -> Option<&Locked<B, F>> {
-        let share = self.shards[0].lock().parts.get(entry.file as usize)?.capacity;
+        let share = self.shards[0].lock().parts.get(entry.file as usize)?.capacity();
         self.shards.get((entry.slot / GROUP).checked_div(share)? as usize)
-    }
-}
-
-impl<B, F: SlotFile> Part<B, F> {
-    /// Brings the two summaries up to date after `index` changed.
-    fn note(&mut self, index: u32) {
-        let group = &self.groups[index as usize];
-        let mask = 1 << index;
-        self.with_free = if group.free != 0 { self.with_free | mask } else { self.with_free & !mask };
-        self.with_out = if group.out | group.barred != 0 { self.with_out | mask } else { self.with_out & !mask };
-    }
-
-    /// Finds an outstanding lease at exactly this generation.
-    fn find(&self, entry: Entry) -> Option<(u32, u32)> {
-        let index = (entry.slot / GROUP).checked_sub(self.first_group)?;
-        let bit = entry.slot % GROUP;
-        let group = self.groups.get(index as usize)?;
-        let row = &group.rows[bit as usize];
-        (row.block.is_some() && row.generation == entry.generation).then_some((index, bit))
-    }
-
-    fn revoke_all(&mut self, out: &mut Found<B>) {
-        self.revoke_where(|_| true, out, |_, _| {});
-    }
-
-    /// Revokes what has lapsed and returns when the next lapses.
-    fn expire(&mut self, now: u32, out: &mut Found<B>, lapsed: impl FnMut(u32, Generation)) -> u32 {
-        let mut next = NO_LAPSE;
-        self.revoke_where(
-            |row| {
-                if row.lapses > now {
-                    next = next.min(row.lapses);
-                }
-                row.lapses <= now
-            },
-            out,
-            lapsed,
-        );
-        next
-    }
-
-    fn revoke_where(
-        &mut self,
-        mut due: impl FnMut(&mut Row<B>) -> bool,
-        out: &mut Found<B>,
-        mut revoked: impl FnMut(u32, Generation),
-    ) {
-        for index in 0..self.groups.len() as u32 {
-            let first_slot = (self.first_group + index) * GROUP;
-            let group = &mut self.groups[index as usize];
-            let mut bits = group.out;
-            while bits != 0 {
-                let bit = bits.trailing_zeros();
-                bits &= bits - 1;
-                let row = &mut group.rows[bit as usize];
-                if !due(row) {
-                    continue;
-                }
-                match self.file.slots()[(first_slot + bit) as usize].revoke(row.generation) {
-                    Revoke::Revoked => {
-                        revoked(first_slot + bit, row.generation);
-                        out.extend(group.retire(bit));
-                    }
-                    // Claimed: a lapse has no more meaning for it.
-                    Revoke::TooLate => row.lapses = NO_LAPSE,
-                }
-            }
-            self.note(index);
-        }
     }
 }
 

@@ -3,10 +3,10 @@
 //! | step | where |
 //! |---|---|
 //! | open a session, allocate or adopt | [`session`] |
-//! | share: fence, grant, descriptor | [`share`], [`fence`], [`places`], [`ledger`] |
+//! | share: fence, grant, descriptor | [`share`], [`fence`], [`places`], [`ledger`], [`part`] |
 //! | share with whoever asks | [`ticket`], [`point`] |
 //! | drop: limbo | [`block`], [`own_work`] |
-//! | collect, retire, give back | [`core`], [`ledger`], [`found`] |
+//! | collect, retire, give back | [`core`], [`ledger`], [`part`], [`found`] |
 //! | who connects, and what they ask | [`admission`], [`answer`] |
 //! | deaths, mappings, time to live | [`service`], [`peer`] |
 //! | who holds what, and where it lies | [`report`], [`snapshot`] |
@@ -21,6 +21,7 @@ pub(crate) mod found;
 pub(crate) mod ledger;
 pub(crate) mod outbox;
 pub(crate) mod own_work;
+pub(crate) mod part;
 pub(crate) mod peer;
 pub(crate) mod places;
 pub(crate) mod point;
