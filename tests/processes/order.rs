@@ -16,9 +16,11 @@ pub const CASES: &[Case] = &[
     ("order::many_streams_share_the_timeline_words", many_streams),
     ("order::nothing_of_ours_is_captured_into_a_graph", under_capture),
     ("order::a_graph_keeps_its_blocks_until_it_goes", kept_for_a_graph),
+    ("order::a_block_kept_after_a_launch_waits_for_it", kept_after_a_launch),
     ("order::a_device_without_stream_words_waits_on_the_host", without_stream_words),
     ("order::what_the_driver_blocks_on_blocks_nobody", blocking_calls),
     ("order::many_drops_together_wait_for_their_streams", drops_together),
+    ("order::drops_together_end_though_an_iterator_panics", drops_that_panic),
     ("order::streams_of_other_devices_end_leases_and_carry_no_fences", foreign_streams),
     ("order::what_keeps_a_stream_may_drop_blocks_itself", keeper_that_drops),
 ];
@@ -192,6 +194,30 @@ fn kept_for_a_graph() {
     assert_eq!(participant.kept_leases(), 0);
 }
 
+fn kept_after_a_launch() {
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let block = producer.block(1);
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    drop(block);
+    let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
+    let launching = Stream::create(&producer.gpu).expect("a stream");
+    let graph = gpu_ipc::GraphBlocks::new();
+    let let_go = Gate::close(&producer.gpu, &launching);
+    graph.launched_on(&launching);
+    received.keep_for(&graph);
+    drop(received);
+    drop(graph);
+    for _ in 0..1000 {
+        producer.session.collect();
+        assert_eq!(producer.session.stats().held, 1, "its launch is not done");
+    }
+    drop(let_go);
+    producer.wait_for_nothing_held();
+    assert_eq!(participant.kept_leases(), 0);
+}
+
 fn under_capture() {
     let dir = tempfile::tempdir().expect("a directory");
     let (backend, gpu) = open_host();
@@ -358,6 +384,28 @@ fn drops_together() {
     ReceivedBlock::drop_many([clone]);
     producer.wait_for_nothing_held();
     assert_eq!(participant.kept_leases(), 0);
+}
+
+fn drops_that_panic() {
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let stream = Stream::create(&producer.gpu).expect("a stream");
+    let mut received = (0..3).map(|n| {
+        // Neither a message nor a trace: it is no failure.
+        if n == 2 {
+            std::panic::resume_unwind(Box::new("the application's"));
+        }
+        let block = producer.block(1);
+        let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+        let claimed = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
+        claimed.used_on(&stream);
+        claimed
+    });
+    let dropping = std::panic::AssertUnwindSafe(|| ReceivedBlock::drop_many(&mut received));
+    assert!(std::panic::catch_unwind(dropping).is_err());
+    producer.wait_for_nothing_held();
+    assert_eq!((producer.session.stats().live_blocks, participant.kept_leases()), (0, 0));
 }
 
 /// What keeps a stream: something of the application's, whose end ends more.

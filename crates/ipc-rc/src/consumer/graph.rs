@@ -1,7 +1,7 @@
 //! Blocks that a captured graph uses.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::consumer::received_block::ReceivedBlock;
 use crate::stream::Stream;
@@ -36,7 +36,14 @@ use crate::stream::Stream;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Default)]
-pub struct GraphBlocks(Arc<Mutex<Vec<ReceivedBlock>>>);
+pub struct GraphBlocks(Arc<Mutex<Kept>>);
+
+#[derive(Default)]
+struct Kept {
+    blocks: Vec<ReceivedBlock>,
+    /// For blocks that are kept after a launch.
+    launched_on: Vec<Stream>,
+}
 
 impl GraphBlocks {
     /// Makes an empty list.
@@ -46,18 +53,26 @@ impl GraphBlocks {
 
     /// Names a stream that the graph is launched on: the blocks are given back after its work.
     pub fn launched_on(&self, stream: &Stream) {
-        let blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        blocks.iter().for_each(|block| block.used_on(stream));
+        let mut kept = self.kept();
+        kept.blocks.iter().for_each(|block| block.used_on(stream));
+        if !kept.launched_on.iter().any(|known| known.key() == stream.key()) {
+            kept.launched_on.push(stream.clone());
+        }
     }
 
     pub(crate) fn keep(&self, block: ReceivedBlock) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+        let mut kept = self.kept();
+        kept.launched_on.iter().for_each(|stream| block.used_on(stream));
+        kept.blocks.push(block);
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for GraphBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let blocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        f.debug_struct("GraphBlocks").field("blocks", &blocks.len()).finish()
+        f.debug_struct("GraphBlocks").field("blocks", &self.kept().blocks.len()).finish()
     }
 }

@@ -176,29 +176,21 @@ impl Lease {
 
     /// Drops many. Those that follow each other and were used on the same streams end together.
     pub fn drop_many(leases: impl Iterator<Item = Lease>) {
-        let mut together: Option<(Ending, Vec<Stream>)> = None;
+        let mut together = Together::default();
         for lease in leases {
             let Some((held, mut used)) = ManuallyDrop::new(lease).let_go() else { continue };
-            if let Some((ending, streams)) = &mut together
-                && !ending.is_full()
-                && std::ptr::eq(ending[0].link(), held.link())
-                && streams.iter().map(Stream::key).eq(used.iter().map(Stream::key))
+            if !together.ending.is_full()
+                && together.ending.first().is_some_and(|first| std::ptr::eq(first.link(), held.link()))
+                && together.streams.iter().map(Stream::key).eq(used.iter().map(Stream::key))
             {
                 // With no lock held: a stream's keeper may be anything.
                 used.clear();
                 held.file().record(held.entry.slot).give_room(used);
-                ending.push(held);
-                continue;
-            }
-            if let Some((ending, streams)) = &mut together {
-                end_by_lane(ending, std::mem::replace(streams, used));
-                ending.push(held);
             } else {
-                together = Some((Ending::from_iter([held]), used));
+                together.end();
+                together.streams = used;
             }
-        }
-        if let Some((ending, streams)) = &mut together {
-            end_by_lane(ending, std::mem::take(streams));
+            together.ending.push(held);
         }
     }
 
@@ -222,6 +214,28 @@ impl Drop for Lease {
             ending.push(held);
             end_by_lane(&mut ending, used);
         }
+    }
+}
+
+/// Leases that were used on the same streams, to be ended together: at the latest when this goes, also because the
+/// application's iterator panics.
+#[derive(Default)]
+struct Together {
+    ending: Ending,
+    streams: Vec<Stream>,
+}
+
+impl Together {
+    fn end(&mut self) {
+        if !self.ending.is_empty() {
+            end_by_lane(&mut self.ending, std::mem::take(&mut self.streams));
+        }
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
