@@ -189,13 +189,14 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         let own = own_shard();
         let room = self.shards[own].room.load(Ordering::Relaxed);
         let locked = &self.shards[room % SHARDS];
+        let mut is_full = false;
         if let Ok(mut shard) = locked.shard.try_lock() {
             match Self::grant_in(locked, &mut shard, owner, block, times) {
-                Err(Refusal::Full) => {}
+                Err(Refusal::Full) => is_full = true,
                 done => return done,
             }
         }
-        self.grant_elsewhere(own, owner, block, times)
+        self.grant_elsewhere(own, is_full, owner, block, times)
     }
 
     /// Looks for room in every shard: without waiting first, beginning with the thread's own; then with.
@@ -204,6 +205,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     fn grant_elsewhere(
         &self,
         own: usize,
+        is_full: bool,
         owner: ParticipantId,
         block: &B,
         times: (u32, u32),
@@ -214,7 +216,11 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
                 match Self::grant_in(locked, &mut shard, owner, block, times) {
                     Err(Refusal::Full) => {}
                     done => {
-                        self.shards[own].room.store(n, Ordering::Relaxed);
+                        // A shard that is only locked is left for one grant: threads that stayed where they met would
+                        // all end up in one.
+                        if is_full {
+                            self.shards[own].room.store(n, Ordering::Relaxed);
+                        }
                         return done;
                     }
                 }

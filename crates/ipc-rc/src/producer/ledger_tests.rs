@@ -274,6 +274,26 @@ fn threads_that_share_at_once_get_different_slots() {
 }
 
 #[test]
+fn a_thread_leaves_its_shard_for_good_only_when_that_is_full() {
+    let ledger = Ledger::new(Tick::default());
+    ledger.open(OWNER);
+    ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
+    let block: Block = Arc::new(0);
+    let each = FIRST_SLOTS / SHARDS as u32;
+    let shard = || ledger.grant(OWNER, &block, Tick::default(), None).expect("a free slot").slot / each;
+    let own = shard();
+    let locked = ledger.shards[own as usize].lock();
+    assert_ne!(shard(), own, "somebody is in it at this moment");
+    drop(locked);
+    for _ in 1..each {
+        assert_eq!(shard(), own);
+    }
+    let next = shard();
+    assert_ne!(next, own, "it is full");
+    assert_eq!(shard(), next);
+}
+
+#[test]
 fn a_grant_that_races_a_burial_is_seen_by_it_or_refused() {
     for _ in 0..200 {
         let ledger = Arc::new(Ledger::<Block, HeapFile>::new(Tick::default()));
