@@ -347,6 +347,7 @@ mod tests {
             assert!(lanes.table.load().len() <= MANY_LANES);
         }
     }
+
     #[test]
     fn a_lane_whose_stream_has_yet_to_write_stays() {
         let gpu = gpu();
