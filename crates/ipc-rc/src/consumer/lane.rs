@@ -31,6 +31,9 @@ use crate::stream::{Stream, StreamKey, advise};
 
 /// Ends queued on one lane: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;
+/// Ends queued on a lane from which on a drop looks which of them are done. Each look reads what a GPU has written, from
+/// memory; but the slots of several leases lie in one line, and those that ended meanwhile are read together.
+const SETTLED_FROM: usize = MOST_PENDING / 2;
 /// Streams of a set that is looked up without taking memory.
 const FEW: usize = 8;
 /// What to do instead of a drop under capture.
@@ -140,7 +143,9 @@ impl Lanes {
     /// Takes out of `ending` what is taken care of; after an error the rest is left in it.
     fn try_end(&self, ending: &mut Ending, streams: &[Stream]) -> Result<bool> {
         let unneeded = self.with_lane(streams, |lane| {
-            lane.settle();
+            if lane.pending.len() + ending.len() > SETTLED_FROM {
+                lane.settle();
+            }
             let mut ops = ArrayVec::new();
             if let (Some(marks), true) = (&lane.marks, lane.later.is_empty())
                 && lane.pending.len() + ending.len() <= MOST_PENDING

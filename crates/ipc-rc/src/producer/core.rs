@@ -29,7 +29,8 @@ use crate::producer::ticket::Tickets;
 use crate::step::step;
 use crate::waker::Waker;
 
-/// Dirty words that a drop looks at.
+/// Every so many drops one looks at a few dirty words, so many: what is in no near cache costs it as much as all else.
+const GLANCES: usize = 4;
 const GLANCE: usize = 4;
 
 /// The table of participants, by place.
@@ -189,11 +190,10 @@ impl Core {
         }
         let drops = self.cursor.load(Ordering::Relaxed).wrapping_add(1);
         self.cursor.store(drops, Ordering::Relaxed);
-        // Every other drop: a look's lock is a fifth of what a drop costs.
-        if !drops.is_multiple_of(2) {
+        if !drops.is_multiple_of(GLANCES) {
             return;
         }
-        let turn = drops / 2;
+        let turn = drops / GLANCES;
         let Some(ledger) = self.places.get(turn % places) else { return };
         let mut out = Found::new();
         ledger.glance(own_shard().wrapping_add(turn / places), GLANCE, &mut out);
