@@ -98,12 +98,16 @@ impl CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
+        // First of all: in a forked child another thread of the parent's may hold a table's lock for good.
+        if self.process != process::id() {
+            return;
+        }
         let nothing_left = self.memory.is_empty()
             && self.hosts.is_empty()
             && self.events.is_empty()
             && self.streams.is_empty()
             && self.registrations.is_empty();
-        if nothing_left && self.process == process::id() {
+        if nothing_left {
             // SAFETY: `Driver::release` asks that nothing made in the contexts be left, and that nobody call
             // afterwards: the tables are empty, and this is the last that anybody does with `self`.
             unsafe { self.driver.release() };
@@ -197,6 +201,16 @@ unsafe impl GpuBackend for CudaBackend {
 
     fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr> {
         self.import_virtual(device, fd, len, access)
+    }
+
+    fn import_fds(
+        &self,
+        device: DeviceId,
+        fds: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
+        self.import_several(device, fds, len, access)
     }
 
     unsafe fn close(&self, base: DevicePtr) -> Result<()> {

@@ -120,6 +120,15 @@ static struct object *around(address inside) {
     return NULL;
 }
 
+/* Whether anything is mapped within a range. */
+__attribute__((unused)) static int mapped_within(address base, uint64_t len) {
+    for (unsigned i = 0; i < sizeof objects / sizeof *objects; i++) {
+        struct object *o = &objects[i];
+        if (o->kind == MAPPED && o->key < base + len && base < o->key + o->len) return 1;
+    }
+    return 0;
+}
+
 static result give_back(enum kind kind, address key) {
     struct object *o = find(kind, key);
     if (!o) {
@@ -393,13 +402,15 @@ result cuMemAddressReserve(address *base, size_t len, size_t align, address hint
 result cuMemAddressFree(address base, size_t len) {
     ENTER(0);
     struct object *o = find(RESERVED, base);
-    if (find(MAPPED, base) || (o && o->len != len)) violations++;
+    if (mapped_within(base, len) || (o && o->len != len)) violations++;
     return give_back(RESERVED, base);
 }
 result cuMemMap(address base, size_t len, size_t offset, uint64_t handle, unsigned long long flags) {
     ENTER(0);
-    struct object *r = find(RESERVED, base), *p = find(PHYSICAL, handle);
-    if (!r || !p || r->len != len || offset || flags || find(MAPPED, base)) {
+    struct object *r = NULL, *p = find(PHYSICAL, handle);
+    for (unsigned i = 0; i < sizeof objects / sizeof *objects; i++)
+        if (objects[i].kind == RESERVED && base - objects[i].key < objects[i].len) r = &objects[i];
+    if (!r || !p || base + len > r->key + r->len || offset || flags || mapped_within(base, len)) {
         violations++;
         return 1;
     }
@@ -417,12 +428,16 @@ result cuMemUnmap(address base, size_t len) {
 }
 result cuMemSetAccess(address base, size_t len, const struct access *descriptions, size_t count) {
     ENTER(0);
-    struct object *o = find(MAPPED, base);
-    if (!o || o->len != len || descriptions[0].where != 1) {
-        violations++;
-        return 1;
+    /* One mapping or several side by side, and nothing else. */
+    for (uint64_t at = 0; at < len;) {
+        struct object *o = find(MAPPED, base + at);
+        if (!o || o->len > len - at || descriptions[0].where != 1) {
+            violations++;
+            return 1;
+        }
+        o->flags = descriptions[0].flags;
+        at += o->len;
     }
-    o->flags = descriptions[0].flags;
     last_device_count = count;
     return 0;
 }
@@ -434,7 +449,8 @@ result cuMemExportToShareableHandle(void *out, uint64_t handle, uint32_t type, u
         return 1;
     }
     if (!(p->flags & 1)) return 1;
-    int fd = memfd_create("fake-gpu", MFD_CLOEXEC);
+    /* The manual does not say that it is closed on exec. */
+    int fd = memfd_create("fake-gpu", 0);
     if (ftruncate(fd, p->len)) abort();
     *(int *)out = fd;
     return 0;
