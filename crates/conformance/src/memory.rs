@@ -129,8 +129,12 @@ fn not_imported(gpu: &Gpu) {
         return;
     }
     let (file, _other) = std::os::unix::net::UnixStream::pair().expect("two descriptors");
-    let imported = gpu.backend().import_fd(gpu.device(), file.as_fd(), 4096, Access::ReadWrite);
-    assert!(imported.is_err(), "a socket was imported");
+    let import = |file, len| gpu.backend().import_fd(gpu.device(), file, len, Access::ReadWrite);
+    assert!(import(file.as_fd(), 4096).is_err(), "a socket was imported");
+    let memory = rustix::fs::memfd_create("conformance", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+    let len = gpu.caps().granularity;
+    rustix::fs::ftruncate(&memory, len).expect("memory");
+    assert!(import(memory.as_fd(), len).is_err(), "host memory was imported");
 }
 
 fn host_memory(gpu: &Gpu) {
