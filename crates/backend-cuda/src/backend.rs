@@ -290,7 +290,7 @@ unsafe impl GpuBackend for CudaBackend {
     }
 
     unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
-        // SAFETY: `stream_host_function` has our condition.
+        // SAFETY: `stream_host_function` has our conditions.
         unsafe { self.stream_host_function(stream, function) }
     }
 

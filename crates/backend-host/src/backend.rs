@@ -88,12 +88,12 @@ impl HostBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`] for an address in no allocation, [`Error::Invalid`] for more than 64 bytes, [`Error::System`]
-    /// when the helper process cannot be started.
+    /// [`Error::Driver`] for an address in no allocation, [`Error::Invalid`] for more than 64 bytes,
+    /// [`Error::Exhausted`] for more than 32 writes, [`Error::System`] when the helper process cannot be started.
     pub fn arm_late_write(&self, ptr: DevicePtr, bytes: &[u8], delay: Duration) -> Result<()> {
         let mut tables = self.tables();
         let (file, offset) = tables.memories.file_at(ptr)?;
-        let helper = match tables.helper.take() {
+        let mut helper = match tables.helper.take() {
             Some(helper) => helper,
             None => Helper::start()?,
         };

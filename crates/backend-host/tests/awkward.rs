@@ -4,6 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{
@@ -109,6 +110,15 @@ fn a_broken_device_says_so_runs_nothing_and_leaves_the_other_alone() {
     // SAFETY: `synchronize_stream`: made above.
     unsafe { backend.synchronize_stream(whole) }.expect("whole");
     assert!(ran.load(Ordering::Relaxed));
+}
+
+#[test]
+fn late_writes_are_counted() {
+    let backend = open();
+    let base = backend.alloc(FIRST, 4096, Sharing::Fd).expect("room").base;
+    let arm = || backend.arm_late_write(base, &[1], Duration::from_secs(0));
+    assert!((0..32).all(|_| arm().is_ok()));
+    assert!(matches!(arm(), Err(Error::Exhausted { limit: 32, .. })));
 }
 
 /// Returns the rights of the mapping that begins at an address, as the kernel writes them, and of the one that ends there.

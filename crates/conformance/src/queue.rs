@@ -42,7 +42,7 @@ impl<'a> Queue<'a> {
     }
 
     pub fn call(&self, function: impl FnOnce() + Send + 'static) {
-        // SAFETY: `host_function` asks for a live stream: `self` keeps it.
+        // SAFETY: `host_function` asks for a live stream that nobody captures: `self` keeps it.
         unsafe { self.gpu.backend().host_function(self.raw, Box::new(function)) }.expect("it queues");
     }
 

@@ -287,7 +287,9 @@ pub unsafe trait GpuBackend: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `stream` is alive.
+    /// - `stream` is alive.
+    /// - No thread begins to capture it during the call: what goes into a graph may be called more than once, and the
+    ///   function cannot.
     unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()>;
 
     // Words in shared memory.

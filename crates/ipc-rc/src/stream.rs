@@ -66,7 +66,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// The stream is alive for as long as `keep` is.
+    /// - The stream is alive for as long as `keep` is.
+    /// - No thread begins to capture it while another one is in a call of this library that was given it.
     pub unsafe fn borrow(gpu: &Gpu, raw: RawStream, keep: Arc<dyn Any + Send + Sync>) -> Result<Stream> {
         // SAFETY: `stream_info` asks for a live stream: so does this function, and `keep` is in scope.
         let info = unsafe { gpu.backend().stream_info(raw) }?;

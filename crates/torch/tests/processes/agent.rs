@@ -28,7 +28,7 @@ pub fn stop(stream: &Stream) -> mpsc::Sender<()> {
     let wait = Box::new(move || {
         let _ = closed.recv();
     });
-    // SAFETY: `host_function` asks for a live stream, which `stream` keeps; the function calls no driver.
+    // SAFETY: `host_function` asks for a live stream that nobody captures: `stream` keeps it.
     unsafe { stream.gpu().backend().host_function(stream.raw(), wait) }.expect("queued");
     gate
 }
