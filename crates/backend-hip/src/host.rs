@@ -6,7 +6,7 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{DeviceId, Error, HostMemory, HostPages, HostPtr, Result};
+use gpu_api::{DeviceId, Error, HostMemory, HostPtr, KernelPages, Result};
 
 use crate::backend::HipBackend;
 use crate::call::Scope;
@@ -52,9 +52,9 @@ impl HipBackend {
         }
         let (start, got) = match (memory.pinned, memory.numa_node) {
             (true, None) => (self.pinned(device, len)?, Got::Driver),
-            (false, node) => (HostPages::map(len, node)?.keep(), Got::Mapped),
+            (false, node) => (KernelPages::map(len, node)?.keep(), Got::Mapped),
             (true, Some(node)) => {
-                let pages = HostPages::map(len, Some(node))?;
+                let pages = KernelPages::map(len, Some(node))?;
                 let scope = self.driver.on_device(device)?;
                 // SAFETY: `register` asks for memory that is mapped: `pages` are, and `host_release` unregisters them
                 // before it unmaps them.
@@ -119,9 +119,9 @@ impl HipBackend {
         if entry.got == Got::Driver {
             return Ok(());
         }
-        // SAFETY: `HostPages::unmap` asks for what was kept and nothing touches: the entry says that it was, and our
+        // SAFETY: `KernelPages::unmap` asks for what was kept and nothing touches: the entry says that it was, and our
         // caller vouches for the rest.
-        unsafe { HostPages::unmap(start, entry.len) }
+        unsafe { KernelPages::unmap(start, entry.len) }
     }
 
     fn pinned(&self, device: DeviceId, len: usize) -> Result<NonNull<c_void>> {

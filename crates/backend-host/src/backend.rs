@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gpu_api::{
     Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid,
-    Error, EventHandle, EventKind, GpuBackend, HostMemory, HostPages, HostPtr, MAX_BATCH, MemHandle, MemoryInfo,
+    Error, EventHandle, EventKind, GpuBackend, HostMemory, HostPtr, KernelPages, MAX_BATCH, MemHandle, MemoryInfo,
     PointerInfo, RawEvent, RawStream, Result, Sharing, StreamIdentity, StreamInfo, StreamOp, WordPtr,
 };
 
@@ -27,7 +27,7 @@ struct Tables {
     streams: HashMap<u64, Arc<Stream>>,
     events: HashMap<u64, Arc<Event>>,
     words: BTreeMap<usize, usize>,
-    host: HashMap<usize, HostPages>,
+    host: HashMap<usize, KernelPages>,
     helper: Option<Helper>,
 }
 
@@ -240,7 +240,7 @@ unsafe impl GpuBackend for HostBackend {
         if len == 0 {
             return Err(Error::Invalid { what: "the length of host memory", got: "0".into(), must: "at least 1 byte" });
         }
-        let pages = HostPages::map(len, memory.numa_node)?;
+        let pages = KernelPages::map(len, memory.numa_node)?;
         let start = pages.as_ptr() as usize;
         self.tables().host.insert(start, pages);
         Ok(HostPtr(start))

@@ -8,7 +8,7 @@
 //! 4. [`backend`]: [`GpuBackend`], the trait that a vendor implements over the three above.
 //! 5. [`region`]: [`RegionSource`], where blocks come from, and [`Reclaim`], who can give some back.
 //! 6. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a forked child.
-//! 7. [`pages`]: [`HostPages`], host memory from the kernel, for backends.
+//! 7. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
 //!
 //! # Glossary
 //!
@@ -52,7 +52,7 @@ pub use memory::{
     Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind, PointerInfo, Sharing,
     close_on_exec, round_up,
 };
-pub use pages::HostPages;
+pub use pages::KernelPages;
 pub use region::{
     Export, Holder, Lent, ParticipantId, Piece, Reclaim, Reclaimed, Region, RegionId, RegionSource, SourceUsage,
 };

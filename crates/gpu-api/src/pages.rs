@@ -13,34 +13,34 @@ use crate::{Error, Result};
 /// # Examples
 ///
 /// ```
-/// let pages = gpu_api::HostPages::map(10_000, None)?;
+/// let pages = gpu_api::KernelPages::map(10_000, None)?;
 /// assert_eq!(pages.as_ptr() as usize % 64, 0);
 /// # Ok::<(), gpu_api::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct HostPages {
+pub struct KernelPages {
     start: NonNull<c_void>,
     len: usize,
 }
 
 // SAFETY: the mapping is this value's own and belongs to no thread; it is reached through raw pointers alone.
-unsafe impl Send for HostPages {}
+unsafe impl Send for KernelPages {}
 // SAFETY: as above.
-unsafe impl Sync for HostPages {}
+unsafe impl Sync for KernelPages {}
 
-impl HostPages {
+impl KernelPages {
     /// Maps so many bytes, bound to a node if one is asked for.
     ///
     /// # Errors
     ///
     /// [`Error::System`] when the kernel has none, or cannot bind it to that node.
-    pub fn map(len: usize, node: Option<u32>) -> Result<HostPages> {
+    pub fn map(len: usize, node: Option<u32>) -> Result<KernelPages> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: `mmap_anonymous` asks that a fixed address replace nothing in use: none is asked for.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) };
         let start = start.map_err(|error| Error::system("mmap", "free host memory, or ask for less", error))?;
         let start = NonNull::new(start).expect("the kernel places no mapping of its own choice at address zero");
-        let pages = HostPages { start, len };
+        let pages = KernelPages { start, len };
         if let Some(node) = node {
             pages.bind(node)?;
         }
@@ -87,7 +87,7 @@ impl HostPages {
         self.len
     }
 
-    /// Gives the memory to the caller, whom [`unmap`](HostPages::unmap) serves at its end.
+    /// Gives the memory to the caller, whom [`unmap`](KernelPages::unmap) serves at its end.
     pub fn keep(self) -> NonNull<c_void> {
         let start = self.start;
         std::mem::forget(self);
@@ -110,7 +110,7 @@ impl HostPages {
     }
 }
 
-impl Drop for HostPages {
+impl Drop for KernelPages {
     fn drop(&mut self) {
         // SAFETY: `munmap` asks that nothing use the mapping: whoever used it through `as_ptr` had `self` alive.
         let result = unsafe { munmap(self.start.as_ptr(), self.len) };
@@ -128,31 +128,31 @@ mod tests {
 
     #[test]
     fn pages_are_zeroed_and_kept() {
-        let pages = HostPages::map(10_000, None).expect("room");
+        let pages = KernelPages::map(10_000, None).expect("room");
         let kept = pages.keep().as_ptr();
         // SAFETY: `from_raw_parts`: as many bytes were mapped and kept, and nobody writes to them.
         let bytes = unsafe { std::slice::from_raw_parts(kept.cast::<u8>(), 10_000) };
         assert!(bytes.iter().all(|&byte| byte == 0));
         // SAFETY: `unmap`: kept above, and nothing uses it any more.
-        unsafe { HostPages::unmap(kept, 10_000) }.expect("our own");
+        unsafe { KernelPages::unmap(kept, 10_000) }.expect("our own");
     }
 
     #[test]
     fn pages_go_with_their_owner() {
         for _ in 0..TOO_MANY {
-            drop(HostPages::map(LARGE, None).expect("room, as nothing is left"));
+            drop(KernelPages::map(LARGE, None).expect("room, as nothing is left"));
         }
         for _ in 0..TOO_MANY {
-            let kept = HostPages::map(LARGE, None).expect("room, as nothing is left").keep();
+            let kept = KernelPages::map(LARGE, None).expect("room, as nothing is left").keep();
             // SAFETY: `unmap`: kept above, and nothing uses it.
-            unsafe { HostPages::unmap(kept.as_ptr(), LARGE) }.expect("our own");
+            unsafe { KernelPages::unmap(kept.as_ptr(), LARGE) }.expect("our own");
         }
     }
 
     #[test]
     fn a_node_that_is_not_there_is_an_error_and_leaves_nothing() {
         for _ in 0..TOO_MANY {
-            let error = HostPages::map(LARGE, Some(1023)).expect_err("no such node");
+            let error = KernelPages::map(LARGE, Some(1023)).expect_err("no such node");
             assert!(matches!(error, Error::System { call: "mbind", .. }), "{error:?}");
         }
     }
