@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpu_api::{Access, DeviceId, DevicePtr, Error, GpuBackend, HostMemory, MemoryKind, Sharing};
 
@@ -39,6 +40,12 @@ pub const CASES: &[Case] = &[
         library: Library::Whole,
         environment: &[("FAKE_DEVICES", "3")],
         run: a_peer_reaches_what_is_and_what_comes,
+    },
+    Case {
+        name: "a_peer_is_given_nothing_that_is_being_unmapped",
+        library: Library::Whole,
+        environment: &[("FAKE_DEVICES", "2")],
+        run: a_peer_is_given_nothing_that_is_being_unmapped,
     },
 ];
 
@@ -436,6 +443,33 @@ fn host_memory_is_zeroed_and_placed() {
     }
     let absent = cuda.host_alloc(GPU, 1, HostMemory { pinned: true, numa_node: Some(1023) });
     assert!(matches!(absent, Err(Error::System { call: "mbind", .. })), "{absent:?}");
+    assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
+}
+
+fn a_peer_is_given_nothing_that_is_being_unmapped() {
+    let cuda = fake::cuda();
+    let (owner, reader) = (DeviceId(0), DeviceId(1));
+    // Looked at first, so that what is listed last has time to go.
+    let stays = [(); 50].map(|()| cuda.alloc(owner, 1, Sharing::Fd).expect("there is room"));
+    let gone = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..3000 {
+                let own = cuda.alloc(owner, 1, Sharing::Fd).expect("there is room");
+                // SAFETY: `free`: allocated above, and nothing uses it.
+                unsafe { cuda.free(own.base) }.expect("it was allocated");
+            }
+            gone.store(true, Ordering::Relaxed);
+        });
+        while !gone.load(Ordering::Relaxed) {
+            fake::clear_trace();
+            cuda.enable_peer_access(reader, owner).expect("what is listed is mapped");
+        }
+    });
+    for own in stays {
+        // SAFETY: `free`: allocated above, and nothing uses it.
+        unsafe { cuda.free(own.base) }.expect("it was allocated");
+    }
     assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
 }
 
