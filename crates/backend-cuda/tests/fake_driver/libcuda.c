@@ -46,6 +46,7 @@ static long countdown;                 /* the call that fails, counted down; 0: 
 static result countdown_code;
 static char named[64], failed[64];
 static result named_code;
+static int deinitialized;              /* as at the end of a process */
 static int capture;                    /* 0 none, 1 under way, 2 destroyed */
 static int retained[8];
 static char contexts[8];               /* their addresses are the contexts */
@@ -72,7 +73,9 @@ static result enter(const char *name, int how) {
     size_t used = strlen(trace);
     snprintf(trace + used, sizeof trace - used, "%s ", name);
     result code = 0;
-    if (named_code && !strcmp(named, name)) {
+    if (deinitialized) {
+        code = 4;
+    } else if (named_code && !strcmp(named, name)) {
         code = named_code;
         named_code = 0;
         snprintf(failed, sizeof failed, "%s", name);
@@ -166,6 +169,7 @@ int fake_violations(void) { return violations; }
 int fake_depth(void) { return depth; }
 uint32_t fake_mode(void) { return mode; }
 void fake_set_mode(uint32_t to) { mode = to; }
+void fake_deinitialize(void) { deinitialized = 1; }
 void fake_set_capture(int to) { capture = to; }
 int fake_capture(void) { return capture; }
 void fake_set_pending(int to) { pending = to; }
