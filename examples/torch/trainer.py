@@ -140,15 +140,17 @@ class Trainer:
             self.agree()
         self.agree()
 
-    def expandable(self):
-        """Sends a tensor of an expandable segment: it is opened, or refused with the remedy."""
-        tensor = self.filled(torch.uint8, 4096, 6)
+    def expandable(self, count, chunks):
+        """Sends a tensor of an expandable segment, in so many chunks at least: it is opened, or refused with the remedy."""
+        tensor = self.filled(torch.uint8, count, 6)
         frame = encode(tensor)
-        for part in "look 6", frame, elements(tensor):
+        for part in "look 6", frame, elements(tensor) if count < 1 << 16 else b"":
             self.wire.send(part)
         answer, handle = self.wire.text(), unpack(frame)[0][1]
         if handle[1:2] != b"e":
             raise RuntimeError(f"the segment is of kind {handle[1:2]!r}")
+        if (found := int.from_bytes(handle[18:26], "little")) < chunks:
+            raise RuntimeError(f"the tensor lies in {found} chunks, not in {chunks}: {answer}")
         if answer == "ok":
             return f"opened: {frame.hex()}"
         if "expandable_segments:False" not in answer:
@@ -198,7 +200,9 @@ def main():
     if options.what == "expandable":
         # PR_SET_PTRACER: the consumer may take this process' file descriptors where Yama asks for a permission.
         ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(child.pid), 0, 0, 0)
-        checks.note("expandable segments (test_p2p_ipc_expandable_segments)", trainer.expandable)
+        checks.note("expandable segments (test_p2p_ipc_expandable_segments)", trainer.expandable, 4096, 1)
+        # Its chunks of 20 MiB are opened one by one, and lie side by side.
+        checks.note("an expandable segment of several chunks, 100 MiB", trainer.expandable, 100 << 20, 4)
     else:
         everything(trainer, checks, options)
     checks.note("the consumer ends, every counter decreased", end, child, wire)

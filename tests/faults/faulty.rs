@@ -237,6 +237,21 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
         Ok(made)
     }
 
+    fn import_fds(
+        &self,
+        device: DeviceId,
+        fds: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
+        let mut made = DevicePtr(0);
+        self.gives("import_fds", || {
+            made = self.backend.import_fds(device, fds, len, access)?;
+            Ok(Thing::Mapping(made.0))
+        })?;
+        Ok(made)
+    }
+
     unsafe fn close(&self, base: DevicePtr) -> Result<()> {
         // SAFETY: `close`: the caller's own promise.
         self.takes("close", Thing::Mapping(base.0), || unsafe { self.backend.close(base) })

@@ -25,7 +25,7 @@ impl Gate {
             let wait = Box::new(move || {
                 let _ = gate.recv();
             });
-            // SAFETY: `host_function` asks for a live stream: the caller keeps it until the gate is open.
+            // SAFETY: `host_function` asks for a live stream that nobody captures: the caller keeps it until the gate opens.
             unsafe { gpu.backend().host_function(stream.raw(), wait) }.expect("queued");
             return Gate { word: None, _function: Some(open) };
         }

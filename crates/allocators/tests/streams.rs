@@ -28,7 +28,7 @@ impl Device {
         let work = Box::new(move || {
             let _ = ended.recv();
         });
-        // SAFETY: `host_function` asks for a live stream: ours are destroyed with the device.
+        // SAFETY: `host_function` asks for a live stream that nobody captures: ours go with the device.
         unsafe { self.gpu.backend().host_function(stream, work) }.expect("it is queued");
         end
     }

@@ -1,14 +1,13 @@
 //! The backend itself: the trait, method by method, over the modules that do the work.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::process;
 use std::sync::{Arc, RwLock};
 
 use cudarc::driver::sys::is_culib_present;
 use gpu_api::{
     Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, EventHandle,
-    EventKind, GpuBackend, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, RawEvent, RawStream, Result,
-    Sharing, StreamInfo, StreamOp, WordPtr,
+    EventKind, ForkGuard, GpuBackend, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, RawEvent, RawStream,
+    Result, Sharing, StreamInfo, StreamOp, WordPtr,
 };
 
 use crate::device::Driver;
@@ -45,8 +44,8 @@ pub struct CudaBackend {
     pub(crate) streams: Streams,
     pub(crate) registrations: Registrations,
     pub(crate) peers: RwLock<Vec<Reach>>,
-    /// The process that loaded it: a forked child must not call the driver.
-    process: u32,
+    /// A forked child must not call the driver.
+    fork: ForkGuard,
 }
 
 impl CudaBackend {
@@ -71,6 +70,7 @@ impl CudaBackend {
     /// # Ok::<(), Error>(())
     /// ```
     pub fn load() -> Result<Arc<CudaBackend>> {
+        let fork = ForkGuard::new()?;
         // SAFETY: `is_culib_present` runs the initialisers of the libraries that it tries: the driver's have no
         // conditions.
         if !unsafe { is_culib_present() } {
@@ -86,7 +86,7 @@ impl CudaBackend {
             streams: Streams::default(),
             registrations: Registrations::default(),
             peers: RwLock::default(),
-            process: process::id(),
+            fork,
         }))
     }
 
@@ -98,12 +98,16 @@ impl CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
+        // First of all: in a forked child another thread of the parent's may hold a table's lock for good.
+        if self.fork.is_child() {
+            return;
+        }
         let nothing_left = self.memory.is_empty()
             && self.hosts.is_empty()
             && self.events.is_empty()
             && self.streams.is_empty()
             && self.registrations.is_empty();
-        if nothing_left && self.process == process::id() {
+        if nothing_left {
             // SAFETY: `Driver::release` asks that nothing made in the contexts be left, and that nobody call
             // afterwards: the tables are empty, and this is the last that anybody does with `self`.
             unsafe { self.driver.release() };
@@ -199,6 +203,16 @@ unsafe impl GpuBackend for CudaBackend {
         self.import_virtual(device, fd, len, access)
     }
 
+    fn import_fds(
+        &self,
+        device: DeviceId,
+        fds: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
+        self.import_several(device, fds, len, access)
+    }
+
     unsafe fn close(&self, base: DevicePtr) -> Result<()> {
         let entry = self.memory.take(base, false)?;
         let result = match entry.origin {
@@ -276,7 +290,7 @@ unsafe impl GpuBackend for CudaBackend {
     }
 
     unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
-        // SAFETY: `stream_host_function` has our condition.
+        // SAFETY: `stream_host_function` has our conditions.
         unsafe { self.stream_host_function(stream, function) }
     }
 

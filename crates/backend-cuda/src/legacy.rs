@@ -1,18 +1,17 @@
 //! Memory by `cuMemAlloc`: shared by a 64-byte handle, always read-write.
 
-use gpu_api::{Allocation, DeviceId, DevicePtr, MemHandle, Result};
+use gpu_api::{Allocation, DeviceId, DevicePtr, MemHandle, Result, round_up};
 
 use crate::backend::CudaBackend;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS};
 use crate::memory::{Entry, Origin};
 use crate::sys::{CUipcMemHandle, IPC_LAZY_PEER_ACCESS};
-use crate::vmm;
 
 impl CudaBackend {
     /// Allocates plain memory, in whole large pages: a handle opens all of the page that its memory lies in, and
     /// smaller allocations of this process would share one.
     pub(crate) fn alloc_plain(&self, device: DeviceId, len: u64) -> Result<Allocation> {
-        let size = vmm::round_up(len, self.driver.granularity(device)?)?;
+        let size = round_up(len, self.driver.granularity(device)?)?;
         let scope = self.driver.on_device(device)?;
         let symbol = &self.driver.symbols.cuMemAlloc;
         let mut base = 0;
@@ -44,6 +43,8 @@ impl CudaBackend {
 
     /// Gets the handle of the memory that starts at `base`.
     pub(crate) fn export_plain(&self, base: DevicePtr) -> Result<MemHandle> {
+        const WHAT: &str = "a 64-byte handle of this memory";
+        self.exportable(base, WHAT)?;
         let scope = self.driver.anywhere()?;
         let symbol = &self.driver.symbols.cuIpcGetMemHandle;
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
@@ -54,9 +55,7 @@ impl CudaBackend {
         })?;
         match code {
             SUCCESS => Ok(MemHandle(handle.reserved.map(|byte| byte as u8))),
-            INVALID_VALUE | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => {
-                Err(self.refusal(base, "a 64-byte handle of this memory"))
-            }
+            INVALID_VALUE | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => Err(self.refusal(base, WHAT)),
             code => Err(scope.error(symbol.name, code)),
         }
     }

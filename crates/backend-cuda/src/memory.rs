@@ -20,10 +20,12 @@ pub(crate) enum Origin {
         /// The driver unmaps at the last close.
         times: u32,
     },
-    /// Imported from a file descriptor, reserved and mapped.
+    /// Imported from file descriptors, reserved and mapped.
     Imported {
         /// What this process' devices may do with it.
         access: Access,
+        /// Bytes of each mapping: all of them, or one piece of several side by side.
+        piece: u64,
     },
 }
 
@@ -122,7 +124,7 @@ impl Memory {
         let live = entries.iter().filter(|(_, entry)| entry.device == device && !entry.leaked);
         live.filter_map(|(&base, entry)| match entry.origin {
             Origin::Virtual => Some((base, entry.len, Access::ReadWrite)),
-            Origin::Imported { access } => Some((base, entry.len, access)),
+            Origin::Imported { access, .. } => Some((base, entry.len, access)),
             Origin::Plain | Origin::Opened { .. } => None,
         })
         .collect()
@@ -161,7 +163,7 @@ mod tests {
     fn memory_is_freed_by_free_and_closed_by_close() {
         let memory = Memory::default();
         memory.insert(0x10000, entry(Origin::Virtual));
-        memory.insert(0x20000, entry(Origin::Imported { access: Access::ReadOnly }));
+        memory.insert(0x20000, entry(Origin::Imported { access: Access::ReadOnly, piece: 0x1000 }));
         assert!(memory.take(DevicePtr(0x10000), false).is_err());
         assert!(memory.take(DevicePtr(0x20000), true).is_err());
         assert!(memory.take(DevicePtr(0x10000), true).is_ok());

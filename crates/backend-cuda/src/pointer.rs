@@ -86,6 +86,15 @@ impl CudaBackend {
         Ok(PointerInfo { kind, range, device, sharing })
     }
 
+    /// Refuses what is known not to be the base of memory that this process allocated: the driver would export all of
+    /// what an address lies in, and whoever opened it would take its base for the address.
+    pub(crate) fn exportable(&self, base: DevicePtr, what: &'static str) -> Result<()> {
+        match self.memory.find(base) {
+            Some((range, entry)) if range.base != base || !entry.origin.is_own() => Err(self.refusal(base, what)),
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the error of memory that cannot be exported: why, and what to change.
     pub(crate) fn refusal(&self, base: DevicePtr, what: &'static str) -> Error {
         let info = match self.kind_of(base) {
@@ -93,6 +102,11 @@ impl CudaBackend {
             Err(error) => return error,
         };
         let (why, remedy) = match (info.kind, info.sharing) {
+            (MemoryKind::Plain | MemoryKind::Virtual, Some(_))
+                if info.range.is_some_and(|range| range.base != base) =>
+            {
+                ("it is not the first address of its allocation", "export the base, and send the offset beside it")
+            }
             (MemoryKind::Plain, _) => ("it is plain memory (cuMemAlloc)", "export its handle: `export_handle`"),
             (MemoryKind::Virtual, Some(_)) => {
                 ("it is virtual memory (cuMemCreate)", "export its file descriptor: `export_fd`")

@@ -201,7 +201,7 @@ impl CudaBackend {
 
     /// # Safety
     ///
-    /// `raw` is alive.
+    /// `raw` is alive, and no thread begins to capture it during the call.
     pub(crate) unsafe fn stream_host_function(&self, raw: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
         // A graph may run more than once, and the function can be called only once.
         // SAFETY: `stream_capture` asks for a stream that is alive: our caller vouches for it.
@@ -232,7 +232,8 @@ impl CudaBackend {
 ///
 /// `queued` is a count of a [`Queued`] that is this call's to give back.
 unsafe extern "C" fn run_queued(queued: *mut c_void) {
-    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the driver calls a queued function once.
+    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the driver calls once
+    // what was queued outside a capture.
     let queued: Arc<Queued> = unsafe { Arc::from_raw(queued.cast_const().cast::<Queued>()) };
     let function = queued.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(function) = function {

@@ -16,9 +16,18 @@ use crate::sys::{BatchOperation, WAIT_GEQ, WAIT_VALUE_64, WRITE_VALUE_64};
 /// Batches up to here are built on the stack; a release is one of two, a share one of a few.
 const SMALL_BATCH: usize = 8;
 
-/// Registrations that were not ended, by their first address, and the device in whose context they were made.
+/// A registration that was not ended.
+#[derive(Clone, Copy, Debug)]
+struct Registration {
+    /// In whose context it was made.
+    device: DeviceId,
+    /// Ending it failed: nobody knows what is left, and its context must not be given back.
+    leaked: bool,
+}
+
+/// Registrations by their first address.
 #[derive(Debug, Default)]
-pub(crate) struct Registrations(Mutex<HashMap<usize, DeviceId>>);
+pub(crate) struct Registrations(Mutex<HashMap<usize, Registration>>);
 
 impl Registrations {
     /// Says whether every registration was ended.
@@ -26,7 +35,27 @@ impl Registrations {
         self.lock().is_empty()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, DeviceId>> {
+    /// Takes out what is about to be ended.
+    fn take(&self, start: HostPtr) -> Result<DeviceId> {
+        let mut all = self.lock();
+        let found = all.get(&start.0).copied();
+        match found {
+            Some(Registration { device, leaked: false }) => {
+                all.remove(&start.0);
+                Ok(device)
+            }
+            _ => {
+                let state = if found.is_some() { "which an earlier error leaked" } else { "which is not registered" };
+                Err(Error::Invalid {
+                    what: "the address",
+                    got: format!("{start:?}, {state}"),
+                    must: "the start of what `register_words` took",
+                })
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Registration>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -62,7 +91,8 @@ impl CudaBackend {
             });
             return Err(error);
         }
-        self.registrations.lock().insert(start.0, scope.device());
+        let device = scope.device();
+        self.registrations.lock().insert(start.0, Registration { device, leaked: false });
         Ok(WordPtr(words))
     }
 
@@ -70,11 +100,19 @@ impl CudaBackend {
     ///
     /// No operation on the words is unfinished on any stream of this process.
     pub(crate) unsafe fn words_unregister(&self, start: HostPtr) -> Result<()> {
-        let device = self.registrations.lock().remove(&start.0).ok_or_else(|| Error::Invalid {
-            what: "the address",
-            got: format!("{start:?}, which is not registered"),
-            must: "the start of what `register_words` took",
-        })?;
+        let device = self.registrations.take(start)?;
+        // SAFETY: `words_end` asks for a registration out of the table that no stream uses: our caller vouches for it.
+        let result = unsafe { self.words_end(start, device) };
+        if result.is_err() {
+            self.registrations.lock().entry(start.0).or_insert(Registration { device, leaked: true });
+        }
+        result
+    }
+
+    /// # Safety
+    ///
+    /// `start` came out of the table, and no operation on its words is unfinished on any stream of this process.
+    unsafe fn words_end(&self, start: HostPtr, device: DeviceId) -> Result<()> {
         let address: *mut c_void = ptr::with_exposed_provenance_mut(start.0);
         self.pass_own_streams();
         let scope = self.driver.on_device(device)?;

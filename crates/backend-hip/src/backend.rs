@@ -347,7 +347,7 @@ unsafe impl GpuBackend for HipBackend {
     }
 
     unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
-        // SAFETY: `stream_host_function` has our condition.
+        // SAFETY: `stream_host_function` has our conditions.
         unsafe { self.stream_host_function(stream, function) }
     }
 

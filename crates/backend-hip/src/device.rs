@@ -166,6 +166,7 @@ impl Driver {
 
     /// Says how file descriptors of a device's memory are made, if at all.
     pub(crate) fn descriptor(&self, device: DeviceId) -> Result<Option<Descriptor>> {
+        self.ordinal(device)?;
         if self.proved(Step::Vmm) && self.has_virtual_memory(device)? {
             return Ok(Some(Descriptor::Vmm));
         }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use gpu_api::{Access, DeviceId, DevicePtr, Error, Result};
+use gpu_api::{Access, DeviceId, DevicePtr, Error, Result, close_on_exec, round_up};
 
 use crate::backend::HipBackend;
 use crate::error::{SUCCESS, UNKNOWN};
@@ -26,7 +26,7 @@ impl HipBackend {
         match code {
             // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: the runtime made it
             // for us.
-            SUCCESS if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            SUCCESS if fd >= 0 => close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) }),
             SUCCESS => Err(scope.error(symbol.name, UNKNOWN)),
             code => Err(scope.error(symbol.name, code)),
         }
@@ -47,7 +47,7 @@ impl HipBackend {
                 remedy: "ask for read-write access: `Caps::read_only` says when",
             });
         }
-        let size = vmm::round_up(len, self.driver.granularity(device)?)?;
+        let size = round_up(len, self.driver.granularity(device)?)?;
         vmm::check_size(fd, size)?;
         let scope = self.driver.on_device(device)?;
         let symbols = &self.driver.symbols;

@@ -13,6 +13,7 @@ pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const INVALID_DEVICE_POINTER: Code = 17;
 pub(crate) const NO_DEVICE: Code = 100;
 pub(crate) const INVALID_CONTEXT: Code = 201;
+pub(crate) const OPERATING_SYSTEM: Code = 304;
 pub(crate) const INVALID_HANDLE: Code = 400;
 pub(crate) const NOT_FOUND: Code = 500;
 pub(crate) const NOT_READY: Code = 600;

@@ -1,13 +1,12 @@
 //! Host memory: plain or pinned, on any NUMA node or on one.
 
 use std::collections::HashMap;
-use std::ffi::{c_long, c_void};
+use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{DeviceId, Error, HostMemory, HostPtr, Result};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use gpu_api::{DeviceId, Error, HostMemory, HostPtr, KernelPages, Result};
 
 use crate::backend::HipBackend;
 use crate::call::Scope;
@@ -44,12 +43,6 @@ impl Hosts {
     }
 }
 
-/// A mapping that is unmapped unless it is kept.
-struct Mapping {
-    start: NonNull<c_void>,
-    len: usize,
-}
-
 impl HipBackend {
     /// Allocates host memory.
     pub(crate) fn host_allocate(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
@@ -59,14 +52,14 @@ impl HipBackend {
         }
         let (start, got) = match (memory.pinned, memory.numa_node) {
             (true, None) => (self.pinned(device, len)?, Got::Driver),
-            (false, node) => (Mapping::new(len, node)?.keep(), Got::Mapped),
+            (false, node) => (KernelPages::map(len, node)?.keep(), Got::Mapped),
             (true, Some(node)) => {
-                let mapping = Mapping::new(len, Some(node))?;
+                let pages = KernelPages::map(len, Some(node))?;
                 let scope = self.driver.on_device(device)?;
-                // SAFETY: `register` asks for memory that is mapped: `mapping` is, and `host_release` unregisters it
-                // before it unmaps it.
-                unsafe { register(&scope, mapping.start.as_ptr(), len) }?;
-                (mapping.keep(), Got::Registered)
+                // SAFETY: `register` asks for memory that is mapped: `pages` are, and `host_release` unregisters them
+                // before it unmaps them.
+                unsafe { register(&scope, pages.as_ptr(), len) }?;
+                (pages.keep(), Got::Registered)
             }
         };
         let address = start.as_ptr().expose_provenance();
@@ -126,9 +119,9 @@ impl HipBackend {
         if entry.got == Got::Driver {
             return Ok(());
         }
-        // SAFETY: `munmap` asks that nothing use the whole mapping: our caller vouches for that.
-        let result = unsafe { munmap(start, entry.len) };
-        result.map_err(|error| Error::system("munmap", "report it: the mapping was our own", error))
+        // SAFETY: `KernelPages::unmap` asks for what was kept and nothing touches: the entry says that it was, and our
+        // caller vouches for the rest.
+        unsafe { KernelPages::unmap(start, entry.len) }
     }
 
     fn pinned(&self, device: DeviceId, len: usize) -> Result<NonNull<c_void>> {
@@ -166,64 +159,4 @@ pub(crate) unsafe fn register(scope: &Scope<'_>, start: *mut c_void, len: usize)
         // SAFETY: `hipHostRegister` asks for memory that stays mapped: our caller vouches for it.
         unsafe { function(start, len, HOST_REGISTER_PORTABLE | HOST_REGISTER_MAPPED) }
     })
-}
-
-impl Mapping {
-    /// Maps zeroed memory, bound to a node if one is asked for.
-    fn new(len: usize, node: Option<u32>) -> Result<Mapping> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: `mmap_anonymous` asks that a fixed address replace nothing in use: none is asked for.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE) };
-        let start = start.map_err(|error| Error::system("mmap", "free host memory, or ask for less", error))?;
-        let start = NonNull::new(start).expect("the kernel places no mapping of its own choice at address zero");
-        let mapping = Mapping { start, len };
-        if let Some(node) = node {
-            mapping.bind(node)?;
-        }
-        Ok(mapping)
-    }
-
-    fn bind(&self, node: u32) -> Result<()> {
-        let bits = c_long::BITS as usize;
-        let mut mask = vec![0 as libc::c_ulong; node as usize / bits + 1];
-        mask[node as usize / bits] |= 1 << (node as usize % bits);
-        // The kernel takes one bit less than it is told.
-        let bits_given = mask.len() * bits + 1;
-        // SAFETY: `mbind` reads a mask of as many bits as it is told, and changes where pages of a range of ours are
-        // placed; the range is `self`'s.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_mbind,
-                self.start.as_ptr(),
-                self.len,
-                libc::MPOL_BIND as libc::c_ulong,
-                mask.as_ptr(),
-                bits_given,
-                0,
-            )
-        };
-        if result == 0 {
-            return Ok(());
-        }
-        Err(Error::system(
-            "mbind",
-            "name a NUMA node that has memory (`numactl --hardware`), or none",
-            io::Error::last_os_error(),
-        ))
-    }
-
-    /// Gives the mapping to the caller.
-    fn keep(self) -> NonNull<c_void> {
-        let start = self.start;
-        std::mem::forget(self);
-        start
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: `munmap` asks that nothing use the mapping: nobody was given its address.
-        let result = unsafe { munmap(self.start.as_ptr(), self.len) };
-        debug_assert!(result.is_ok(), "a mapping of our own can be unmapped");
-    }
 }

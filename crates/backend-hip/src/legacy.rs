@@ -3,7 +3,7 @@
 use std::process;
 use std::sync::PoisonError;
 
-use gpu_api::{Allocation, DeviceId, DevicePtr, Error, MemHandle, Result};
+use gpu_api::{Allocation, DeviceId, DevicePtr, Error, MemHandle, Result, round_up};
 
 use crate::backend::HipBackend;
 use crate::error::{
@@ -11,7 +11,6 @@ use crate::error::{
 };
 use crate::memory::{Entry, Origin};
 use crate::sys::Handle;
-use crate::vmm;
 
 /// Where AMD's runtime writes the process number of the exporting process into a handle.
 const PROCESS: std::ops::Range<usize> = 48..52;
@@ -19,7 +18,7 @@ const PROCESS: std::ops::Range<usize> = 48..52;
 impl HipBackend {
     /// Allocates plain memory, in whole large pages.
     pub(crate) fn alloc_plain(&self, device: DeviceId, len: u64, origin: Origin) -> Result<Allocation> {
-        let size = vmm::round_up(len, self.driver.granularity(device)?)?;
+        let size = round_up(len, self.driver.granularity(device)?)?;
         let scope = self.driver.on_device(device)?;
         let symbol = &self.driver.symbols.hipMalloc;
         let mut base = 0;

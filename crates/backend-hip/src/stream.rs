@@ -227,7 +227,7 @@ impl HipBackend {
 
     /// # Safety
     ///
-    /// `raw` is alive.
+    /// `raw` is alive, and no thread begins to capture it during the call.
     pub(crate) unsafe fn stream_host_function(&self, raw: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
         // A graph may run more than once, and the function can be called only once.
         // SAFETY: `stream_capture` asks for a stream that is alive: our caller vouches for it.
@@ -273,7 +273,8 @@ unsafe extern "C" fn run_called_back(_stream: Stream, status: Code, queued: *mut
         unsafe { run_queued(queued) };
         return;
     }
-    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the runtime calls a queued function once.
+    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the runtime calls once
+    // what was queued outside a capture.
     let queued: Arc<Queued> = unsafe { Arc::from_raw(queued.cast_const().cast::<Queued>()) };
     // What is dropped here may panic, and a panic must not unwind into the runtime.
     if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(|| drop(queued))) {
@@ -287,7 +288,8 @@ unsafe extern "C" fn run_called_back(_stream: Stream, status: Code, queued: *mut
 ///
 /// `queued` is a count of a [`Queued`] that is this call's to give back.
 unsafe extern "C" fn run_queued(queued: *mut c_void) {
-    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the runtime calls a queued function once.
+    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the runtime calls once
+    // what was queued outside a capture.
     let queued: Arc<Queued> = unsafe { Arc::from_raw(queued.cast_const().cast::<Queued>()) };
     let function = queued.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(function) = function {

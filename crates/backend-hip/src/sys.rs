@@ -411,6 +411,7 @@ pub fn layout(version: Version) -> Vec<(&'static str, u64)> {
         ("hipErrorInvalidDevicePointer", error::INVALID_DEVICE_POINTER.into()),
         ("hipErrorNoDevice", error::NO_DEVICE.into()),
         ("hipErrorInvalidContext", error::INVALID_CONTEXT.into()),
+        ("hipErrorOperatingSystem", error::OPERATING_SYSTEM.into()),
         ("hipErrorInvalidHandle", error::INVALID_HANDLE.into()),
         ("hipErrorNotFound", error::NOT_FOUND.into()),
         ("hipErrorNotReady", error::NOT_READY.into()),

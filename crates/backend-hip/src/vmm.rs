@@ -8,12 +8,12 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use gpu_api::{Access, Allocation, DeviceId, DevicePtr, Error, Result};
+use gpu_api::{Access, Allocation, DeviceId, DevicePtr, Error, Result, close_on_exec, round_up};
 
 use crate::backend::HipBackend;
 use crate::call::Scope;
 use crate::error::{self, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
-use crate::error::{SUCCESS, UNKNOWN};
+use crate::error::{OPERATING_SYSTEM, SUCCESS, UNKNOWN};
 use crate::memory::{Entry, Origin};
 use crate::peer::Reach;
 use crate::sys::{
@@ -93,7 +93,7 @@ impl HipBackend {
         })?;
         match code {
             SUCCESS => {}
-            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | 304 | UNKNOWN => {
+            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | OPERATING_SYSTEM | UNKNOWN => {
                 return Err(bad_descriptor(format!("one that the runtime refuses with {}", symbols.error(code))));
             }
             _ => return Err(scope.allocation_error(symbols.hipMemImportFromShareableHandle.name, code, len)),
@@ -126,7 +126,7 @@ impl HipBackend {
         match code {
             // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: the runtime made it
             // for us.
-            SUCCESS if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            SUCCESS if fd >= 0 => close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) }),
             SUCCESS => Err(scope.error(symbol.name, UNKNOWN)),
             NOT_SUPPORTED => Err(self.refusal(base, "a file descriptor of this memory")),
             code => Err(scope.error(symbol.name, code)),
@@ -141,6 +141,8 @@ impl HipBackend {
     pub(crate) unsafe fn unmap_virtual(&self, base: DevicePtr, entry: &Entry, handle: usize) -> Result<()> {
         let scope = self.driver.on_device(entry.device)?;
         let symbols = &self.driver.symbols;
+        // A device that is given access meanwhile has seen the entry in the table: it must find the mapping too.
+        let _peers = self.peers();
         scope.call(&symbols.hipMemUnmap, |function| {
             // SAFETY: `hipMemUnmap` asks for a whole mapping that nothing uses: the entry is one, taken out of the
             // table once, and our caller vouches for the rest.
@@ -266,34 +268,4 @@ pub(crate) fn bad_descriptor(got: String) -> Error {
 /// Makes the error of a device whose memory is not shared by file descriptor.
 pub(crate) fn no_descriptors() -> Error {
     error::unproved("memory that is shared by file descriptor")
-}
-
-/// Rounds a length up to what the runtime allocates.
-pub(crate) fn round_up(len: u64, granularity: u64) -> Result<usize> {
-    let invalid = || Error::Invalid {
-        what: "the length",
-        got: len.to_string(),
-        must: "at least 1, and within the address space",
-    };
-    if len == 0 {
-        return Err(invalid());
-    }
-    let rounded = len.checked_next_multiple_of(granularity).ok_or_else(invalid)?;
-    // The kernel half of the address space is nobody's: the runtime need not be asked.
-    usize::try_from(rounded).ok().filter(|&size| size <= isize::MAX as usize).ok_or_else(invalid)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_length_is_rounded_up_and_never_wraps() {
-        assert_eq!(round_up(1, 4096).ok(), Some(4096));
-        assert_eq!(round_up(4096, 4096).ok(), Some(4096));
-        assert_eq!(round_up(4097, 4096).ok(), Some(8192));
-        assert!(round_up(0, 4096).is_err());
-        assert!(round_up(u64::MAX, 4096).is_err());
-        assert!(round_up(1 << 63, 4096).is_err());
-    }
 }

@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use gpu_api::{
     Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid,
-    Error, EventHandle, EventKind, GpuBackend, HostMemory, HostPtr, MAX_BATCH, MemHandle, MemoryInfo, PointerInfo,
-    RawEvent, RawStream, Result, Sharing, StreamIdentity, StreamInfo, StreamOp, WordPtr,
+    Error, EventHandle, EventKind, GpuBackend, HostMemory, HostPtr, KernelPages, MAX_BATCH, MemHandle, MemoryInfo,
+    PointerInfo, RawEvent, RawStream, Result, Sharing, StreamIdentity, StreamInfo, StreamOp, WordPtr,
 };
-use memmap2::{MmapOptions, MmapRaw};
 
 use crate::config::HostConfig;
 use crate::error::{CAPTURE_UNSUPPORTED, ILLEGAL_ADDRESS, INVALID_DEVICE, INVALID_VALUE, driver};
@@ -28,7 +27,7 @@ struct Tables {
     streams: HashMap<u64, Arc<Stream>>,
     events: HashMap<u64, Arc<Event>>,
     words: BTreeMap<usize, usize>,
-    host: HashMap<usize, MmapRaw>,
+    host: HashMap<usize, KernelPages>,
     helper: Option<Helper>,
 }
 
@@ -89,12 +88,12 @@ impl HostBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`] for an address in no allocation, [`Error::Invalid`] for more than 64 bytes, [`Error::System`]
-    /// when the helper process cannot be started.
+    /// [`Error::Driver`] for an address in no allocation, [`Error::Invalid`] for more than 64 bytes,
+    /// [`Error::Exhausted`] for more than 32 writes, [`Error::System`] when the helper process cannot be started.
     pub fn arm_late_write(&self, ptr: DevicePtr, bytes: &[u8], delay: Duration) -> Result<()> {
         let mut tables = self.tables();
         let (file, offset) = tables.memories.file_at(ptr)?;
-        let helper = match tables.helper.take() {
+        let mut helper = match tables.helper.take() {
             Some(helper) => helper,
             None => Helper::start()?,
         };
@@ -228,9 +227,9 @@ unsafe impl GpuBackend for HostBackend {
         let host = tables
             .host
             .iter()
-            .find(|(start, map)| (**start as u64..**start as u64 + map.len() as u64).contains(&ptr.0));
-        if let Some((&start, map)) = host {
-            let range = Some(AddressRange { base: DevicePtr(start as u64), len: map.len() as u64 });
+            .find(|(start, pages)| (**start as u64..**start as u64 + pages.len() as u64).contains(&ptr.0));
+        if let Some((&start, pages)) = host {
+            let range = Some(AddressRange { base: DevicePtr(start as u64), len: pages.len() as u64 });
             return Ok(PointerInfo { kind: gpu_api::MemoryKind::Host, range, device: None, sharing: None });
         }
         Ok(tables.memories.classify(ptr))
@@ -238,14 +237,13 @@ unsafe impl GpuBackend for HostBackend {
 
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         self.check_device("host_alloc", device)?;
-        let failed = |source| Error::system("mmap of host memory", "ask for less, or free memory", source);
-        let map: MmapRaw = MmapOptions::new().len(len.max(1)).map_anon().map_err(failed)?.into();
-        let start = map.as_mut_ptr();
-        if let Some(node) = memory.numa_node {
-            bind(start, map.len(), node)?;
+        if len == 0 {
+            return Err(Error::Invalid { what: "the length of host memory", got: "0".into(), must: "at least 1 byte" });
         }
-        self.tables().host.insert(start as usize, map);
-        Ok(HostPtr(start as usize))
+        let pages = KernelPages::map(len, memory.numa_node)?;
+        let start = pages.as_ptr() as usize;
+        self.tables().host.insert(start, pages);
+        Ok(HostPtr(start))
     }
 
     unsafe fn host_free(&self, ptr: HostPtr) -> Result<()> {
@@ -272,6 +270,18 @@ unsafe impl GpuBackend for HostBackend {
     fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr> {
         self.check_device("import_fd", device)?;
         self.tables().memories.import(device, fd, len, access)
+    }
+
+    fn import_fds(
+        &self,
+        device: DeviceId,
+        fds: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
+        self.check_device("import_fds", device)?;
+        let files = fds.collect::<Result<_>>()?;
+        self.tables().memories.import_several(device, files, len, access)
     }
 
     unsafe fn close(&self, base: DevicePtr) -> Result<()> {
@@ -488,18 +498,4 @@ fn move_bytes(from: usize, to: usize, len: usize) {
     // SAFETY: `ptr::copy` asks for two ranges that are valid for `len` bytes: the caller of the copy keeps them so until
     // it is done. Other processes may touch device memory at once; no reference to it exists.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len) };
-}
-
-/// Binds pages to a NUMA node.
-fn bind(start: *mut u8, len: usize, node: u32) -> Result<()> {
-    const MPOL_BIND: i32 = 2;
-    let failed = |source| Error::system("mbind", "ask for a node that this machine has, or for none", source);
-    if node >= 64 {
-        return Err(failed(std::io::Error::from_raw_os_error(libc::EINVAL)));
-    }
-    let nodes = 1u64 << node;
-    // SAFETY: `mbind` asks for a mapped range, whole pages of which are its own, and for a mask of as many bits as it
-    // is told, one of which it does not read.
-    let done = unsafe { libc::syscall(libc::SYS_mbind, start, len, MPOL_BIND, &raw const nodes, 65u64, 0u32) };
-    if done == 0 { Ok(()) } else { Err(failed(std::io::Error::last_os_error())) }
 }

@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, Send
 
 /// The most bytes of one write.
 pub const MOST_BYTES: usize = 64;
-/// The most writes that can be armed.
+/// The most writes that one process can arm.
 const MOST_WRITES: usize = 32;
 
 /// What the helper is told, beside the file.
@@ -31,6 +31,7 @@ struct Order {
 #[derive(Debug)]
 pub struct Helper {
     socket: OwnedFd,
+    armed: usize,
 }
 
 impl Helper {
@@ -51,16 +52,21 @@ impl Helper {
                 let mut status = 0;
                 // SAFETY: `waitpid` asks for a valid place for the status; the child ends at once, having forked.
                 unsafe { libc::waitpid(child, &raw mut status, 0) };
-                Ok(Helper { socket: ours })
+                Ok(Helper { socket: ours, armed: 0 })
             }
         }
     }
 
     /// Arms a write.
-    pub fn arm(&self, file: &OwnedFd, offset: u64, bytes: &[u8], delay: Duration) -> Result<()> {
+    pub fn arm(&mut self, file: &OwnedFd, offset: u64, bytes: &[u8], delay: Duration) -> Result<()> {
         if bytes.len() > MOST_BYTES {
             let got = format!("{} bytes", bytes.len());
             return Err(Error::Invalid { what: "a late write", got, must: "at most 64 bytes" });
+        }
+        if self.armed == MOST_WRITES {
+            // The helper listens to no more.
+            let limit = MOST_WRITES as u64;
+            return Err(Error::Exhausted { what: "late writes", limit, remedy: "arm fewer" });
         }
         let mut order = [0; size_of::<Order>()];
         order[..8].copy_from_slice(&offset.to_ne_bytes());
@@ -76,6 +82,7 @@ impl Helper {
         let mut ready = [0];
         rustix::io::read(&self.socket, &mut ready)
             .map_err(|e| Error::system("reading from the late writer", "report this", e))?;
+        self.armed += 1;
         Ok(())
     }
 }

@@ -9,6 +9,7 @@ use gpu_api::{
 };
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::error::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, driver};
 
@@ -39,6 +40,29 @@ pub fn map(file: &OwnedFd, bytes: u64, access: Access) -> Result<MmapRaw> {
         Access::ReadOnly => options.map_raw_read_only(file),
     };
     mapped.map_err(|e| Error::system("mmap of device memory", "raise RLIMIT_AS or vm.max_map_count", e))
+}
+
+/// Maps files that nobody can truncate side by side, so many bytes of each.
+fn map_side_by_side(files: &[OwnedFd], piece: u64, access: Access) -> Result<MmapRaw> {
+    let failed =
+        |e: rustix::io::Errno| Error::system("mmap of device memory", "raise RLIMIT_AS or vm.max_map_count", e);
+    let len = piece.checked_mul(files.len() as u64).and_then(|len| usize::try_from(len).ok()).unwrap_or(usize::MAX);
+    let addresses = MmapOptions::new().len(len).no_reserve_swap().map_anon();
+    let whole = MmapRaw::from(
+        addresses.map_err(|e| Error::system("mmap of addresses", "raise RLIMIT_AS, or ask for less", e))?,
+    );
+    let protection = match access {
+        Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        Access::ReadOnly => ProtFlags::READ,
+    };
+    for (number, file) in files.iter().enumerate() {
+        // SAFETY: `add` asks for an offset within the mapping: it has `piece` bytes for each file.
+        let at = unsafe { whole.as_mut_ptr().add(number * piece as usize) };
+        // SAFETY: `mmap` at a fixed address asks that nobody use what it replaces: part of `whole`, made above.
+        unsafe { mmap(at.cast(), piece as usize, protection, MapFlags::SHARED | MapFlags::FIXED, file, 0) }
+            .map_err(failed)?;
+    }
+    Ok(whole)
 }
 
 /// What a handle says: which descriptor of which process, and what must be behind it.
@@ -106,6 +130,20 @@ fn inode_of(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
     Ok((stat.st_ino, stat.st_size.cast_unsigned()))
 }
 
+/// Refuses a descriptor of anything but so many bytes of device memory.
+fn check_import(fd: BorrowedFd<'_>, len: u64) -> Result<()> {
+    let bytes = inode_of(fd)?.1;
+    if !is_sealed(fd) {
+        let (got, must) = ("a file that can be truncated".into(), "device memory");
+        return Err(Error::Invalid { what: "a file descriptor to import", got, must });
+    }
+    if len == 0 || bytes < len {
+        let got = format!("{bytes} bytes, of which {len} are asked for");
+        return Err(Error::Invalid { what: "memory to import", got, must: "at least as long as asked for" });
+    }
+    Ok(())
+}
+
 fn is_sealed(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
@@ -116,14 +154,15 @@ enum Origin {
     Own(Sharing),
     /// Opened by handle, so often.
     Opened { inode: u64, times: u32 },
-    /// Imported by file descriptor.
+    /// Imported by file descriptors.
     Imported,
 }
 
 #[derive(Debug)]
 struct Memory {
     map: MmapRaw,
-    file: OwnedFd,
+    /// What is mapped: one, or several side by side.
+    files: Vec<OwnedFd>,
     len: u64,
     device: DeviceId,
     origin: Origin,
@@ -166,7 +205,7 @@ impl Memories {
         let file = shared_file(rounded)?;
         let map = map(&file, rounded, Access::ReadWrite)?;
         self.used[device.0 as usize] += rounded;
-        let base = self.insert(Memory { map, file, len: rounded, device, origin: Origin::Own(sharing) });
+        let base = self.insert(Memory { map, files: vec![file], len: rounded, device, origin: Origin::Own(sharing) });
         Ok(Allocation { base, len: rounded })
     }
 
@@ -239,13 +278,13 @@ impl Memories {
     /// Makes a handle.
     pub fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         let memory = self.shareable(base, Sharing::Handle)?;
-        Ok(Handle::of(&memory.file, memory.len)?.memory())
+        Ok(Handle::of(&memory.files[0], memory.len)?.memory())
     }
 
     /// Makes a file descriptor.
     pub fn export_fd(&self, base: DevicePtr) -> Result<OwnedFd> {
         let memory = self.shareable(base, Sharing::Fd)?;
-        memory.file.try_clone().map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))
+        memory.files[0].try_clone().map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))
     }
 
     /// Opens a handle; a second time it is the same address.
@@ -261,23 +300,33 @@ impl Memories {
         }
         let map = map(&file, handle.bytes, Access::ReadWrite)?;
         let origin = Origin::Opened { inode: handle.inode, times: 1 };
-        Ok(self.insert(Memory { map, file, len: handle.bytes, device, origin }))
+        Ok(self.insert(Memory { map, files: vec![file], len: handle.bytes, device, origin }))
     }
 
     /// Maps a file descriptor of another process' memory.
     pub fn import(&mut self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr> {
-        let bytes = inode_of(fd)?.1;
-        if !is_sealed(fd) {
-            let (got, must) = ("a file that can be truncated".into(), "device memory");
-            return Err(Error::Invalid { what: "a file descriptor to import", got, must });
-        }
-        if len == 0 || bytes < len {
-            let got = format!("{bytes} bytes, of which {len} are asked for");
-            return Err(Error::Invalid { what: "memory to import", got, must: "at least as long as asked for" });
-        }
+        check_import(fd, len)?;
         let file = fd.try_clone_to_owned().map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?;
         let map = map(&file, len, access)?;
-        Ok(self.insert(Memory { map, file, len, device, origin: Origin::Imported }))
+        Ok(self.insert(Memory { map, files: vec![file], len, device, origin: Origin::Imported }))
+    }
+
+    /// Maps several of another process' allocations side by side.
+    pub fn import_several(
+        &mut self,
+        device: DeviceId,
+        files: Vec<OwnedFd>,
+        piece: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
+        if files.is_empty() || !piece.is_multiple_of(GRANULARITY) {
+            let got = format!("{} pieces of {piece} bytes", files.len());
+            return Err(Error::Invalid { what: "memory to import", got, must: "whole pieces, at least one" });
+        }
+        files.iter().try_for_each(|file| check_import(file.as_fd(), piece))?;
+        let map = map_side_by_side(&files, piece, access)?;
+        let len = map.len() as u64;
+        Ok(self.insert(Memory { map, files, len, device, origin: Origin::Imported }))
     }
 
     /// Ends one opening; dropping the result unmaps what was opened no more.
@@ -296,7 +345,8 @@ impl Memories {
     /// Returns the file behind an address, and the address' offset in it.
     pub fn file_at(&self, ptr: DevicePtr) -> Result<(OwnedFd, u64)> {
         let (base, memory) = self.find(ptr).ok_or_else(|| driver("arm_late_write", DeviceId(0), INVALID_VALUE))?;
-        let file = memory.file.try_clone().map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?;
-        Ok((file, ptr.0 - base))
+        let (offset, piece) = (ptr.0 - base, memory.len / memory.files.len() as u64);
+        let file = memory.files[(offset / piece) as usize].try_clone();
+        Ok((file.map_err(|e| Error::system("dup", "raise RLIMIT_NOFILE", e))?, offset % piece))
     }
 }

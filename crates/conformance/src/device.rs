@@ -27,7 +27,12 @@ fn not_there(gpu: &Gpu) {
     let count = gpu.backend().device_count().expect("it counts");
     assert!(count > gpu.device().0);
     assert!(gpu.backend().device_info(DeviceId(count)).is_err());
-    assert!(gpu.backend().alloc(DeviceId(count), 4096, Sharing::Fd).is_err());
+    assert!(gpu.backend().memory_info(DeviceId(count)).is_err() && gpu.backend().caps(DeviceId(count)).is_err());
+    for sharing in [Sharing::Fd, Sharing::Handle] {
+        assert!(gpu.backend().alloc(DeviceId(count), 4096, sharing).is_err(), "{sharing:?}");
+    }
+    assert!(gpu.backend().create_stream(DeviceId(count)).is_err());
+    assert!(gpu.backend().create_event(DeviceId(count), EventKind::Local).is_err());
 }
 
 fn memory_info(gpu: &Gpu) {
@@ -71,6 +76,8 @@ fn peer_access(gpu: &Gpu) {
             }
         }
     }
+    assert!(gpu.backend().enable_peer_access(gpu.device(), DeviceId(count)).is_err());
+    assert!(gpu.backend().enable_peer_access(DeviceId(count), gpu.device()).is_err());
 }
 
 fn device_files(gpu: &Gpu) {

@@ -76,6 +76,7 @@ fn orders(gpu: &Gpu) {
     unsafe { gpu.backend().copy_to_device(first.raw(), memory.base, two.as_ptr(), 8) }.expect("it queues");
     mark.record(&first);
     mark.hold_up(&second);
+    assert!(!second.is_idle(), "the second stream waits for nothing");
     drop(go);
     assert_eq!(second.read(memory.base), 2);
     first.synchronize();

@@ -18,6 +18,8 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "memory::what_is_no_device_memory_is_not_imported", run: not_imported },
     Case { name: "memory::host_memory_is_zeroed_and_writable", run: host_memory },
     Case { name: "memory::freeing_what_is_not_there_is_an_error", run: free_nothing },
+    Case { name: "memory::what_was_freed_can_be_allocated_again", run: freed_comes_back },
+    Case { name: "memory::a_descriptor_is_closed_on_exec", run: closed_on_exec },
 ];
 
 fn no_overlap(gpu: &Gpu) {
@@ -33,12 +35,14 @@ fn no_bytes(gpu: &Gpu) {
     let sharing = gpu.default_sharing().expect("the device shares");
     let error = gpu.backend().alloc(gpu.device(), 0, sharing).expect_err("no bytes");
     assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    let host = gpu.backend().host_alloc(gpu.device(), 0, HostMemory::default()).expect_err("no bytes");
+    assert!(matches!(host, Error::Invalid { .. }), "{host}");
 }
 
 fn rounded(gpu: &Gpu) {
     for len in [1, gpu.caps().granularity, gpu.caps().granularity + 1] {
         let allocation = alloc(gpu, len);
-        assert!(allocation.len >= len);
+        assert!(allocation.len >= len && allocation.len.is_multiple_of(gpu.caps().granularity), "{allocation:?}");
         free(gpu, allocation);
     }
 }
@@ -48,8 +52,11 @@ fn interior(gpu: &Gpu) {
     for offset in [0, 1, 4096, (1 << 20) - 1] {
         let range = gpu.backend().address_range(allocation.base.offset(offset)).expect("it is inside");
         assert_eq!(range.base, allocation.base);
-        assert!(range.len >= 1 << 20);
+        assert_eq!(range.len, allocation.len);
     }
+    // What lies behind it may be another allocation's.
+    let behind = gpu.backend().address_range(allocation.base.offset(allocation.len));
+    assert!(behind.is_err() || behind.is_ok_and(|range| range.base != allocation.base));
     free(gpu, allocation);
     assert!(gpu.backend().address_range(DevicePtr(0x10)).is_err());
 }
@@ -61,7 +68,9 @@ fn classified(gpu: &Gpu) {
             let allocation = backend.alloc(gpu.device(), 1 << 16, sharing).expect("there is room");
             let info = backend.classify(allocation.base.offset(100)).expect("it tells");
             assert_eq!(info.sharing, Some(sharing), "{info:?}");
-            assert_eq!(info.range.map(|range| range.base), Some(allocation.base));
+            let range = info.range.expect("the range of its own memory");
+            assert_eq!((range.base, range.len), (allocation.base, allocation.len));
+            assert_eq!(info.device, Some(gpu.device()));
             free(gpu, allocation);
         }
     }
@@ -96,6 +105,9 @@ fn exported_as_made(gpu: &Gpu) {
         for error in [fd.err(), handle.err()].into_iter().flatten() {
             assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         }
+        // A handle says nothing of an offset: whoever opened it would take the base for this address.
+        let inside = allocation.base.offset(4096);
+        assert!(backend.export_fd(inside).is_err() && backend.export_handle(inside).is_err());
         free(gpu, allocation);
     }
     assert!(backend.export_fd(DevicePtr(0x10)).is_err() && backend.export_handle(DevicePtr(0x10)).is_err());
@@ -117,8 +129,12 @@ fn not_imported(gpu: &Gpu) {
         return;
     }
     let (file, _other) = std::os::unix::net::UnixStream::pair().expect("two descriptors");
-    let imported = gpu.backend().import_fd(gpu.device(), file.as_fd(), 4096, Access::ReadWrite);
-    assert!(imported.is_err(), "a socket was imported");
+    let import = |file, len| gpu.backend().import_fd(gpu.device(), file, len, Access::ReadWrite);
+    assert!(import(file.as_fd(), 4096).is_err(), "a socket was imported");
+    let memory = rustix::fs::memfd_create("conformance", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+    let len = gpu.caps().granularity;
+    rustix::fs::ftruncate(&memory, len).expect("memory");
+    assert!(import(memory.as_fd(), len).is_err(), "host memory was imported");
 }
 
 fn host_memory(gpu: &Gpu) {
@@ -142,5 +158,32 @@ fn free_nothing(gpu: &Gpu) {
     assert!(unsafe { gpu.backend().free(DevicePtr(0x10)) }.is_err());
     // SAFETY: `close` asks for a mapping: an address in none is refused by every backend's table.
     assert!(unsafe { gpu.backend().close(DevicePtr(0x10)) }.is_err());
+    let allocation = alloc(gpu, 1 << 16);
+    // SAFETY: `free` asks for the base of an allocation: an address inside is refused by every backend's table.
+    assert!(unsafe { gpu.backend().free(allocation.base.offset(64)) }.is_err());
+    // SAFETY: `close` asks for a mapping: memory of this process' own is refused by every backend's table.
+    assert!(unsafe { gpu.backend().close(allocation.base) }.is_err());
+    free(gpu, allocation);
+    // SAFETY: `free` asks for an allocation that is not yet freed: any other is refused by every backend's table.
+    assert!(unsafe { gpu.backend().free(allocation.base) }.is_err(), "freed twice");
     queue.synchronize();
+}
+
+fn freed_comes_back(gpu: &Gpu) {
+    let half = gpu.backend().memory_info(gpu.device()).expect("it tells").free_bytes / 2;
+    for _ in 0..4 {
+        free(gpu, alloc(gpu, half));
+    }
+}
+
+fn closed_on_exec(gpu: &Gpu) {
+    if !gpu.caps().fd {
+        return;
+    }
+    let allocation = gpu.backend().alloc(gpu.device(), 1 << 16, Sharing::Fd).expect("there is room");
+    let fd = gpu.backend().export_fd(allocation.base).expect("it has a descriptor");
+    // A program started beside it would keep the memory for as long as it runs.
+    let flags = rustix::io::fcntl_getfd(&fd).expect("it is open");
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "{flags:?}");
+    free(gpu, allocation);
 }

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use gpu_ipc::{Access, DevicePtr, EventHandle, EventKind, Gpu, MemHandle, Sharing, StreamOp};
+use gpu_ipc::{Access, DevicePtr, Error, EventHandle, EventKind, Gpu, MemHandle, Sharing, StreamOp};
 
 use crate::event::Mark;
 use crate::queue::{Queue, alloc, free};
@@ -15,7 +15,13 @@ pub(crate) const CASES: &[PeerCase] = &[
     PeerCase { name: "peer::opens_a_handle_and_both_write", producer: handle_producer, consumer: handle_consumer },
     PeerCase { name: "peer::opens_a_handle_twice", producer: twice_producer, consumer: twice_consumer },
     PeerCase { name: "peer::imports_a_descriptor_and_both_write", producer: fd_producer, consumer: fd_consumer },
+    PeerCase { name: "peer::maps_descriptors_side_by_side", producer: several_producer, consumer: several_consumer },
     PeerCase { name: "peer::imports_a_descriptor_to_read", producer: read_producer, consumer: read_consumer },
+    PeerCase {
+        name: "peer::a_descriptor_outlives_the_allocation",
+        producer: outlives_producer,
+        consumer: outlives_consumer,
+    },
     PeerCase { name: "peer::an_event_orders_both_ways", producer: event_producer, consumer: event_consumer },
     PeerCase {
         name: "peer::a_word_written_there_is_waited_for_here",
@@ -71,6 +77,7 @@ fn handle_consumer(gpu: &Gpu, pipe: &mut Pipe) {
         let base = gpu.backend().open_handle(gpu.device(), &MemHandle(pipe.receive())).expect("it opens");
         assert!(gpu.backend().address_range(base).expect("it is known").len >= 1 << 16);
         assert!(gpu.backend().classify(base).expect("it is known").sharing.is_none(), "imported memory is exportable");
+        assert!(gpu.backend().export_handle(base).is_err(), "opened memory was exported");
         both_write_there(gpu, pipe, base);
         close(gpu, base);
         pipe.meet();
@@ -97,6 +104,8 @@ fn twice_consumer(gpu: &Gpu, pipe: &mut Pipe) {
         close(gpu, first);
         both_write_there(gpu, pipe, second);
         close(gpu, second);
+        // SAFETY: `close` asks for a mapping: one that is closed already is refused by every backend's table.
+        assert!(unsafe { gpu.backend().close(second) }.is_err(), "opened twice and closed three times");
         pipe.meet();
     }
 }
@@ -118,8 +127,99 @@ fn fd_consumer(gpu: &Gpu, pipe: &mut Pipe) {
         let len = u64::from_le_bytes(len);
         let import = |len| gpu.backend().import_fd(gpu.device(), fd.as_fd(), len, Access::ReadWrite);
         assert!(import(len + (1 << 30)).is_err(), "more was imported than there is");
+        assert!(import(0).is_err(), "nothing was imported");
         let base = import(len).expect("it imports");
+        assert!(gpu.backend().classify(base).expect("it is known").sharing.is_none(), "imported memory is exportable");
+        assert!(gpu.backend().export_fd(base).is_err(), "imported memory was exported");
         both_write_there(gpu, pipe, base);
+        // SAFETY: `free` asks for an allocation: another process' memory is refused by every backend's table.
+        assert!(unsafe { gpu.backend().free(base) }.is_err(), "another process' memory was freed");
+        close(gpu, base);
+        // SAFETY: `close` asks for a mapping: one that is closed already is refused by every backend's table.
+        assert!(unsafe { gpu.backend().close(base) }.is_err(), "closed twice");
+        pipe.meet();
+    }
+}
+
+fn outlives_producer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().fd {
+        let memory = gpu.backend().alloc(gpu.device(), 1 << 16, Sharing::Fd).expect("there is room");
+        Queue::new(gpu).write(memory.base, 77);
+        let fd = gpu.backend().export_fd(memory.base).expect("it has a descriptor");
+        pipe.send_fd(&memory.len.to_le_bytes(), fd.as_fd());
+        drop(fd);
+        free(gpu, memory);
+        pipe.meet();
+        pipe.meet();
+    }
+}
+
+fn outlives_consumer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().fd {
+        let (len, fd) = pipe.receive_fd();
+        pipe.meet();
+        let len = u64::from_le_bytes(len);
+        let base = gpu.backend().import_fd(gpu.device(), fd.as_fd(), len, Access::ReadWrite).expect("it imports");
+        drop(fd);
+        assert_eq!(Queue::new(gpu).read(base), 77);
+        close(gpu, base);
+        pipe.meet();
+    }
+}
+
+/// The pieces of a mapping of several.
+const PIECES: u64 = 3;
+
+fn several_producer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().fd {
+        let (backend, queue) = (gpu.backend(), Queue::new(gpu));
+        let make = |_| backend.alloc(gpu.device(), 1 << 16, Sharing::Fd).expect("there is room");
+        let pieces: Vec<_> = (0..PIECES).map(make).collect();
+        for (number, piece) in (0..).zip(&pieces) {
+            queue.write(piece.base, 10 * number);
+            queue.write(piece.base.offset(piece.len - 8), 10 * number + 1);
+            let fd = backend.export_fd(piece.base).expect("it has a descriptor");
+            pipe.send_fd(&piece.len.to_le_bytes(), fd.as_fd());
+        }
+        if &pipe.receive::<1>() == b"+" {
+            let [end, start] = [pieces[0].base.offset(pieces[0].len - 8), pieces[1].base].map(|at| queue.read(at));
+            assert_eq!((end, start), (0x7777_7777_7777_7777, 0x7777_7777_7777_7777), "written across the border there");
+        }
+        pipe.meet();
+        pieces.into_iter().for_each(|piece| free(gpu, piece));
+    }
+}
+
+fn several_consumer(gpu: &Gpu, pipe: &mut Pipe) {
+    if gpu.caps().fd {
+        let backend = gpu.backend();
+        let received: Vec<_> = (0..PIECES).map(|_| pipe.receive_fd::<8>()).collect();
+        let len = u64::from_le_bytes(received[0].0);
+        let import = |len| {
+            let mut fds = received.iter().map(|(_, fd)| Ok(fd.try_clone().expect("a descriptor is free")));
+            backend.import_fds(gpu.device(), &mut fds, len, Access::ReadWrite)
+        };
+        let base = match import(len) {
+            Ok(base) => base,
+            Err(error) => {
+                assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+                pipe.send(b"-");
+                return pipe.meet();
+            }
+        };
+        assert!(import(2 * len).is_err() && import(0).is_err() && import(len + 1).is_err());
+        assert!(backend.import_fds(gpu.device(), &mut std::iter::empty(), len, Access::ReadWrite).is_err());
+        let queue = Queue::new(gpu);
+        for number in 0..PIECES {
+            let start = base.offset(number * len);
+            assert_eq!((queue.read(start), queue.read(start.offset(len - 8))), (10 * number, 10 * number + 1));
+            let range = backend.address_range(start).expect("it is known");
+            assert_eq!((range.base, range.len), (base, PIECES * len));
+        }
+        // SAFETY: `fill` asks for a live stream and a range that stays valid: it is waited for.
+        unsafe { backend.fill(queue.raw(), base.offset(len - 8), 0x77, 16) }.expect("it queues");
+        queue.synchronize();
+        pipe.send(b"+");
         close(gpu, base);
         pipe.meet();
     }
@@ -158,9 +258,12 @@ fn event_producer(gpu: &Gpu, pipe: &mut Pipe) {
         pipe.send(&unsafe { gpu.backend().event_handle(mark.raw) }.expect("it has a handle").0);
         pipe.meet();
         drop(go);
-        // The other process records it next, and this one waits.
+        // The other process records it next, behind work of its own, and this one waits.
         pipe.meet();
+        assert!(!mark.is_done(), "done before the work there");
         mark.hold_up(&queue);
+        assert!(!queue.is_idle(), "a stream waits for nothing");
+        pipe.meet();
         queue.synchronize();
         pipe.meet();
     }
@@ -172,11 +275,15 @@ fn event_consumer(gpu: &Gpu, pipe: &mut Pipe) {
         let (queue, mark) = (Queue::new(gpu), Mark::opened(gpu, raw));
         assert!(!mark.is_done(), "done before the work there");
         mark.hold_up(&queue);
+        assert!(!queue.is_idle(), "a stream waits for nothing");
         pipe.meet();
         queue.synchronize();
         assert!(mark.is_done());
+        let go = queue.hold();
         mark.record(&queue);
         pipe.meet();
+        pipe.meet();
+        drop(go);
         pipe.meet();
     }
 }

@@ -175,6 +175,10 @@ fn batches(gpu: &Gpu) {
     for n in 0..MAX_BATCH {
         assert_eq!(words.get(n).load(Ordering::Acquire), n as u64 + 1);
     }
+    let rising: Vec<_> = (1..9).map(|value| StreamOp::Write { word: words.ptr(300), value }).collect();
+    words.batch(&queue, &rising).expect("it queues");
+    queue.synchronize();
+    assert_eq!(words.get(300).load(Ordering::Acquire), 8, "the last of a batch is written last");
 }
 
 fn host_writes(gpu: &Gpu) {
@@ -185,6 +189,7 @@ fn host_writes(gpu: &Gpu) {
     let ops = [StreamOp::WaitGeq { word: words.ptr(0), value: 1 }, StreamOp::Write { word: words.ptr(1), value: 2 }];
     words.batch(&queue, &ops).expect("it queues");
     assert!(!queue.is_idle());
+    assert_eq!(words.get(1).load(Ordering::Acquire), 0, "written before the wait");
     words.get(0).store(1, Ordering::Release);
     wait_until("the stream", || queue.is_idle());
     assert_eq!(words.get(1).load(Ordering::Acquire), 2);

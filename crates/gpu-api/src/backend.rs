@@ -149,7 +149,8 @@ pub unsafe trait GpuBackend: fmt::Debug + Send + Sync + 'static {
     /// [`Error::Driver`] when the handle's allocation is gone, or when this process exported it (CUDA's code 201).
     fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr>;
 
-    /// Exports the allocation that starts at `base` as a file descriptor. An open descriptor keeps the memory.
+    /// Exports the allocation that starts at `base` as a file descriptor, which is closed on exec. An open descriptor
+    /// keeps the memory.
     ///
     /// # Errors
     ///
@@ -163,11 +164,33 @@ pub unsafe trait GpuBackend: fmt::Debug + Send + Sync + 'static {
     /// [`Error::Invalid`] when the descriptor holds fewer than `len` bytes or is no device memory.
     fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr>;
 
-    /// Unmaps what `open_handle` or `import_fd` mapped. May block.
+    /// Maps several of another process' allocations side by side, `len` bytes of each, as one: what `close` and
+    /// `address_range` are told is the whole.
+    ///
+    /// A descriptor is asked for when the one before it is mapped, and closed once it is itself, so no more than one of
+    /// them need be open at a time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] on a backend that cannot, [`Error::Invalid`] as [`import_fd`](GpuBackend::import_fd), for
+    /// no descriptor at all, and for a length that is no multiple of [`Caps::granularity`]; what a descriptor's own
+    /// `Err` says.
+    fn import_fds(
+        &self,
+        device: DeviceId,
+        fds: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
+        let _ = (device, fds, len, access);
+        Err(self.unsupported("one mapping of several allocations"))
+    }
+
+    /// Unmaps what `open_handle`, `import_fd` or `import_fds` mapped. May block.
     ///
     /// # Safety
     ///
-    /// - `base` came from `open_handle` or `import_fd` on this backend and is not yet closed.
+    /// - `base` came from one of those three on this backend and is not yet closed.
     /// - No unfinished GPU work of this process touches it, and none is queued later.
     unsafe fn close(&self, base: DevicePtr) -> Result<()>;
 
@@ -264,7 +287,9 @@ pub unsafe trait GpuBackend: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `stream` is alive.
+    /// - `stream` is alive.
+    /// - No thread begins to capture it during the call: what goes into a graph may be called more than once, and the
+    ///   function cannot.
     unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()>;
 
     // Words in shared memory.

@@ -8,6 +8,7 @@
 //! 4. [`backend`]: [`GpuBackend`], the trait that a vendor implements over the three above.
 //! 5. [`region`]: [`RegionSource`], where blocks come from, and [`Reclaim`], who can give some back.
 //! 6. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a forked child.
+//! 7. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
 //!
 //! # Glossary
 //!
@@ -39,6 +40,7 @@ pub mod device;
 pub mod error;
 pub mod fork;
 pub mod memory;
+pub mod pages;
 pub mod region;
 pub mod stream;
 
@@ -48,7 +50,9 @@ pub use error::{DriverError, Error, Result};
 pub use fork::ForkGuard;
 pub use memory::{
     Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind, PointerInfo, Sharing,
+    close_on_exec, round_up,
 };
+pub use pages::KernelPages;
 pub use region::{
     Export, Holder, Lent, ParticipantId, Piece, Reclaim, Reclaimed, Region, RegionId, RegionSource, SourceUsage,
 };

@@ -1,8 +1,11 @@
 //! Addresses, allocations, and the handles by which another process reaches them.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 
-use crate::DeviceId;
+use rustix::io::FdFlags;
+
+use crate::{DeviceId, Error, Result};
 
 /// An address in device memory, valid in this process only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -161,9 +164,50 @@ pub struct HostMemory {
     pub numa_node: Option<u32>,
 }
 
+/// Rounds a length up to what a driver allocates.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for no bytes, and for more than the address space holds.
+pub fn round_up(len: u64, granularity: u64) -> Result<usize> {
+    let invalid = || Error::Invalid {
+        what: "the length",
+        got: len.to_string(),
+        must: "at least 1, and within the address space",
+    };
+    if len == 0 {
+        return Err(invalid());
+    }
+    let rounded = len.checked_next_multiple_of(granularity).ok_or_else(invalid)?;
+    // The kernel half of the address space is nobody's: the driver need not be asked.
+    usize::try_from(rounded).ok().filter(|&size| size <= isize::MAX as usize).ok_or_else(invalid)
+}
+
+/// Takes in a descriptor that a driver made: no manual says that it is closed on exec, and a program started beside this
+/// one would keep the memory.
+///
+/// # Errors
+///
+/// [`Error::System`] where the system does not let it be changed; the descriptor is closed.
+pub fn close_on_exec(fd: OwnedFd) -> Result<OwnedFd> {
+    rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC)
+        .map_err(|error| Error::system("fcntl(F_SETFD)", "allow fcntl in this sandbox", error))?;
+    Ok(fd)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_length_is_rounded_up_and_never_wraps() {
+        assert_eq!(round_up(1, 4096).ok(), Some(4096));
+        assert_eq!(round_up(4096, 4096).ok(), Some(4096));
+        assert_eq!(round_up(4097, 4096).ok(), Some(8192));
+        assert!(round_up(0, 4096).is_err());
+        assert!(round_up(u64::MAX, 4096).is_err());
+        assert!(round_up(1 << 63, 4096).is_err());
+    }
 
     #[test]
     fn a_handle_never_prints_its_bytes() {

@@ -11,8 +11,8 @@
 //!    `snapshot_file`: what is longer than a message.
 //! 6. `manual`, `poller`, `waker`, `blocking`: who runs what goes on in the background.
 //!
-//! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide, and on a user's
-//! thread it makes no call that can block unless the call's documentation says so.
+//! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide but a count
+//! of threads, and on a user's thread it makes no call that can block unless the call's documentation says so.
 //!
 //! # Example
 //!

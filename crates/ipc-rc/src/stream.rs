@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use gpu_api::{CaptureStatus, Error, Gpu, RawStream, Result, StreamIdentity, StreamInfo};
+use gpu_api::{CaptureStatus, Error, ForkGuard, Gpu, RawStream, Result, StreamIdentity, StreamInfo};
 
 /// A stream that sharing, claiming and releasing are ordered on.
 ///
@@ -17,8 +17,15 @@ struct Inner {
     gpu: Gpu,
     raw: RawStream,
     info: StreamInfo,
-    /// `None` for a stream of our own.
-    keep: Option<Arc<dyn Any + Send + Sync>>,
+    keeper: Keeper,
+}
+
+/// Who destroys the stream.
+enum Keeper {
+    /// The last clone, in the process that made it: the driver is not for a forked child.
+    Us(ForkGuard),
+    /// The application, told by the end of this.
+    Application { _keep: Arc<dyn Any + Send + Sync> },
 }
 
 impl Stream {
@@ -26,7 +33,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// What the driver and [`ForkGuard::new`] give.
     ///
     /// # Examples
     ///
@@ -42,6 +49,7 @@ impl Stream {
     /// # Ok::<(), gpu_api::Error>(())
     /// ```
     pub fn create(gpu: &Gpu) -> Result<Stream> {
+        let keeper = Keeper::Us(ForkGuard::new()?);
         let raw = gpu.backend().create_stream(gpu.device())?;
         // SAFETY: `stream_info` asks for a live stream: just made.
         let info = match unsafe { gpu.backend().stream_info(raw) } {
@@ -52,7 +60,7 @@ impl Stream {
                 return Err(error);
             }
         };
-        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keep: None })))
+        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keeper })))
     }
 
     /// Borrows an application's stream (`CUstream`, `hipStream_t`).
@@ -66,7 +74,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// The stream is alive for as long as `keep` is.
+    /// - The stream is alive for as long as `keep` is.
+    /// - No thread begins to capture it while another one is in a call of this library that was given it.
     pub unsafe fn borrow(gpu: &Gpu, raw: RawStream, keep: Arc<dyn Any + Send + Sync>) -> Result<Stream> {
         // SAFETY: `stream_info` asks for a live stream: so does this function, and `keep` is in scope.
         let info = unsafe { gpu.backend().stream_info(raw) }?;
@@ -78,7 +87,7 @@ impl Stream {
                 remedy: "pass a stream of the device that the session or participant was opened on",
             });
         }
-        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keep: Some(keep) })))
+        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keeper: Keeper::Application { _keep: keep } })))
     }
 
     /// Returns the driver's handle.
@@ -161,7 +170,7 @@ pub(crate) struct StreamKey {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.keep.is_none() {
+        if matches!(&self.keeper, Keeper::Us(fork) if !fork.is_child()) {
             // SAFETY: `destroy_stream` asks for a live stream that nobody uses afterwards: this was its last owner.
             // An error leaks it, which is all that can be done.
             let _ = unsafe { self.gpu.backend().destroy_stream(self.raw) };
@@ -172,5 +181,37 @@ impl Drop for Inner {
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream").field("raw", &self.0.raw).field("identity", &self.0.info.identity).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_host::{HostBackend, HostConfig};
+    use gpu_api::DeviceId;
+
+    use super::*;
+
+    #[test]
+    fn a_forked_childs_drop_leaves_the_stream_alone() {
+        let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("memory"), DeviceId(0)).expect("a device");
+        let (stream, backend) = (Stream::create(&gpu).expect("a stream"), gpu.backend());
+        let raw = stream.raw();
+        // SAFETY: `capture_status`: alive, or refused by the host backend's table.
+        let lives = || unsafe { backend.capture_status(raw) }.is_ok();
+        // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it frees memory
+        // with the C library, asks a backend that no other thread has, and leaves with `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(stream);
+            // SAFETY: `_exit` has no conditions.
+            unsafe { libc::_exit(i32::from(!lives())) };
+        }
+        let mut status = 0;
+        // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0), "the child destroyed its parent's stream");
+        assert!(lives());
+        drop(stream);
+        assert!(!lives(), "the last clone of its own process destroys it");
     }
 }

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU64, Ordering};
 
 use gpu_api::{Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{FileType, Mode};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::shm;
 
 /// The counters of a file.
@@ -46,7 +46,11 @@ const GRANT: Ordering = Ordering::Release;
 const RELEASE: Ordering = Ordering::AcqRel;
 const COLLECT: Ordering = Ordering::Acquire;
 
-/// A name for a file in shared memory: `/` and then no other.
+/// What the names of counter files begin with, in every release of PyTorch: what else lies in shared memory is not
+/// touched, whoever names it.
+const PREFIX: &[u8] = b"/torch_";
+
+/// The name of a counter file in shared memory: `/torch_` and then no other `/`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct CounterName(String);
 
@@ -55,22 +59,16 @@ impl CounterName {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for one that could name anything but a file of its own in the directory of shared memory.
+    /// [`Error::Invalid`] for one that could name anything but a counter file in the directory of shared memory.
     pub fn new(bytes: &[u8]) -> Result<CounterName> {
-        let good = match bytes {
-            [b'/', rest @ ..] => {
-                !rest.is_empty()
-                    && rest.len() <= 250
-                    && rest[0] != b'.'
-                    && rest.iter().all(|&b| b.is_ascii_graphic() && b != b'/')
-            }
-            _ => false,
-        };
+        let good = bytes.strip_prefix(PREFIX).is_some_and(|rest| {
+            !rest.is_empty() && rest.len() <= 240 && rest.iter().all(|&b| b.is_ascii_graphic() && b != b'/')
+        });
         if !good {
             return Err(Error::Invalid {
                 what: "the name of PyTorch's counter file",
                 got: bytes[..bytes.len().min(64)].escape_ascii().to_string(),
-                must: "a slash and up to 250 printable characters without one, such as /torch_4711_1804289383_0",
+                must: "/torch_ and up to 240 printable characters without a slash, such as /torch_4711_1804289383_0",
             });
         }
         Ok(CounterName(bytes.iter().map(|&b| char::from(b)).collect()))
@@ -155,13 +153,21 @@ impl CounterFile {
     /// [`Error::Invalid`] when it is no counter file or its last user is leaving it.
     pub fn attach(name: &CounterName) -> Result<CounterFile> {
         let remedy = "let the sender live until everything was received, and share /dev/shm and the user between both";
-        let file = shm::open(name.as_str(), shm::OFlags::RDWR, Mode::empty())
+        // Where the directory is everybody's, so is a link in it.
+        let flags = shm::OFlags::RDWR | shm::OFlags::from_bits_retain(OFlags::NOFOLLOW.bits());
+        let file = shm::open(name.as_str(), flags, Mode::empty())
             .map_err(|e| Error::system("shm_open of PyTorch's counter file", remedy, e))?;
         let stat = rustix::fs::fstat(&file).map_err(|e| Error::system("fstat of PyTorch's counter file", remedy, e))?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if !is_file || stat.st_size < BYTES as i64 {
             let got = format!("{} bytes long", stat.st_size);
             return Err(Error::Invalid { what: "PyTorch's counter file", got, must: "a file of 80064 bytes" });
+        }
+        // Its owner can truncate it, and whoever touches it then faults.
+        let (owner, ours) = (stat.st_uid, rustix::process::geteuid().as_raw());
+        if owner != ours {
+            let got = format!("of the user {owner}");
+            return Err(Error::Invalid { what: "PyTorch's counter file", got, must: "of this process' own user" });
         }
         let mut file = CounterFile::map(&file, name.clone())?;
         let before = file.header().fetch_add(1, RELEASE);
@@ -279,14 +285,25 @@ mod tests {
 
     #[test]
     fn a_name_names_one_file_of_shared_memory_or_is_refused() {
-        for good in ["/torch_1_2_3", "/x"] {
+        for good in ["/torch_1_2_3", "/torch_1_2"] {
             assert_eq!(CounterName::new(good.as_bytes()).expect("good").as_str(), good);
         }
-        for bad in ["", "/", "x", "/a/b", "/..", "/.hidden", "/a\0b", "/a b", "//"] {
+        for bad in [
+            "",
+            "/",
+            "torch_1",
+            "/torch_",
+            "/torch_a/b",
+            "/torch_../x",
+            "/torch_a\0b",
+            "/torch_a b",
+            "//torch_1",
+            "/sem.x",
+        ] {
             assert!(CounterName::new(bad.as_bytes()).is_err(), "{bad:?}");
         }
-        assert!(CounterName::new(&[b'/'; 300]).is_err());
-        assert!(CounterName::new(&[&b"/"[..], &[b'a'; 251]].concat()).is_err());
+        assert!(CounterName::new(&[&b"/torch_"[..], &[b'a'; 240]].concat()).is_ok());
+        assert!(CounterName::new(&[&b"/torch_"[..], &[b'a'; 241]].concat()).is_err());
     }
 
     #[test]
@@ -348,6 +365,29 @@ mod tests {
         assert!(CounterFile::attach(&name).is_err());
         assert_eq!(file.users(), 0);
         file.header().store(1, GRANT);
+    }
+
+    #[test]
+    fn a_link_is_not_followed() {
+        let file = CounterFile::create().expect("room");
+        let name = CounterName::new(format!("{}_link", file.name().as_str()).as_bytes()).expect("good");
+        std::os::unix::fs::symlink(path(file.name()), path(&name)).expect("room");
+        let attached = CounterFile::attach(&name);
+        std::fs::remove_file(path(&name)).expect("it is there");
+        assert!(matches!(attached, Err(Error::System { .. })), "{attached:?}");
+        assert_eq!(file.users(), 1);
+    }
+
+    #[test]
+    fn another_users_file_is_refused() {
+        let file = CounterFile::create().expect("room");
+        if let Err(error) = std::os::unix::fs::chown(path(file.name()), Some(65_534), None) {
+            eprintln!("ignored: only who may give files away can make one of another user's: {error}");
+            return;
+        }
+        let attached = CounterFile::attach(file.name());
+        assert!(matches!(attached, Err(Error::Invalid { .. })), "{attached:?}");
+        assert_eq!(file.users(), 1);
     }
 
     #[test]

@@ -103,6 +103,12 @@ impl Fields {
                 must: "below 2^63 bytes",
             });
         }
+        if let SegmentHandle::Expandable(chunks) = &segment
+            && self.offset_bytes + self.size_bytes > chunks.len()
+        {
+            let got = format!("{} bytes at offset {} of {}", self.size_bytes, self.offset_bytes, chunks.len());
+            return Err(Error::Invalid { what: "PyTorch's storage", got, must: "inside the chunks that came with it" });
+        }
         let Some(name) = &self.ref_counter_handle else {
             return Err(Error::Invalid { what: "PyTorch's counter file", got: "absent".into(), must: "named" });
         };
@@ -188,6 +194,18 @@ mod tests {
         assert_eq!((place.offset, place.counter.slot), (512, 9999));
         assert_eq!(place.counter.file.as_str(), "/torch_4711_1804289383_0");
         assert_eq!(place.event, Some(EventHandle([3; 64])));
+    }
+
+    #[test]
+    fn a_storage_lies_inside_its_chunks_before_any_is_opened() {
+        let mut handle = vec![2, b'e'];
+        handle.extend(4711u64.to_ne_bytes());
+        handle.extend(4096u64.to_ne_bytes());
+        handle.extend(2u64.to_ne_bytes());
+        handle.extend([5, 0, 0, 0, 6, 0, 0, 0]);
+        let fields = Fields { handle: Some(handle), size_bytes: 8000, offset_bytes: 192, ..cuda() };
+        assert_eq!(fields.decode().expect("good").len(), 8000);
+        assert!(Fields { offset_bytes: 193, ..fields }.decode().is_err());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use ipc_rc::{Stream, Wait};
 
 use crate::counter_file::{CounterFile, CounterName};
 use crate::fields::{Counter, Place, SharedStorage};
-use crate::releases::{Held, ReceiverStats, Releases};
+use crate::releases::{Held, ReceiverStats, Releases, same_gpu};
 
 /// Opens the storages that PyTorch processes share, on one device.
 ///
@@ -75,7 +75,7 @@ impl Receiver {
     ///
     /// # Errors
     ///
-    /// - [`Error::Mismatch`] for a storage of another device, where its uuid is known.
+    /// - [`Error::Mismatch`] for a storage of another device, where its uuid is known, and for a stream of another.
     /// - [`Error::Invalid`] for a storage beyond its segment's end, a counter that stands for nothing more, or a file that
     ///   is no counter file.
     /// - [`Error::Unsupported`] for an expandable segment that cannot be opened, with what to change in the sender.
@@ -95,6 +95,9 @@ impl Receiver {
                 ours: gpu.uuid().to_string(),
                 remedy: "make a receiver on that device with `Gpu::with_uuid`",
             });
+        }
+        if let Wait::On(stream) = wait {
+            same_gpu(stream, gpu)?;
         }
         let Some(place) = &storage.place else {
             return Ok(ReceivedStorage(Arc::new(Opened::empty(self.clone()))));
@@ -271,15 +274,7 @@ impl ReceivedStorage {
     ///
     /// [`Error::Mismatch`] for a stream of another device.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
-        let ours = self.0.receiver.gpu().device();
-        if stream.gpu().device() != ours {
-            return Err(Error::Mismatch {
-                what: "the stream's device",
-                theirs: stream.gpu().device().to_string(),
-                ours: ours.to_string(),
-                remedy: "pass a stream of the receiver's device",
-            });
-        }
+        same_gpu(stream, self.0.receiver.gpu())?;
         let mut used = self.0.used_on.lock().unwrap_or_else(PoisonError::into_inner);
         if !used.iter().any(|known| known.identity() == stream.identity()) {
             used.push(stream.clone());

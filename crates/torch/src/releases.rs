@@ -232,6 +232,21 @@ impl fmt::Debug for Releases {
     }
 }
 
+/// Refuses a stream that the backend of `gpu` must not be given: what names a stream here may name nothing, or another
+/// one, elsewhere.
+pub(crate) fn same_gpu(stream: &Stream, gpu: &Gpu) -> Result<()> {
+    if stream.gpu() == gpu {
+        return Ok(());
+    }
+    let name = |gpu: &Gpu| format!("{} of {}", gpu.device(), gpu.kind());
+    Err(Error::Mismatch {
+        what: "the stream's device",
+        theirs: name(stream.gpu()),
+        ours: name(gpu),
+        remedy: "pass a stream of the same `Gpu`",
+    })
+}
+
 fn destroy(gpu: &Gpu, event: RawEvent) {
     // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: its number is dropped. An error leaks it.
     let _ = unsafe { gpu.backend().destroy_event(event) };

@@ -34,6 +34,7 @@ pub enum SegmentHandle {
 }
 
 /// The chunks of an expandable segment that one storage lies in.
+#[allow(clippy::len_without_is_empty, reason = "a segment is never empty")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExpandableSegment {
     /// The process whose file descriptors these are, as it sees itself.
@@ -116,6 +117,15 @@ impl SegmentHandle {
 }
 
 impl ExpandableSegment {
+    /// Returns the bytes of all chunks; what 64 bits do not hold is no segment.
+    pub fn len(&self) -> u64 {
+        let count = match &self.chunks {
+            Chunks::Descriptors(all) => all.len(),
+            Chunks::Fabric(count) => *count,
+        };
+        self.chunk_bytes.saturating_mul(count as u64)
+    }
+
     fn decode(bytes: &[u8]) -> Result<ExpandableSegment> {
         let invalid = |got: String, must| Error::Invalid { what: "a PyTorch expandable segment", got, must };
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
@@ -195,7 +205,7 @@ mod tests {
     fn an_expandable_segment_gives_its_descriptors() {
         let bytes = expandable(2, 4321, 2 << 20, 2, &[5, 0, 0, 0, 6, 0, 0, 0]);
         let Ok(SegmentHandle::Expandable(segment)) = SegmentHandle::decode(&bytes) else { panic!("{bytes:?}") };
-        assert_eq!((segment.pid, segment.chunk_bytes), (4321, 2 << 20));
+        assert_eq!((segment.pid, segment.chunk_bytes, segment.len()), (4321, 2 << 20, 4 << 20));
         assert_eq!(segment.chunks, Chunks::Descriptors(vec![5, 6]));
         let fabric = SegmentHandle::decode(&expandable(2, 4321, 2 << 20, 2, &[0; 128])).expect("fabric");
         assert!(matches!(fabric, SegmentHandle::Expandable(ExpandableSegment { chunks: Chunks::Fabric(2), .. })));

@@ -11,6 +11,9 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, RawPid, pidfd_getfd, pid
 use crate::fields::Place;
 use crate::segment_handle::{Chunks, ExpandableSegment, SegmentHandle};
 
+const OPENING: &str = "opening an expandable segment of PyTorch's";
+const OFF: &str = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender";
+
 /// The segments that this process has open on one device.
 ///
 /// An entry is the driver's from the first opening to the last release. Both ends of that are calls of the driver, made
@@ -120,14 +123,31 @@ impl Segments {
         closed
     }
 
+    /// Maps the chunks of an expandable segment as its sender has them: side by side.
+    fn import(&self, segment: &ExpandableSegment) -> Result<DevicePtr> {
+        let (backend, device) = (self.gpu.backend(), self.gpu.device());
+        let mut fds = descriptors_of(segment)?;
+        let count = fds.len();
+        if count == 1 {
+            let fd = fds.next().expect("there is one")?;
+            return backend.import_fd(device, fd.as_fd(), segment.chunk_bytes, Access::ReadWrite);
+        }
+        backend.import_fds(device, &mut fds, segment.chunk_bytes, Access::ReadWrite).map_err(|error| match error {
+            // The backend's own, who did not ask for a single descriptor.
+            Error::Unsupported { why, .. } if fds.len() == count => Error::Unsupported {
+                what: OPENING,
+                why: format!("the storage lies in {count} chunks of {} bytes: {why}", segment.chunk_bytes),
+                remedy: OFF,
+            },
+            error => error,
+        })
+    }
+
     fn open(&self, segment: &SegmentHandle) -> Result<(DevicePtr, u64)> {
         let (backend, device) = (self.gpu.backend(), self.gpu.device());
         let base = match segment {
             SegmentHandle::Plain(handle) => backend.open_handle(device, handle)?,
-            SegmentHandle::Expandable(segment) => {
-                let fd = descriptor_of(segment)?;
-                backend.import_fd(device, fd.as_fd(), segment.chunk_bytes, Access::ReadWrite)?
-            }
+            SegmentHandle::Expandable(segment) => self.import(segment)?,
         };
         match backend.address_range(base) {
             Ok(range) => Ok((base, range.len.saturating_sub(base.0.saturating_sub(range.base.0)))),
@@ -140,46 +160,38 @@ impl Segments {
     }
 }
 
-/// Takes the file descriptor of a segment out of the process that made it.
-fn descriptor_of(segment: &ExpandableSegment) -> Result<OwnedFd> {
-    let what = "opening an expandable segment of PyTorch's";
-    let off = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender";
+/// Takes the file descriptors of a segment out of the process that made it, one after the other.
+fn descriptors_of(segment: &ExpandableSegment) -> Result<impl ExactSizeIterator<Item = Result<OwnedFd>>> {
     let numbers = match &segment.chunks {
         Chunks::Descriptors(numbers) => numbers,
         Chunks::Fabric(_) => {
             let why = "it is shared by fabric handles".into();
-            return Err(Error::Unsupported { what, why, remedy: off });
+            return Err(Error::Unsupported { what: OPENING, why, remedy: OFF });
         }
     };
-    let [number] = numbers[..] else {
-        return Err(Error::Unsupported {
-            what,
-            why: format!(
-                "the storage lies in {} chunks of {} bytes, which only one mapping of them all makes contiguous",
-                numbers.len(),
-                segment.chunk_bytes
-            ),
-            remedy: off,
-        });
-    };
-    let pid = RawPid::try_from(segment.pid).ok().and_then(Pid::from_raw).ok_or_else(|| Error::Invalid {
-        what: "a PyTorch expandable segment",
-        got: format!("of process {}", segment.pid),
-        must: "of a process with a positive number",
-    })?;
-    let gone = "let the sender live, in the same pid namespace, until everything was received";
-    let number = i32::try_from(number).unwrap_or(-1);
-    let taken = pidfd_open(pid, PidfdFlags::empty())
-        .and_then(|process| pidfd_getfd(&process, number, PidfdGetfdFlags::empty()));
-    match taken {
-        Ok(fd) => Ok(fd),
+    let number = segment.pid;
+    let failed = move |e: Errno| match e {
         // The last two are how filters of system calls say it.
-        Err(Errno::PERM | Errno::ACCESS | Errno::NOSYS) => Err(Error::Unsupported {
-            what,
-            why: format!("the system does not let this process take a file descriptor of process {}", segment.pid),
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS => Error::Unsupported {
+            what: OPENING,
+            why: format!("the system does not let this process take a file descriptor of process {number}"),
             remedy: "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the sender, or permit it: the same user, \
                      and prctl(PR_SET_PTRACER) in the sender or CAP_SYS_PTRACE here",
-        }),
-        Err(e) => Err(Error::system("pidfd_getfd of the segment, from its sender", gone, e)),
-    }
+        },
+        e => {
+            let gone = "let the sender live, in the same pid namespace, until everything was received";
+            Error::system("pidfd_getfd of the segment, from its sender", gone, e)
+        }
+    };
+    let pid = RawPid::try_from(number).ok().and_then(Pid::from_raw).ok_or_else(|| Error::Invalid {
+        what: "a PyTorch expandable segment",
+        got: format!("of process {number}"),
+        must: "of a process with a positive number",
+    })?;
+    let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
+    Ok(numbers.iter().map(move |&fd| {
+        // One that no process can have is one that this process has not.
+        let fd = i32::try_from(fd).map_err(|_| failed(Errno::BADF))?;
+        pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()).map_err(failed)
+    }))
 }

@@ -11,6 +11,7 @@ use ipc_rc::{After, SentBlock, Stream};
 use crate::counter_file::{CounterFile, SLOTS};
 use crate::fields::Fields;
 use crate::recipient::{Process, Recipient};
+use crate::releases::same_gpu;
 
 /// How many sends may have an event of their own; those beyond wait for their stream, as PyTorch's do. Drivers give out
 /// a few thousand (3,896 on an H200, driver 580), PyTorch in the same process among the takers.
@@ -154,6 +155,7 @@ impl Sender {
     ///
     /// - [`Error::Unsupported`] for a block that is shared by file descriptor; open its session with
     ///   [`Sharing::Handle`].
+    /// - [`Error::Mismatch`] for a block or a stream of another device.
     /// - [`Error::Capturing`], [`Error::Forked`], [`Error::System`], [`Error::Driver`].
     ///
     /// After an error nothing is counted.
@@ -189,8 +191,9 @@ impl Sender {
         let event = match after {
             After::Done => None,
             After::Stream(stream) => {
+                let event = self.order(stream)?;
                 block.used_on(stream);
-                self.order(stream)?
+                event
             }
             _ => {
                 return Err(Error::Unsupported {
@@ -224,18 +227,11 @@ impl Sender {
 
     /// Makes the receiver wait for a stream: by an event, or by waiting here.
     fn order(&self, stream: &Stream) -> Result<Option<(RawEvent, EventHandle)>> {
+        same_gpu(stream, &self.gpu)?;
         let backend = self.gpu.backend();
-        // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
+        // SAFETY: `capture_status` asks for a live stream: `stream` keeps it, and it is of this backend.
         if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
             return Err(Error::Capturing { stream: stream.raw().0, remedy: "send before or after the capture" });
-        }
-        if stream.gpu().device() != self.gpu.device() {
-            return Err(Error::Mismatch {
-                what: "the stream's device",
-                theirs: stream.gpu().device().to_string(),
-                ours: self.gpu.device().to_string(),
-                remedy: "pass a stream of the sender's device",
-            });
         }
         let by_event = self.gpu.caps().event_ipc && self.gpu.kind() != BackendKind::Hip;
         if !by_event || self.ledger().events >= MAX_EVENTS {

@@ -83,6 +83,7 @@ control! {
     depth = "fake_depth": fn() -> c_int;
     mode = "fake_mode": fn() -> u32;
     set_mode = "fake_set_mode": fn(to: u32);
+    deinitialize = "fake_deinitialize": fn();
     set_capture = "fake_set_capture": fn(to: c_int);
     capture = "fake_capture": fn() -> c_int;
     set_pending = "fake_set_pending": fn(to: c_int);

@@ -46,6 +46,7 @@ static long countdown;                 /* the call that fails, counted down; 0: 
 static result countdown_code;
 static char named[64], failed[64];
 static result named_code;
+static int deinitialized;              /* as at the end of a process */
 static int capture;                    /* 0 none, 1 under way, 2 destroyed */
 static int retained[8];
 static char contexts[8];               /* their addresses are the contexts */
@@ -72,7 +73,9 @@ static result enter(const char *name, int how) {
     size_t used = strlen(trace);
     snprintf(trace + used, sizeof trace - used, "%s ", name);
     result code = 0;
-    if (named_code && !strcmp(named, name)) {
+    if (deinitialized) {
+        code = 4;
+    } else if (named_code && !strcmp(named, name)) {
         code = named_code;
         named_code = 0;
         snprintf(failed, sizeof failed, "%s", name);
@@ -120,6 +123,15 @@ static struct object *around(address inside) {
     return NULL;
 }
 
+/* Whether anything is mapped within a range. */
+__attribute__((unused)) static int mapped_within(address base, uint64_t len) {
+    for (unsigned i = 0; i < sizeof objects / sizeof *objects; i++) {
+        struct object *o = &objects[i];
+        if (o->kind == MAPPED && o->key < base + len && base < o->key + o->len) return 1;
+    }
+    return 0;
+}
+
 static result give_back(enum kind kind, address key) {
     struct object *o = find(kind, key);
     if (!o) {
@@ -157,6 +169,7 @@ int fake_violations(void) { return violations; }
 int fake_depth(void) { return depth; }
 uint32_t fake_mode(void) { return mode; }
 void fake_set_mode(uint32_t to) { mode = to; }
+void fake_deinitialize(void) { deinitialized = 1; }
 void fake_set_capture(int to) { capture = to; }
 int fake_capture(void) { return capture; }
 void fake_set_pending(int to) { pending = to; }
@@ -393,13 +406,15 @@ result cuMemAddressReserve(address *base, size_t len, size_t align, address hint
 result cuMemAddressFree(address base, size_t len) {
     ENTER(0);
     struct object *o = find(RESERVED, base);
-    if (find(MAPPED, base) || (o && o->len != len)) violations++;
+    if (mapped_within(base, len) || (o && o->len != len)) violations++;
     return give_back(RESERVED, base);
 }
 result cuMemMap(address base, size_t len, size_t offset, uint64_t handle, unsigned long long flags) {
     ENTER(0);
-    struct object *r = find(RESERVED, base), *p = find(PHYSICAL, handle);
-    if (!r || !p || r->len != len || offset || flags || find(MAPPED, base)) {
+    struct object *r = NULL, *p = find(PHYSICAL, handle);
+    for (unsigned i = 0; i < sizeof objects / sizeof *objects; i++)
+        if (objects[i].kind == RESERVED && base - objects[i].key < objects[i].len) r = &objects[i];
+    if (!r || !p || base + len > r->key + r->len || offset || flags || mapped_within(base, len)) {
         violations++;
         return 1;
     }
@@ -417,12 +432,16 @@ result cuMemUnmap(address base, size_t len) {
 }
 result cuMemSetAccess(address base, size_t len, const struct access *descriptions, size_t count) {
     ENTER(0);
-    struct object *o = find(MAPPED, base);
-    if (!o || o->len != len || descriptions[0].where != 1) {
-        violations++;
-        return 1;
+    /* One mapping or several side by side, and nothing else. */
+    for (uint64_t at = 0; at < len;) {
+        struct object *o = find(MAPPED, base + at);
+        if (!o || o->len > len - at || descriptions[0].where != 1) {
+            violations++;
+            return 1;
+        }
+        o->flags = descriptions[0].flags;
+        at += o->len;
     }
-    o->flags = descriptions[0].flags;
     last_device_count = count;
     return 0;
 }
@@ -434,7 +453,8 @@ result cuMemExportToShareableHandle(void *out, uint64_t handle, uint32_t type, u
         return 1;
     }
     if (!(p->flags & 1)) return 1;
-    int fd = memfd_create("fake-gpu", MFD_CLOEXEC);
+    /* The manual does not say that it is closed on exec. */
+    int fd = memfd_create("fake-gpu", 0);
     if (ftruncate(fd, p->len)) abort();
     *(int *)out = fd;
     return 0;

@@ -1,5 +1,8 @@
 //! Starting the driver, and what is said where it does not start.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use backend_cuda::CudaBackend;
 use gpu_api::{Error, EventKind, GpuBackend, RawStream, Sharing, StreamOp, WordPtr};
 
@@ -42,7 +45,50 @@ pub const CASES: &[Case] = &[
         environment: &[],
         run: contexts_are_given_back,
     },
+    Case {
+        name: "a_forked_child_gives_nothing_back_and_waits_for_nobody",
+        library: Library::Whole,
+        environment: &[],
+        run: a_forked_child_gives_nothing_back_and_waits_for_nobody,
+    },
 ];
+
+/// Another thread of the parent's may hold any lock of the backend when the child is made, and then holds it for good.
+fn a_forked_child_gives_nothing_back_and_waits_for_nobody() {
+    let cuda = fake::cuda();
+    let made = cuda.alloc(GPU, 1, Sharing::Fd).expect("there is room");
+    let stop = Arc::new(AtomicBool::new(false));
+    let asks = {
+        let (cuda, stop) = (Arc::clone(&cuda), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                assert!(cuda.classify(made.base).is_ok());
+            }
+        })
+    };
+    for _ in 0..200 {
+        fake::clear_trace();
+        // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it drops the backend,
+        // which is to do nothing but free memory with the C library, and leaves with `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: `alarm` has no conditions: it ends a child that waits for a lock.
+            unsafe { libc::alarm(30) };
+            // SAFETY: `drop_in_place` asks for a value that nobody uses afterwards: the child has no other thread.
+            unsafe { std::ptr::drop_in_place(Arc::as_ptr(&cuda).cast_mut()) };
+            let code = i32::from(!fake::trace().is_empty());
+            // SAFETY: `_exit` has no conditions.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0), "the child hung, or called the driver");
+    }
+    stop.store(true, Ordering::Relaxed);
+    asks.join().expect("it asks on");
+    assert_eq!(fake::retained(0), 1);
+}
 
 fn unavailable(expected: &str) {
     let error = CudaBackend::load().expect_err("the driver does not start");

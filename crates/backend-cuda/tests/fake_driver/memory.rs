@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpu_api::{Access, DeviceId, DevicePtr, Error, GpuBackend, HostMemory, MemoryKind, Sharing};
 
@@ -26,6 +27,10 @@ pub const CASES: &[Case] = &[
     case!(out_of_memory_says_how_much_is_free),
     case!(a_code_of_no_header_stays_a_number),
     case!(an_import_is_checked_against_its_descriptor),
+    case!(an_exported_descriptor_is_closed_on_exec),
+    case!(only_the_base_of_own_memory_is_exported),
+    case!(several_pieces_lie_side_by_side),
+    case!(every_failure_of_a_piece_leaves_nothing),
     case!(a_handle_is_closed_as_often_as_it_was_opened),
     case!(every_kind_of_memory_is_told_and_refused_with_a_remedy),
     case!(an_address_inside_finds_its_base),
@@ -35,6 +40,12 @@ pub const CASES: &[Case] = &[
         library: Library::Whole,
         environment: &[("FAKE_DEVICES", "3")],
         run: a_peer_reaches_what_is_and_what_comes,
+    },
+    Case {
+        name: "a_peer_is_given_nothing_that_is_being_unmapped",
+        library: Library::Whole,
+        environment: &[("FAKE_DEVICES", "2")],
+        run: a_peer_is_given_nothing_that_is_being_unmapped,
     },
 ];
 
@@ -260,6 +271,91 @@ fn an_import_is_checked_against_its_descriptor() {
     assert!(rustix::fs::fstat(&fd).is_ok(), "the descriptor stays the caller's");
 }
 
+fn an_exported_descriptor_is_closed_on_exec() {
+    let cuda = fake::cuda();
+    let own = cuda.alloc(GPU, 1, Sharing::Fd).expect("there is room");
+    let fd = cuda.export_fd(own.base).expect("it is virtual memory");
+    let flags = rustix::io::fcntl_getfd(&fd).expect("it is open");
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "{flags:?}");
+}
+
+fn only_the_base_of_own_memory_is_exported() {
+    let cuda = fake::cuda();
+    let refused = |base, expected: &str| {
+        fake::clear_trace();
+        for error in [cuda.export_handle(base).err(), cuda.export_fd(base).err()] {
+            let Some(Error::Unsupported { why, .. }) = error else { panic!("{error:?}") };
+            assert!(why.contains(expected), "{why}");
+        }
+        let asked = fake::trace();
+        assert!(!asked.iter().any(|call| call.contains("Export") || call.contains("IpcGet")), "{asked:?}");
+    };
+    for sharing in [Sharing::Fd, Sharing::Handle] {
+        let own = cuda.alloc(GPU, 1, sharing).expect("there is room");
+        refused(own.base.offset(4096), "not the first address");
+    }
+    let fd = fake::foreign_fd(0x20_0000);
+    refused(cuda.import_fd(GPU, fd.as_fd(), 0x20_0000, Access::ReadWrite).expect("it fits"), "from another one");
+    refused(cuda.open_handle(GPU, &fake::foreign_handle()).expect("it is another process'"), "from another one");
+}
+
+const PIECE: u64 = 0x20_0000;
+
+/// Descriptors of pieces, made when they are asked for; those after the first so many are too long.
+fn pieces(count: usize, good: usize) -> impl ExactSizeIterator<Item = gpu_api::Result<std::os::fd::OwnedFd>> {
+    (0..count).map(move |number| Ok(fake::foreign_fd(if number < good { PIECE } else { 2 * PIECE })))
+}
+
+fn several_pieces_lie_side_by_side() {
+    let cuda = fake::cuda();
+    fake::clear_trace();
+    let base = cuda.import_fds(GPU, &mut pieces(3, 3), PIECE, Access::ReadOnly).expect("they fit");
+    let piece = ["cuMemImportFromShareableHandle", "cuMemGetAllocationPropertiesFromHandle", "cuMemMap"];
+    let mut built = vec!["cuMemGetAllocationGranularity", "cuDevicePrimaryCtxRetain", "cuMemAddressReserve"];
+    built.extend(piece.into_iter().cycle().take(9));
+    built.extend(["cuMemSetAccess", "cuMemRelease", "cuMemRelease", "cuMemRelease"]);
+    assert_eq!(fake::trace(), built);
+    for number in 0..3 {
+        assert_eq!(fake::flags(Kind::Mapped, base.offset(number * PIECE).0), 1);
+    }
+    let range = cuda.address_range(base.offset(3 * PIECE - 1)).expect("it is inside");
+    assert_eq!((range.base, range.len), (base, 3 * PIECE));
+    fake::clear_trace();
+    // SAFETY: `close`: imported above, and nothing uses it.
+    unsafe { cuda.close(base) }.expect("it is mapped");
+    assert_eq!(fake::trace(), ["cuMemUnmap", "cuMemUnmap", "cuMemUnmap", "cuMemAddressFree"]);
+    assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
+
+    for (len, mut fds) in [(PIECE, pieces(3, 2)), (PIECE, pieces(0, 0)), (PIECE + 1, pieces(1, 0)), (0, pieces(1, 1))] {
+        let error = cuda.import_fds(GPU, &mut fds, len, Access::ReadWrite).expect_err("they do not fit");
+        assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+        assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
+    }
+    let mut torn = pieces(2, 2).map(|fd| fd.and(Err(Error::Closing)));
+    let error = cuda.import_fds(GPU, &mut torn, PIECE, Access::ReadWrite).expect_err("there is no descriptor");
+    assert!(matches!(error, Error::Closing), "{error:?}");
+    assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
+}
+
+fn every_failure_of_a_piece_leaves_nothing() {
+    let cuda = fake::cuda();
+    fake::each_failure(
+        || cuda.import_fds(GPU, &mut pieces(2, 2), PIECE, Access::ReadWrite),
+        |made| {
+            // SAFETY: `close`: imported by the attempt, and nothing uses it.
+            unsafe { cuda.close(made) }.expect("no failure is left");
+        },
+    );
+    // One that cannot be taken down stays, and all that it rests on.
+    let base = cuda.import_fds(GPU, &mut pieces(2, 2), PIECE, Access::ReadWrite).expect("they fit");
+    fake::fail("cuMemUnmap", 999);
+    // SAFETY: `close`: imported above, and nothing uses it.
+    assert_eq!(unsafe { cuda.close(base) }.err().as_ref().and_then(fake::code), Some(999));
+    // SAFETY: `close`: refused before the driver is asked: that is what is tested.
+    assert!(matches!(unsafe { cuda.close(base) }, Err(Error::Invalid { .. })));
+    assert_eq!((fake::live(Kind::Mapped), fake::live(Kind::Reserved), fake::violations()), (2, 1, 0));
+}
+
 fn a_handle_is_closed_as_often_as_it_was_opened() {
     let cuda = fake::cuda();
     let first = cuda.open_handle(GPU, &fake::foreign_handle()).expect("it is another process'");
@@ -350,6 +446,33 @@ fn host_memory_is_zeroed_and_placed() {
     assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
 }
 
+fn a_peer_is_given_nothing_that_is_being_unmapped() {
+    let cuda = fake::cuda();
+    let (owner, reader) = (DeviceId(0), DeviceId(1));
+    // Looked at first, so that what is listed last has time to go.
+    let stays = [(); 50].map(|()| cuda.alloc(owner, 1, Sharing::Fd).expect("there is room"));
+    let gone = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..3000 {
+                let own = cuda.alloc(owner, 1, Sharing::Fd).expect("there is room");
+                // SAFETY: `free`: allocated above, and nothing uses it.
+                unsafe { cuda.free(own.base) }.expect("it was allocated");
+            }
+            gone.store(true, Ordering::Relaxed);
+        });
+        while !gone.load(Ordering::Relaxed) {
+            fake::clear_trace();
+            cuda.enable_peer_access(reader, owner).expect("what is listed is mapped");
+        }
+    });
+    for own in stays {
+        // SAFETY: `free`: allocated above, and nothing uses it.
+        unsafe { cuda.free(own.base) }.expect("it was allocated");
+    }
+    assert_eq!((fake::all_live(), fake::violations()), (vec![], 0));
+}
+
 fn a_peer_reaches_what_is_and_what_comes() {
     let cuda = fake::cuda();
     let (owner, reader, apart) = (DeviceId(0), DeviceId(1), DeviceId(2));
@@ -368,6 +491,8 @@ fn a_peer_reaches_what_is_and_what_comes() {
     );
     assert_eq!(fake::flags(Kind::Mapped, before.0), allowed, "a peer may do no more than the owner of the mapping");
     import(Access::ReadWrite);
+    assert_eq!(fake::last_access_count(), 2);
+    cuda.import_fds(owner, &mut pieces(2, 2), PIECE, Access::ReadWrite).expect("they fit");
     assert_eq!(fake::last_access_count(), 2);
     cuda.enable_peer_access(reader, owner).expect("once more is no error");
     assert!(cuda.alloc(owner, 1, Sharing::Fd).is_ok());

@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     case!(not_ready_is_an_answer),
     case!(every_failure_of_a_registration_leaves_nothing),
     case!(words_are_whole_pages_registered_once),
+    case!(a_registration_that_could_not_be_ended_keeps_its_context),
     case!(a_batch_writes_in_order_and_has_bounds),
     case!(a_batch_behind_another_stream_is_one_visit),
     case!(a_host_function_runs_once_and_its_panic_stays_inside),
@@ -143,6 +144,23 @@ fn words_are_whole_pages_registered_once() {
     // SAFETY: `unregister_words`: refused: it is not registered.
     assert!(matches!(unsafe { cuda.unregister_words(start) }, Err(Error::Invalid { .. })));
     assert_eq!(fake::violations(), 0);
+}
+
+fn a_registration_that_could_not_be_ended_keeps_its_context() {
+    let cuda = fake::cuda();
+    let words = Words::new();
+    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is queued.
+    unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
+    fake::fail("cuMemHostUnregister", 999);
+    // SAFETY: `unregister_words`: registered above, and no operation is queued.
+    assert_eq!(unsafe { cuda.unregister_words(words.start()) }.err().as_ref().and_then(fake::code), Some(999));
+    fake::clear_trace();
+    // SAFETY: `unregister_words`: refused before the driver is asked: that is what is tested.
+    let error = unsafe { cuda.unregister_words(words.start()) }.expect_err("it leaked");
+    assert!(matches!(&error, Error::Invalid { got, .. } if got.contains("leaked")), "{error:?}");
+    assert!(fake::trace().is_empty());
+    drop(cuda);
+    assert_eq!(fake::retained(0), 1, "what leaked keeps its context");
 }
 
 fn a_batch_writes_in_order_and_has_bounds() {

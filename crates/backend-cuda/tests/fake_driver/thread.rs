@@ -33,6 +33,7 @@ pub const CASES: &[Case] = &[
     case!(a_default_stream_that_nothing_places_is_refused, "2"),
     case!(contexts_go_in_and_out, "2"),
     case!(what_is_queued_beside_any_context_names_its_own_device, "2"),
+    case!(when_the_driver_is_gone_every_call_says_so_and_nothing_hangs, "2"),
 ];
 
 /// Makes every call of the trait once.
@@ -50,6 +51,8 @@ fn everything(cuda: &Arc<CudaBackend>) {
     cuda.export_handle(plain).expect("a call");
     drop(cuda.export_fd(made).expect("a call"));
     let imported = cuda.import_fd(GPU, fd.as_fd(), 1, Access::ReadWrite).expect("a call");
+    let mut fds = [fd.try_clone(), fd.try_clone()].into_iter().map(|fd| Ok(fd.expect("a descriptor")));
+    let several = cuda.import_fds(GPU, &mut fds, 0x20_0000, Access::ReadWrite).expect("a call");
     let opened = cuda.open_handle(GPU, &fake::foreign_handle()).expect("a call");
     let host = cuda.host_alloc(GPU, 64, HostMemory { pinned: true, numa_node: None }).expect("a call");
     let event = cuda.create_event(GPU, EventKind::Interprocess).expect("a call");
@@ -85,18 +88,89 @@ fn everything(cuda: &Arc<CudaBackend>) {
     let word = unsafe { cuda.register_words(words.start(), words.len()) }.expect("a call");
     calls! {
         cuda.stream_batch(stream, &[StreamOp::Write { word, value: 1 }]);
+        cuda.batch_uncaptured(stream, &[StreamOp::Write { word, value: 2 }]);
+        cuda.batch_behind(stream, &[(event, stream)], &[StreamOp::Write { word, value: 3 }]);
         cuda.unregister_words(words.start());
         cuda.destroy_event(event);
         cuda.destroy_event(other);
         cuda.destroy_stream(stream);
         cuda.host_free(host);
         cuda.close(imported);
+        cuda.close(several);
         cuda.close(opened);
         cuda.free(plain);
         cuda.free(made);
     }
     assert_eq!(fake::all_live(), []);
     assert_eq!(fake::violations(), 0);
+}
+
+/// At the end of a process the driver's own end comes before that of threads and of what is dropped last.
+fn when_the_driver_is_gone_every_call_says_so_and_nothing_hangs() {
+    let cuda = fake::cuda();
+    let words = Words::new();
+    let fd = fake::foreign_fd(0x20_0000);
+    let [plain, made] = [Sharing::Handle, Sharing::Fd].map(|sharing| cuda.alloc(GPU, 1, sharing).expect("room").base);
+    let imported = cuda.import_fd(GPU, fd.as_fd(), 1, Access::ReadWrite).expect("it fits");
+    let host = cuda.host_alloc(GPU, 64, HostMemory { pinned: true, numa_node: None }).expect("room");
+    let event = cuda.create_event(GPU, EventKind::Interprocess).expect("an event");
+    let stream = cuda.create_stream(GPU).expect("a stream");
+    // SAFETY: `register_words`: `words` is mapped until it is dropped, when nothing is queued.
+    let word = unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
+    let write = [StreamOp::Write { word, value: 1 }];
+    let mut buffer = [0_u8; 8];
+    fake::set_pending(1);
+    fake::deinitialize();
+    macro_rules! refused {
+        ($($call:expr;)*) => {
+            $(
+                #[allow(unused_unsafe, reason = "one macro for the methods that ask for something and the others")]
+                // SAFETY: the method: everything was made above, is used only here, and given back once.
+                let error = unsafe { $call }.map(|_| ()).expect_err(stringify!($call));
+                assert!(fake::code(&error) == Some(4), "{}: {error:?}", stringify!($call));
+            )*
+        };
+    }
+    refused! {
+            cuda.device_info(GPU);
+            cuda.memory_info(GPU);
+            cuda.enable_peer_access(GPU, DeviceId(1));
+            cuda.alloc(GPU, 1, Sharing::Handle);
+            cuda.address_range(DevicePtr(8));
+            cuda.classify(DevicePtr(8));
+            cuda.export_handle(plain);
+            cuda.open_handle(GPU, &fake::foreign_handle());
+            cuda.export_fd(made);
+            cuda.open_event(GPU, &EventHandle([0; 64]));
+            cuda.create_event(GPU, EventKind::Local);
+            cuda.create_stream(GPU);
+            cuda.record_event(event, stream);
+            cuda.query_event(event);
+            cuda.stream_wait_event(stream, event);
+            cuda.event_handle(event);
+            cuda.query_stream(stream);
+            cuda.synchronize_stream(stream);
+            cuda.stream_info(stream);
+            cuda.capture_status(stream);
+            cuda.host_function(stream, Box::new(|| ()));
+            cuda.copy_to_device(stream, made, buffer.as_ptr(), 8);
+            cuda.copy_to_host(stream, buffer.as_mut_ptr(), made, 8);
+            cuda.copy(stream, made, plain, 8);
+            cuda.fill(stream, made, 1, 8);
+            cuda.stream_batch(stream, &write);
+            cuda.batch_uncaptured(stream, &write);
+            cuda.batch_behind(stream, &[(event, stream)], &write);
+            cuda.unregister_words(words.start());
+            cuda.destroy_event(event);
+            cuda.destroy_stream(stream);
+            cuda.host_free(host);
+            cuda.close(imported);
+            cuda.free(plain);
+            cuda.free(made);
+    }
+    fake::clear_trace();
+    drop(cuda);
+    assert!(fake::trace().is_empty(), "what is left keeps its context: {:?}", fake::trace());
 }
 
 fn every_call_leaves_the_context_and_the_mode() {

@@ -147,7 +147,7 @@ fn hold(runtime: &Runtime) -> Result<Sender<()>, String> {
         // An error is the sign: the other end was dropped.
         let _ = gate.recv();
     });
-    // SAFETY: `host_function` asks for a live stream: until the process ends.
+    // SAFETY: `host_function` asks for a live stream that nobody captures: until the process ends.
     unsafe { runtime.hip.host_function(runtime.stream, wait) }.map_err(told)?;
     Ok(go)
 }

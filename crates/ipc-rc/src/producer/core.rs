@@ -18,7 +18,7 @@ use crate::producer::block::{Block, Token};
 use crate::producer::count::Count;
 use crate::producer::fence::Fences;
 use crate::producer::found::Found;
-use crate::producer::ledger::{Effort, Entry, own_shard};
+use crate::producer::ledger::{Effort, Entry, SHARDS, own_shard};
 use crate::producer::outbox::Outbox;
 use crate::producer::own_work::OwnWork;
 use crate::producer::peer::Peer;
@@ -84,13 +84,18 @@ pub(crate) struct Core {
     returned: Mutex<Vec<(Token, Piece)>>,
     /// How many of those there are. Changed under the lock, read without it.
     returned_count: AtomicUsize,
-    pub(crate) cursor: AtomicUsize,
+    drops: [Drops; SHARDS],
     changes: (Mutex<Changes>, Condvar),
     /// In manual mode: what a thread of the session's own would run.
     pub driver: Driver<Service>,
     /// Connections that the application passed in.
     pub arrivals: Mutex<Vec<OwnedFd>>,
 }
+
+/// How many blocks the threads of one shard have dropped, off the other shards' cache lines.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Drops(AtomicUsize);
 
 /// How often something changed, and how many wait for the next time.
 #[derive(Debug, Default)]
@@ -147,7 +152,7 @@ impl Core {
             trims: AtomicBool::new(false),
             returned: Mutex::default(),
             returned_count: AtomicUsize::new(0),
-            cursor: AtomicUsize::new(0),
+            drops: Default::default(),
             changes: (Mutex::default(), Condvar::new()),
             driver: Driver::new(),
             arrivals: Mutex::default(),
@@ -188,15 +193,18 @@ impl Core {
         if places == 0 {
             return;
         }
-        let drops = self.cursor.load(Ordering::Relaxed).wrapping_add(1);
-        self.cursor.store(drops, Ordering::Relaxed);
+        let own = own_shard();
+        let counted = &self.drops[own].0;
+        // Two threads that count at once may count one: it only says when and where to look.
+        let drops = counted.load(Ordering::Relaxed).wrapping_add(1);
+        counted.store(drops, Ordering::Relaxed);
         if !drops.is_multiple_of(GLANCES) {
             return;
         }
         let turn = drops / GLANCES;
         let Some(ledger) = self.places.get(turn % places) else { return };
         let mut out = Found::new();
-        ledger.glance(own_shard().wrapping_add(turn / places), GLANCE, &mut out);
+        ledger.glance(own.wrapping_add(turn / places), GLANCE, &mut out);
         self.retire(&mut out);
     }
 

@@ -287,7 +287,8 @@ fn enqueue(gpu: &Gpu, stream: &Stream, writes: &[(&Words, u32, u64)]) -> Result<
             word.reach(*value);
         }
     });
-    // SAFETY: `host_function` asks for a live stream: `stream` keeps it.
+    // SAFETY: `host_function` asks for a live stream, which `stream` keeps, that nobody begins to capture:
+    // `Stream::borrow` asks for that.
     unsafe { gpu.backend().host_function(stream.raw(), reach) }
 }
 

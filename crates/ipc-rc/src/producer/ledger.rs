@@ -9,6 +9,7 @@
 //!
 //! A grant and the burial of its addressee meet at the shard's lock: a grant is either seen by the burial or refused.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -419,12 +420,18 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 }
 
-/// Picks a thread's own shard: by where its stack's thread-local lies, so without a counter shared by all threads.
+/// Returns a thread's own shard. Threads are numbered as they first ask, so those of a pool, which begin one after the
+/// other, have one each; by anything that a hash could take, such as addresses, half of eight would meet in one.
+#[inline]
 pub fn own_shard() -> usize {
-    thread_local!(static HERE: u8 = const { 0 });
-    HERE.with(|here| {
-        let address = std::ptr::from_ref(here) as usize;
-        (address >> 12 ^ address >> 17 ^ address >> 22) % SHARDS
+    static NUMBERED: AtomicUsize = AtomicUsize::new(0);
+    const NONE: usize = usize::MAX;
+    thread_local!(static OWN: Cell<usize> = const { Cell::new(NONE) });
+    OWN.with(|own| {
+        if own.get() == NONE {
+            own.set(NUMBERED.fetch_add(1, Ordering::Relaxed) % SHARDS);
+        }
+        own.get()
     })
 }
 

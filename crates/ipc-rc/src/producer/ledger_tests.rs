@@ -1,7 +1,7 @@
 //! The ledger against a map: whatever happens in whatever order, a block's count is the number of its outstanding
 //! slots, every lease is retired exactly once, and nothing is retired while a living process holds it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -271,6 +271,19 @@ fn threads_that_share_at_once_get_different_slots() {
     slots.dedup();
     assert_eq!(slots.len(), 8_000);
     assert_eq!(Arc::strong_count(&block), 8_001);
+}
+
+#[test]
+fn threads_are_spread_over_the_shards_and_each_keeps_its_own() {
+    let begin = || {
+        std::thread::spawn(|| {
+            let own = own_shard();
+            assert!((0..100).all(|_| own_shard() == own));
+            own
+        })
+    };
+    let own: BTreeSet<usize> = (0..64).map(|_| begin().join().expect("no panic")).collect();
+    assert!(own.len() > SHARDS / 2, "{own:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The other process: this program again, told what to do line by line.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -12,6 +13,8 @@ use ipc_rc::{Participant, ReceivedBlock, Stream, Wait};
 
 /// Set in the other process.
 pub const ROLE: &str = "GPU_IPC_TORCH_AGENT";
+/// Bytes of a chunk of what is exported as an expandable segment.
+pub const CHUNK: u64 = 1 << 20;
 /// Whoever takes longer hangs.
 pub const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -25,7 +28,7 @@ pub fn stop(stream: &Stream) -> mpsc::Sender<()> {
     let wait = Box::new(move || {
         let _ = closed.recv();
     });
-    // SAFETY: `host_function` asks for a live stream, which `stream` keeps; the function calls no driver.
+    // SAFETY: `host_function` asks for a live stream that nobody captures: `stream` keeps it.
     unsafe { stream.gpu().backend().host_function(stream.raw(), wait) }.expect("queued");
     gate
 }
@@ -122,7 +125,7 @@ struct State {
     stream: Stream,
     held: Vec<ReceivedStorage>,
     gates: Vec<mpsc::Sender<()>>,
-    exported: Option<(std::os::fd::OwnedFd, CounterFile)>,
+    exported: Option<(Vec<OwnedFd>, CounterFile)>,
     native: Option<(ReceivedBlock, Participant)>,
 }
 
@@ -255,16 +258,19 @@ impl State {
                 all.iter().map(|at| format!("{at} ")).collect()
             }
             "settled" => self.settled(),
-            // What an expandable segment is: a file descriptor of this process.
+            // What an expandable segment is: file descriptors of this process, one for each chunk.
             "export" => {
-                let gpu = self.receiver.gpu();
-                let made = gpu.backend().alloc(gpu.device(), 1 << 20, Sharing::Fd)?;
-                fill(&self.stream, made.base, 0x5a, 1 << 20);
-                self.stream.synchronize()?;
-                let (fd, file) = (gpu.backend().export_fd(made.base)?, CounterFile::create()?);
+                let (gpu, file) = (self.receiver.gpu(), CounterFile::create()?);
                 file.grant(0);
-                let answer = format!("{} {}", std::os::fd::AsRawFd::as_raw_fd(&fd), file.name().as_str());
-                self.exported = Some((fd, file));
+                let (mut answer, mut fds) = (file.name().as_str().to_owned(), Vec::new());
+                for number in 0..rest.parse().expect("a number") {
+                    let made = gpu.backend().alloc(gpu.device(), CHUNK, Sharing::Fd)?;
+                    fill(&self.stream, made.base, 0x50 + number, CHUNK);
+                    fds.push(gpu.backend().export_fd(made.base)?);
+                    answer += &format!(" {}", fds[usize::from(number)].as_raw_fd());
+                }
+                self.stream.synchronize()?;
+                self.exported = Some((fds, file));
                 answer
             }
             "exported" => {

@@ -35,6 +35,14 @@ const CASES: &[(&str, fn())] = &[
     ("files_rotate_and_go_with_their_last_counter", files_rotate_and_go_with_their_last_counter),
     ("a_block_of_another_kind_is_refused_with_the_remedy", a_block_of_another_kind_is_refused),
     ("an_expandable_segment_is_opened_by_pidfd", an_expandable_segment_is_opened_by_pidfd),
+    (
+        "chunks_that_cannot_be_opened_are_refused_and_stay_counted",
+        chunks_that_cannot_be_opened_are_refused_and_stay_counted,
+    ),
+    (
+        "a_stream_of_another_gpu_is_refused_and_nothing_is_counted_down",
+        a_stream_of_another_gpu_is_refused_and_nothing_is_counted_down,
+    ),
     ("a_dropped_sender_takes_nothing_away", a_dropped_sender_takes_nothing_away),
 ];
 
@@ -370,51 +378,86 @@ fn a_block_of_another_kind_is_refused() {
     assert!(sender.outstanding().is_empty());
 }
 
-fn an_expandable_segment_is_opened_by_pidfd() {
-    let mut agent = Agent::start();
-    let answer = agent.ask("export");
-    let (fd, name) = answer.split_once(' ').expect("two words");
-    let fd: i32 = fd.parse().expect("a number");
+/// What `_share_cuda_` writes of a storage in chunks of another process, each named by `word`.
+fn chunked(pid: u32, chunks: u64, words: &[u8], counter: &str, (offset, len): (u64, u64)) -> Fields {
     let mut handle = vec![2, b'e'];
-    handle.extend(agent.pid().to_ne_bytes());
-    handle.extend([0; 4]);
-    handle.extend((1u64 << 20).to_ne_bytes());
-    handle.extend(1u64.to_ne_bytes());
-    handle.extend(fd.to_ne_bytes());
-    let fields = Fields {
+    handle.extend(u64::from(pid).to_ne_bytes());
+    handle.extend(agent::CHUNK.to_ne_bytes());
+    handle.extend(chunks.to_ne_bytes());
+    handle.extend(words);
+    Fields {
         handle: Some(handle),
-        size_bytes: 4096,
-        offset_bytes: 512,
-        ref_counter_handle: Some(name.as_bytes().to_vec()),
+        size_bytes: len,
+        offset_bytes: offset,
+        ref_counter_handle: Some(counter.as_bytes().to_vec()),
         event_handle: Some(vec![0; 64]),
         ..Fields::default()
-    };
+    }
+}
+
+/// Lets the other process export so many chunks, and returns the counter's file and the descriptors' numbers.
+fn exported(agent: &mut Agent, chunks: u64) -> (String, Vec<i32>) {
+    let answer = agent.ask(&format!("export {chunks}"));
+    let mut words = answer.split(' ');
+    let file = words.next().expect("a name").to_owned();
+    (file, words.map(|word| word.parse().expect("a number")).collect())
+}
+
+fn numbers(fds: &[i32]) -> Vec<u8> {
+    fds.iter().flat_map(|fd| fd.to_ne_bytes()).collect()
+}
+
+fn an_expandable_segment_is_opened_by_pidfd() {
+    let mut agent = Agent::start();
     let gpu = open_gpu();
     let (receiver, stream) = (Receiver::new(gpu.clone()).expect("a thread"), Stream::create(&gpu).expect("a stream"));
-    let storage = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect("a parent may");
-    assert_eq!(bytes(&stream, storage.device_ptr(), 4096), [0x5a; 4096]);
-    assert_eq!(agent.ask("exported"), "1");
-    drop(storage);
-    assert!(receiver.wait_released(WATCHDOG));
-    assert_eq!(agent.ask("exported"), "0");
-    // Two chunks would have to lie side by side: refused, with what to change in the sender.
-    let Some(two) = fields.handle.map(|mut handle| {
-        handle[18..26].copy_from_slice(&2u64.to_ne_bytes());
-        handle.extend(fd.to_ne_bytes());
-        handle
-    }) else {
-        unreachable!("it has a handle")
-    };
-    agent.ask("export");
-    let name = agent.ask("export");
-    let name = name.split_once(' ').expect("two words").1.as_bytes().to_vec();
-    let fields = Fields { handle: Some(two), ref_counter_handle: Some(name), event_handle: None, ..Fields::default() };
-    let fields = Fields { size_bytes: 4096, ..fields };
-    match receiver.open(&fields.decode().expect("good"), Wait::None, None) {
-        Err(Error::Unsupported { remedy, .. }) => assert!(remedy.contains("expandable_segments:False"), "{remedy}"),
-        other => panic!("{other:?}"),
+    for chunks in [1, 3] {
+        let (file, fds) = exported(&mut agent, chunks);
+        // All but 512 bytes at either end.
+        let len = chunks * agent::CHUNK - 1024;
+        let fields = chunked(agent.pid(), chunks, &numbers(&fds), &file, (512, len));
+        let storage = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect("a parent may");
+        let seen = bytes(&stream, storage.device_ptr(), len);
+        assert!((512..).zip(&seen).all(|(at, byte)| u64::from(*byte) == 0x50 + at / agent::CHUNK), "{chunks} chunks");
+        assert_eq!((agent.ask("exported"), receiver.stats().segments), ("1".to_owned(), 1));
+        drop(storage);
+        assert!(receiver.wait_released(WATCHDOG));
+        assert_eq!((agent.ask("exported"), receiver.stats().segments), ("0".to_owned(), 0));
     }
-    assert_eq!(agent.ask("exported"), "1");
+}
+
+fn chunks_that_cannot_be_opened_are_refused_and_stay_counted() {
+    let mut agent = Agent::start();
+    let receiver = Receiver::new(open_gpu()).expect("a thread");
+    let (file, fds) = exported(&mut agent, 2);
+    let pid = agent.pid();
+    // One that is not open, one that is no device memory, and what only an NVLink network can open.
+    for (words, expected) in [
+        (numbers(&[fds[0], 1 << 20]), "pidfd_getfd"),
+        (numbers(&[fds[0], 0]), "a file descriptor to import"),
+        (vec![0; 128], "fabric handles"),
+    ] {
+        let fields = chunked(pid, 2, &words, &file, (0, 2 * agent::CHUNK));
+        let error = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect_err("not memory");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!((agent.ask("exported"), receiver.stats().segments), ("1".to_owned(), 0));
+    }
+    let fields = chunked(pid, 2, &numbers(&fds), &file, (0, 2 * agent::CHUNK));
+    assert!(receiver.open(&fields.decode().expect("good"), Wait::None, None).is_ok());
+}
+
+fn a_stream_of_another_gpu_is_refused_and_nothing_is_counted_down() {
+    let (side, other) = (Side::new(), open_gpu());
+    let (receiver, foreign) = (Receiver::new(open_gpu()).expect("a thread"), Stream::create(&other).expect("a stream"));
+    let block = side.block(1);
+    let (_, message) = side.send(&block, Recipient::Unknown);
+    let storage = message.fields.decode().expect("good");
+    let refused = receiver.open(&storage, Wait::On(&foreign), None);
+    assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
+    let refused = side.sender.send(&block, Recipient::Unknown, After::Stream(&foreign));
+    assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
+    assert!(receiver.wait_released(WATCHDOG));
+    assert_eq!((side.sender.collect(), side.sender.outstanding().len()), (Collected::default(), 1));
 }
 
 fn a_dropped_sender_takes_nothing_away() {
