@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use gpu_api::{Error, ParticipantId, Reclaim, Result, StreamIdentity};
 
 use crate::allocator::hand_on;
+use crate::request::end_of;
 use crate::snapshot::{HolderSnapshot, LentSnapshot, Snapshot};
 use crate::{Allocator, Bfc, Completion, Placed, Request, SubAllocator};
 
@@ -222,8 +223,7 @@ impl<U: SubAllocator> Relieved<U> {
                 Err(error @ Error::OutOfMemory { .. }) => error,
                 other => return other,
             };
-            // Nothing that anybody gives back makes room for more than there could ever be.
-            if request.bytes > self.bfc.options().limit.min(self.bfc.upstream().capacity()) {
+            if self.bfc.is_hopeless(request.bytes) {
                 return Err(self.explain(error));
             }
             let now = Instant::now();
@@ -232,7 +232,7 @@ impl<U: SubAllocator> Relieved<U> {
                 if self.relief.ask_to_unmap() > 0
                     && let Some(patience) = patience.take()
                 {
-                    until = until.max(now.checked_add(patience));
+                    until = until.max(Some(end_of(now, patience)));
                 }
             }
             if self.relief.trim() > 0 {

@@ -173,6 +173,15 @@ fn growth_doubles_from_two_mebibytes() {
 }
 
 #[test]
+fn a_request_that_failed_raises_nothing_that_comes_later() {
+    let bfc = Bfc::new(BfcOptions::new("bfc"), Simulated::new().capacity(40 * MIB));
+    take(&bfc, 1);
+    assert!(is_out_of_memory(bfc.alloc(Request::new(60 * MIB))));
+    take(&bfc, 2 * MIB);
+    assert_eq!(bfc.stats().bytes_reserved, 6 * MIB, "2 and 4, not all that there is");
+}
+
+#[test]
 fn without_growth_the_first_request_takes_the_limit() {
     let bfc = Bfc::new(BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole), Simulated::new());
     take(&bfc, 1);
