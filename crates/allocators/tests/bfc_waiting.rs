@@ -296,6 +296,59 @@ fn what_stands_for_work_is_dropped_with_no_lock_held() {
     });
 }
 
+/// What was queued on a stream, and how far the stream has come.
+#[derive(Default)]
+struct Stream {
+    queued: AtomicU64,
+    done: AtomicU64,
+}
+
+#[test]
+fn nobody_gets_bytes_early_or_waits_in_vain_while_streams_finish() {
+    // Three threads with a stream each share four blocks, which they free while their stream still works on them. Streams
+    // finish at any time: before somebody is out of memory, while he asks, or while he waits.
+    watched(|| {
+        let bfc = room_for(4);
+        let streams: Arc<[Stream; 3]> = Arc::default();
+        // The work that was queued last on each block: 1 plus its stream, and its place in the stream's order.
+        let last: [AtomicU64; 4] = Default::default();
+        let working = AtomicU64::new(streams.len() as u64);
+        let user = |own: u64| {
+            for _ in 0..3000 {
+                let placed = bfc.alloc(patient().on(StreamIdentity(own))).expect("streams finish");
+                let block = &last[((placed.address - Simulated::BASE) >> 20) as usize];
+                let before = block.load(Ordering::SeqCst);
+                if let Some(stream) = (before >> 32).checked_sub(1).filter(|&stream| stream != own) {
+                    let done = streams[stream as usize].done.load(Ordering::SeqCst);
+                    assert!(done >= before & u64::from(u32::MAX), "stream {stream} still works on it");
+                }
+                let place = streams[own as usize].queued.fetch_add(1, Ordering::SeqCst) + 1;
+                block.store((own + 1) << 32 | place, Ordering::SeqCst);
+                let streams = streams.clone();
+                let is_done = move || streams[own as usize].done.load(Ordering::SeqCst) >= place;
+                bfc.free_after(placed.address, StreamIdentity(own), is_done).expect("in use");
+            }
+            working.fetch_sub(1, Ordering::SeqCst);
+        };
+        thread::scope(|scope| {
+            let users = [0, 1, 2].map(|own| scope.spawn(move || user(own)));
+            while working.load(Ordering::SeqCst) > 0 && !users.iter().all(|user| user.is_finished()) {
+                for Stream { queued, done } in &*streams {
+                    let queued = queued.load(Ordering::SeqCst);
+                    done.store(queued.min(done.load(Ordering::SeqCst) + 1), Ordering::SeqCst);
+                }
+                thread::yield_now();
+            }
+            for Stream { queued, done } in &*streams {
+                done.store(queued.load(Ordering::SeqCst), Ordering::SeqCst);
+            }
+        });
+        bfc.settle();
+        assert_eq!((bfc.stats().num_allocs, bfc.snapshot().pending_bytes), (9000, 0));
+        assert_eq!(bfc.trim().expect("upstream takes it"), bfc.stats().peak_bytes_reserved);
+    });
+}
+
 #[test]
 fn scopes_nest() {
     let bfc = room_for(8);

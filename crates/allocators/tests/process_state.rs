@@ -4,6 +4,8 @@ mod fake;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use allocators::*;
 use fake::Fake;
@@ -171,6 +173,21 @@ fn private_memory_and_the_arena_share_the_limit() {
     assert!(device.alloc(Request::new(20 * MIB)).is_err());
     arena.give_back(piece);
     device.alloc(Request::new(20 * MIB)).expect("the other way round");
+}
+
+#[test]
+fn who_waits_gets_what_another_allocator_of_the_device_frees() {
+    let (_fake, state) = state();
+    let options = options().arena_growth(Growth::Fixed(MIB)).wait(Duration::from_secs(600));
+    state.configure(options).expect("nothing is made yet");
+    let (device, arena) = (state.allocator(FIRST, on_device()).expect("made"), state.arena(FIRST).expect("made"));
+    let placed = device.alloc(Request::new(32 * MIB)).expect("room");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| arena.take(32 * MIB, 1));
+        device.free(placed.address).expect("in use");
+        // It went back to the driver by nobody's call but that of who waits.
+        arena.give_back(waiter.join().expect("no panic").expect("the whole limit"));
+    });
 }
 
 #[test]

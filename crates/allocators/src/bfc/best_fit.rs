@@ -41,8 +41,8 @@ pub(crate) struct State<T> {
 ///
 /// # Locks
 ///
-/// One for the chunks, held for well under a microsecond but when a table grows or a snapshot is taken, and one for
-/// growth, held while upstream is called. Of what others wrote only [`SubAllocator::may_free`] and
+/// One for the chunks, held for well under a microsecond but when a table grows, a snapshot is taken, or many free chunks
+/// have to be looked through for an aligned start, and one for growth, held while upstream is called. Of what others wrote only [`SubAllocator::may_free`] and
 /// [`SubAllocator::check_owner`] run under the first.
 ///
 /// # Examples
