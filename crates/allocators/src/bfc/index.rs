@@ -1,5 +1,7 @@
 //! Free chunks in the order of size, then address: best fit, and of several the lowest.
 
+use std::hint::select_unpredictable;
+
 use super::entry::Entry;
 use super::tree::{Spot, Tree};
 
@@ -68,7 +70,7 @@ fn rank(entries: &[Entry], entry: Entry) -> usize {
     let (mut low, mut count) = (0, entries.len());
     while count > 1 {
         let half = count / 2;
-        low += half * usize::from(entries[low + half - 1] < entry);
+        low = select_unpredictable(entries[low + half - 1] < entry, low + half, low);
         count -= half;
     }
     low + usize::from(count == 1 && entries[low] < entry)
