@@ -28,9 +28,6 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How long the first wait between two looks is, and the longest: nobody tells of what neighbours give back.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
-/// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
-const DRAWN: usize = 1 << 16;
-
 /// The most leases of which a snapshot says where their blocks lie.
 const LENT: usize = 1 << 16;
 
@@ -219,7 +216,7 @@ impl<U: SubAllocator> Relieved<U> {
             if let Some(placed) = self.bfc.try_alloc(request)? {
                 return Ok(placed);
             }
-            let error = match self.bfc.alloc(request.at_once()) {
+            let error = match self.bfc.alloc_harder(request.at_once()) {
                 Err(error @ Error::OutOfMemory { .. }) => error,
                 other => return other,
             };
@@ -236,7 +233,7 @@ impl<U: SubAllocator> Relieved<U> {
                 }
             }
             if self.relief.trim() > 0 {
-                match self.bfc.alloc(request.at_once()) {
+                match self.bfc.alloc_harder(request.at_once()) {
                     Err(Error::OutOfMemory { .. }) => {}
                     other => return other,
                 }
@@ -266,16 +263,7 @@ impl<U: SubAllocator> Relieved<U> {
 
     /// Adds to an error who holds the memory and where it lies.
     fn explain(&self, error: Error) -> Error {
-        match error {
-            Error::OutOfMemory { device, asked, free, hint } => {
-                let draw = self.bfc.numbers() <= DRAWN;
-                let mut snapshot = if draw { self.bfc.snapshot() } else { self.bfc.outline() };
-                self.relief.annotate(&mut snapshot);
-                let hint = format!("{hint}, {}", snapshot.rest_of_error(draw).trim_end());
-                Error::OutOfMemory { device, asked, free, hint }
-            }
-            other => other,
-        }
+        self.bfc.explain(error, |snapshot| self.relief.annotate(snapshot))
     }
 }
 

@@ -484,7 +484,9 @@ fn the_error_says_what_holds_the_memory() {
     assert_eq!(
         error.to_string(),
         "out of memory on device 0: asked for 2097152 bytes, 1048576 are free; bfc: the limit is reached; \
-         limit 4194304, reserved 4194304, in use 3145728, largest free piece 1048576"
+         limit 4194304, reserved 4194304, in use 3145728, largest free piece 1048576, fragmentation 0 %\n\
+         \x20 from     1 MiB:       4 chunks,      4 MiB; in use       3,      3 MiB, asked for      3 MiB\n\
+         \x20 0x010000000000     4 MiB  |************************************************________________|"
     );
 }
 

@@ -86,15 +86,23 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`] when there is no room after all that, with what holds it; [`Error::Invalid`] for no bytes
-    /// or an alignment that is no power of two; what upstream said, when it is not that it has no room.
+    /// [`Error::OutOfMemory`] when there is no room after all that, with sums, a histogram and a map of the regions;
+    /// [`Error::Invalid`] for no bytes or an alignment that is no power of two; what upstream said, when it is not that it
+    /// has no room.
     pub fn alloc(&self, request: Request) -> Result<Placed<U::Token>> {
         self.upstream.check_owner()?;
         let fit = self.fit(&request)?;
         match self.try_fit(&request, fit) {
             Some(placed) => Ok(placed),
-            None => self.alloc_slowly(&request, fit),
+            None => self.alloc_slowly(&request, fit).map_err(|error| self.explain(error, |_| ())),
         }
+    }
+
+    /// Does all of [`alloc`](Bfc::alloc) but the first look; the error has no more than the sums, for who tries again.
+    pub(crate) fn alloc_harder(&self, request: Request) -> Result<Placed<U::Token>> {
+        self.upstream.check_owner()?;
+        let fit = self.fit(&request)?;
+        self.alloc_slowly(&request, fit)
     }
 
     /// Allocates from what is free at this moment, without growing or waiting; `None` when nothing fits.

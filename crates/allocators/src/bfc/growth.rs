@@ -7,7 +7,10 @@ use super::chunk::UNIT;
 use super::heap::{Fit, Unfit};
 use super::options::{BfcOptions, Growth};
 use crate::sync::{MutexGuard, PoisonError};
-use crate::{Extent, Placed, Request, SubAllocator};
+use crate::{Extent, Placed, Request, Snapshot, SubAllocator};
+
+/// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
+const DRAWN: usize = 1 << 16;
 
 /// How much comes next. Its lock is held while upstream is called, so that one region is made at a time and the
 /// limit is kept.
@@ -182,10 +185,24 @@ impl<U: SubAllocator> Bfc<U> {
         idle > 0 && self.options.limit.saturating_sub(state.counters.taken() - idle) >= fit.bytes()
     }
 
-    /// Makes the error that says what holds the memory.
+    /// Adds to an error where the memory lies, and what `annotate` knows of it.
+    #[cold]
+    pub(crate) fn explain(&self, error: Error, annotate: impl FnOnce(&mut Snapshot)) -> Error {
+        match error {
+            Error::OutOfMemory { device, asked, free, hint } => {
+                let draw = self.numbers() <= DRAWN;
+                let mut snapshot = if draw { self.snapshot() } else { self.outline() };
+                annotate(&mut snapshot);
+                let hint = format!("{hint}, {}", snapshot.rest_of_error(draw).trim_end());
+                Error::OutOfMemory { device, asked, free, hint }
+            }
+            other => other,
+        }
+    }
+
+    /// Makes the error that says how much of the memory is in use.
     pub(crate) fn out_of_memory(&self, fit: Fit, why: &str) -> Error {
-        let (stats, leaked) = (self.stats(), self.leaked_bytes());
-        let leaked = if leaked > 0 { format!(", leaked {leaked}") } else { String::new() };
+        let stats = self.stats();
         let limit = match stats.bytes_limit {
             Some(limit) => format!("limit {limit}"),
             None => "no limit".into(),
@@ -196,7 +213,7 @@ impl<U: SubAllocator> Bfc<U> {
             asked: fit.asked,
             free,
             hint: format!(
-                "{}: {why}; {limit}, reserved {}, in use {}{leaked}, largest free piece {}",
+                "{}: {why}; {limit}, reserved {}, in use {}, largest free piece {}",
                 self.options.name, stats.bytes_reserved, stats.bytes_in_use, stats.largest_free_block_bytes
             ),
         }

@@ -308,8 +308,7 @@ impl ProcessState {
                     .limit(inner.options.pinned_limit)
                     .growth(inner.options.growth);
                 let pages = HostPages::new(gpu, HostMemory { pinned: true, numa_node: node })?;
-                // It has nobody to turn to, but its errors explain themselves, too.
-                Ok(Relieved::new(Bfc::new(options, pages), Arc::default()))
+                Ok(Arc::new(Bfc::new(options, pages)))
             }
             AllocatorKey::Cpu(node) => {
                 let gpu = self.gpus.first().ok_or_else(|| no_device("any vendor"))?.clone();
