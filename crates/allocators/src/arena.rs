@@ -8,6 +8,7 @@ use gpu_api::{Error, Gpu, Piece, Reclaim, RegionSource, Result, Sharing, SourceU
 use serde::{Deserialize, Serialize};
 
 use crate::relief::PATIENCE;
+use crate::request::end_of;
 use crate::snapshot::Snapshot;
 use crate::{Allocator, Bfc, BfcOptions, Budget, DeviceMemory, Growth, Placed, Relief, Relieved, Request, Shareable};
 
@@ -223,7 +224,7 @@ impl RegionSource for Arena {
             return Err(Error::Invalid { what: "block size", got: "0 bytes".into(), must: "at least 1 byte" });
         }
         let mut request = Request::new(len).align(align).tag("block");
-        request.until = if self.wait.is_zero() { None } else { Instant::now().checked_add(self.wait) };
+        request.until = (!self.wait.is_zero()).then(|| end_of(Instant::now(), self.wait));
         let placed = self.heap.place(request)?;
         let offset = placed.address - placed.token.base().0;
         Ok(Piece { region: placed.token, offset, len })

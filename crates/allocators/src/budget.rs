@@ -1,18 +1,27 @@
 //! Bytes that several allocators may take together.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A limit that several allocators share: what one takes the others cannot.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
-    used: AtomicU64,
+    state: Mutex<State>,
+    given_back: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    used: u64,
+    waiters: u32,
 }
 
 impl Budget {
     /// Allows this many bytes.
     pub fn new(limit: u64) -> Budget {
-        Budget { limit, used: AtomicU64::new(0) }
+        Budget { limit, state: Mutex::new(State::default()), given_back: Condvar::new() }
     }
 
     /// Returns the bytes that are allowed.
@@ -22,24 +31,47 @@ impl Budget {
 
     /// Returns the bytes that are taken.
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.state().used
     }
 
     /// Takes bytes, all or none; says how many are left when there are too few.
     ///
-    /// One compare-and-swap, so that nobody fails because of another's attempt that fails, too.
+    /// Nobody fails because of another's attempt that fails, too.
     pub fn take(&self, bytes: u64) -> Result<(), u64> {
-        let take = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.limit);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
-            Ok(_) => Ok(()),
-            Err(used) => Err(self.limit.saturating_sub(used)),
+        self.take_until(bytes, None)
+    }
+
+    /// Takes bytes as [`take`](Budget::take), and waits for others to give some back, until then if at all.
+    pub fn take_until(&self, bytes: u64, deadline: Option<Instant>) -> Result<(), u64> {
+        let mut state = self.state();
+        loop {
+            let free = self.limit - state.used;
+            if bytes <= free {
+                state.used += bytes;
+                return Ok(());
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let Some(left) = left.filter(|left| !left.is_zero() && bytes <= self.limit) else { return Err(free) };
+            state.waiters += 1;
+            state = self.given_back.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state.waiters -= 1;
         }
     }
 
     /// Gives bytes back that were taken.
     pub fn give_back(&self, bytes: u64) {
-        let before = self.used.fetch_sub(bytes, Ordering::Relaxed);
-        debug_assert!(before >= bytes, "gave back more than was taken");
+        let mut state = self.state();
+        debug_assert!(state.used >= bytes, "gave back more than was taken");
+        state.used = state.used.saturating_sub(bytes);
+        let waiters = state.waiters;
+        drop(state);
+        if waiters > 0 {
+            self.given_back.notify_all();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -101,6 +101,18 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
     hand_on!(upstream: memory, check_owner);
 }
 
+impl<U: SubAllocator> Drop for Direct<U> {
+    fn drop(&mut self) {
+        if self.upstream.check_owner().is_err() {
+            return;
+        }
+        let in_use = self.state().counters.in_use;
+        if in_use > 0 {
+            tracing::warn!(allocator = self.name, in_use, "dropped while memory of it is in use");
+        }
+    }
+}
+
 impl<U: SubAllocator> fmt::Debug for Direct<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Direct").field("name", &self.name).field("upstream", &self.upstream).finish_non_exhaustive()

@@ -34,6 +34,7 @@ mod relief;
 mod request;
 mod simulated;
 pub mod snapshot;
+mod sync;
 mod trace;
 mod upstream;
 mod wrappers;

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{Error, Result};
 
 use crate::allocator::hand_on;
 use crate::bfc::Counters;
 use crate::request::foreign;
+use crate::sync::{Mutex, MutexGuard, PoisonError};
 use crate::{Allocator, AllocatorStats, Placed, Request};
 
 /// How many evictions there are between two looks at whether the pool is too small.
@@ -128,6 +128,8 @@ struct State {
     turn: u64,
     number: u64,
     limit: usize,
+    /// How many wait for upstream: while there are any, nothing is kept from them.
+    waiters: usize,
     counts: PoolCounts,
     counters: Counters,
 }
@@ -135,7 +137,8 @@ struct State {
 /// Keeps buffers that were freed for the next request of the same size and alignment.
 ///
 /// What was put first is the first to go, when there are too many buffers or bytes. Zero buffers make it pass
-/// everything through. When upstream has no room, all that is kept goes back before it is asked once more.
+/// everything through. When upstream has no room, all that is kept goes back before it is asked once more; while somebody
+/// waits for it, nothing is kept.
 ///
 /// # Examples
 ///
@@ -207,15 +210,18 @@ impl<A: Allocator> Pool<A> {
     }
 
     fn ask_upstream(&self, request: Request) -> Result<Placed> {
-        match self.upstream.alloc(request) {
-            Err(error @ Error::OutOfMemory { .. }) => {
-                if self.clear()? == 0 {
-                    return Err(error);
-                }
-                self.upstream.alloc(request)
-            }
-            other => other,
+        // At once: what is kept here may be what it would wait for.
+        let error = match self.upstream.alloc(request.at_once()) {
+            Err(error @ Error::OutOfMemory { .. }) => error,
+            other => return other,
+        };
+        if request.until.is_none() {
+            return if self.clear()? > 0 { self.upstream.alloc(request) } else { Err(error) };
         }
+        self.state().waiters += 1;
+        let placed = self.clear().and_then(|_| self.upstream.alloc(request));
+        self.state().waiters -= 1;
+        placed
     }
 }
 
@@ -311,7 +317,7 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
         let mut state = self.state();
         let Out { placed, kind } = state.out.remove(&address).ok_or_else(|| foreign(address))?;
         state.counters.freed(placed.bytes, placed.asked);
-        if state.limit == 0 || kind.0 > self.options.bytes {
+        if state.limit == 0 || state.waiters > 0 || kind.0 > self.options.bytes {
             drop(state);
             return self.upstream.free(address);
         }

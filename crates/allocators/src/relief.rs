@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use gpu_api::{Error, ParticipantId, Reclaim, Result, StreamIdentity};
 
 use crate::allocator::hand_on;
+use crate::request::end_of;
 use crate::snapshot::{HolderSnapshot, LentSnapshot, Snapshot};
 use crate::{Allocator, Bfc, Completion, Placed, Request, SubAllocator};
 
@@ -26,9 +27,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How long the first wait between two looks is, and the longest: nobody tells of what neighbours give back.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
-
-/// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
-const DRAWN: usize = 1 << 16;
 
 /// The most leases of which a snapshot says where their blocks lie.
 const LENT: usize = 1 << 16;
@@ -218,12 +216,11 @@ impl<U: SubAllocator> Relieved<U> {
             if let Some(placed) = self.bfc.try_alloc(request)? {
                 return Ok(placed);
             }
-            let error = match self.bfc.alloc(request.at_once()) {
+            let error = match self.bfc.alloc_harder(request.at_once()) {
                 Err(error @ Error::OutOfMemory { .. }) => error,
                 other => return other,
             };
-            // Nothing that anybody gives back makes room for more than there could ever be.
-            if request.bytes > self.bfc.options().limit.min(self.bfc.upstream().capacity()) {
+            if self.bfc.is_hopeless(request.bytes) {
                 return Err(self.explain(error));
             }
             let now = Instant::now();
@@ -232,11 +229,11 @@ impl<U: SubAllocator> Relieved<U> {
                 if self.relief.ask_to_unmap() > 0
                     && let Some(patience) = patience.take()
                 {
-                    until = until.max(now.checked_add(patience));
+                    until = until.max(Some(end_of(now, patience)));
                 }
             }
             if self.relief.trim() > 0 {
-                match self.bfc.alloc(request.at_once()) {
+                match self.bfc.alloc_harder(request.at_once()) {
                     Err(Error::OutOfMemory { .. }) => {}
                     other => return other,
                 }
@@ -266,16 +263,7 @@ impl<U: SubAllocator> Relieved<U> {
 
     /// Adds to an error who holds the memory and where it lies.
     fn explain(&self, error: Error) -> Error {
-        match error {
-            Error::OutOfMemory { device, asked, free, hint } => {
-                let draw = self.bfc.numbers() <= DRAWN;
-                let mut snapshot = if draw { self.bfc.snapshot() } else { self.bfc.outline() };
-                self.relief.annotate(&mut snapshot);
-                let hint = format!("{hint}, {}", snapshot.rest_of_error(draw).trim_end());
-                Error::OutOfMemory { device, asked, free, hint }
-            }
-            other => other,
-        }
+        self.bfc.explain(error, |snapshot| self.relief.annotate(snapshot))
     }
 }
 

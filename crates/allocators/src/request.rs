@@ -1,7 +1,7 @@
 //! What is asked of an allocator, and what it answers.
 
 use std::panic::Location;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result, StreamIdentity};
 
@@ -47,7 +47,8 @@ impl Request {
         self
     }
 
-    /// Waits until then for somebody to free memory, when there is none.
+    /// Waits until then for somebody to free memory, when there is none. Allocators that ask the system for each request
+    /// ([`Direct`](crate::Direct)) do not: nobody would tell them.
     #[must_use]
     pub fn wait_until(mut self, deadline: Instant) -> Request {
         self.until = Some(deadline);
@@ -119,6 +120,12 @@ impl<T> Placed<T> {
     }
 }
 
+/// Returns the end of a wait; a time that no process lives to see for one that the clock does not reach.
+pub(crate) fn end_of(now: Instant, wait: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    now.checked_add(wait).unwrap_or(now + CENTURY)
+}
+
 /// Makes the error for an address that is not handed out.
 #[cold]
 pub(crate) fn foreign(address: u64) -> Error {
@@ -126,5 +133,17 @@ pub(crate) fn foreign(address: u64) -> Error {
         what: "address",
         got: format!("{address:#x}"),
         must: "one that this allocator handed out and that was not freed since",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_without_end_does_not_end_at_once() {
+        let now = Instant::now();
+        assert_eq!(end_of(now, Duration::from_secs(5)), now + Duration::from_secs(5));
+        assert!(end_of(now, Duration::MAX) > now + Duration::from_secs(1 << 31));
     }
 }

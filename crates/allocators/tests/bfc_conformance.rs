@@ -173,6 +173,15 @@ fn growth_doubles_from_two_mebibytes() {
 }
 
 #[test]
+fn a_request_that_failed_raises_nothing_that_comes_later() {
+    let bfc = Bfc::new(BfcOptions::new("bfc"), Simulated::new().capacity(40 * MIB));
+    take(&bfc, 1);
+    assert!(is_out_of_memory(bfc.alloc(Request::new(60 * MIB))));
+    take(&bfc, 2 * MIB);
+    assert_eq!(bfc.stats().bytes_reserved, 6 * MIB, "2 and 4, not all that there is");
+}
+
+#[test]
 fn without_growth_the_first_request_takes_the_limit() {
     let bfc = Bfc::new(BfcOptions::new("bfc").limit(GIB).growth(Growth::Whole), Simulated::new());
     take(&bfc, 1);
@@ -475,7 +484,9 @@ fn the_error_says_what_holds_the_memory() {
     assert_eq!(
         error.to_string(),
         "out of memory on device 0: asked for 2097152 bytes, 1048576 are free; bfc: the limit is reached; \
-         limit 4194304, reserved 4194304, in use 3145728, largest free piece 1048576"
+         limit 4194304, reserved 4194304, in use 3145728, largest free piece 1048576, fragmentation 0 %\n\
+         \x20 from     1 MiB:       4 chunks,      4 MiB; in use       3,      3 MiB, asked for      3 MiB\n\
+         \x20 0x010000000000     4 MiB  |************************************************________________|"
     );
 }
 

@@ -6,6 +6,7 @@ use gpu_api::{Error, StreamIdentity};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 const REGION: u64 = 64 << 10;
 const LIMIT: u64 = 40 * REGION;
@@ -310,6 +311,40 @@ fn an_upstream_that_fails_once_costs_at_most_one_request() {
         assert_eq!(bfc.upstream().live_bytes(), 0, "call {n}");
         assert_eq!(bfc.stats().bytes_reserved, 0);
     }
+}
+
+#[test]
+fn a_snapshot_taken_while_others_allocate_is_of_one_moment() {
+    let bfc = Bfc::new(options(), Simulated::new().gap(256));
+    let ended = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for seed in 1..3u64 {
+            let (bfc, ended) = (&bfc, &ended);
+            scope.spawn(move || {
+                let mut random = seed;
+                let mut held = Vec::new();
+                for _ in 0..20_000 {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    if held.len() > 40 || ((random >> 33) % 3 == 0 && !held.is_empty()) {
+                        bfc.free(held.swap_remove((random >> 40) as usize % held.len())).expect("in use");
+                    } else {
+                        held.push(bfc.alloc(Request::new(1 + (random >> 45) % 20_000)).expect("room").address);
+                    }
+                    if (random >> 50) % 500 == 0 {
+                        bfc.trim().expect("upstream takes it");
+                    }
+                }
+                held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
+                ended.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        while ended.load(Ordering::SeqCst) < 2 {
+            let snapshot = bfc.snapshot();
+            check(&snapshot);
+            let reserved: u64 = snapshot.regions.iter().map(|region| region.len).sum();
+            assert_eq!(snapshot.stats.bytes_reserved, reserved);
+        }
+    });
 }
 
 #[test]

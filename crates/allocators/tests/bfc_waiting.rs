@@ -1,13 +1,12 @@
 //! Waiting for memory that another thread frees, and memory that a stream still works on.
 
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use allocators::{Bfc, BfcOptions, Request, Simulated};
+use allocators::{Bfc, BfcOptions, Extent, Growth, Placed, Request, Simulated, SubAllocator};
 use gpu_api::{Error, StreamIdentity};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -30,7 +29,11 @@ fn room_for(blocks: u64) -> Arc<Bfc<Simulated>> {
 }
 
 fn patient() -> Request {
-    Request::new(1 << 20).wait_until(Instant::now() + 2 * WATCHDOG)
+    patient_for(1 << 20)
+}
+
+fn patient_for(bytes: u64) -> Request {
+    Request::new(bytes).wait_until(Instant::now() + 2 * WATCHDOG)
 }
 
 #[test]
@@ -79,23 +82,153 @@ fn retry_insufficient_fail() {
 }
 
 #[test]
-fn no_wake_up_is_lost() {
+fn everyone_who_holds_some_and_waits_for_more_fails_in_the_end() {
     watched(|| {
-        // Hands one block to and fro; a wake-up that got lost would leave both waiting.
-        let bfc = room_for(1);
-        let users: Vec<_> = (0..2)
-            .map(|_| {
-                let bfc = bfc.clone();
-                thread::spawn(move || {
-                    for _ in 0..20_000 {
-                        let placed = bfc.alloc(patient()).expect("the other gives it back");
-                        bfc.free(placed.address).expect("in use");
-                    }
-                })
-            })
-            .collect();
-        users.into_iter().for_each(|user| user.join().expect("no panic"));
+        // Of three blocks each of three threads holds one and waits for another: only a deadline ends that, and what is
+        // given back then is enough for the others.
+        let bfc = room_for(3);
+        let all_hold = Barrier::new(3);
+        let user = || {
+            let held = bfc.alloc(Request::new(1 << 20)).expect("room").address;
+            all_hold.wait();
+            let more = bfc.alloc(Request::new(1 << 20).wait_until(Instant::now() + Duration::from_millis(20)));
+            bfc.free(held).expect("in use");
+            match more {
+                Ok(placed) => bfc.free(placed.address).map(|()| false).expect("in use"),
+                Err(Error::OutOfMemory { .. }) => true,
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let failed: Vec<bool> = thread::scope(|scope| {
+            let users = [(); 3].map(|()| scope.spawn(user));
+            users.into_iter().map(|user| user.join().expect("no panic")).collect()
+        });
+        assert!(failed.contains(&true));
+        assert_eq!(bfc.stats().bytes_in_use, 0);
     });
+}
+
+#[test]
+fn what_could_never_fit_is_not_waited_for() {
+    watched(|| {
+        let bfc = room_for(2);
+        assert!(matches!(bfc.alloc(patient_for(2 << 20 | 1)), Err(Error::OutOfMemory { .. })));
+        bfc.alloc(patient_for(2 << 20)).expect("just the limit");
+    });
+}
+
+/// Lets one thread wait for memory while another gives it back, as often as it takes to have both happen at once. What
+/// is given back is given back once: a wake-up that got lost is not made up for by the next.
+fn race(mut round: impl FnMut() -> (Arc<Bfc<Simulated>>, u64, Box<dyn FnOnce()>)) {
+    watched(|| {
+        for turn in 0..1500u32 {
+            let (bfc, bytes, give) = round();
+            let waiter = thread::spawn({
+                let bfc = bfc.clone();
+                move || bfc.alloc(patient_for(bytes))
+            });
+            (0..turn % 150 * 40).for_each(|_| std::hint::spin_loop());
+            give();
+            waiter.join().expect("no panic").expect("it was given back");
+        }
+    });
+}
+
+#[test]
+fn no_free_goes_unnoticed() {
+    race(|| {
+        let bfc = room_for(1);
+        let held = bfc.alloc(Request::new(1 << 20)).expect("room").address;
+        let free = bfc.clone();
+        (bfc, 1 << 20, Box::new(move || free.free(held).expect("in use")))
+    });
+}
+
+#[test]
+fn no_trim_goes_unnoticed() {
+    race(|| {
+        let options = BfcOptions::new("bfc").limit(2 << 20).growth(Growth::Fixed(1 << 20)).collect_regions(false);
+        let bfc = Arc::new(Bfc::new(options, Simulated::new()));
+        let held = [(); 2].map(|()| bfc.alloc(Request::new(1 << 20)).expect("room"));
+        held.into_iter().for_each(|placed| bfc.free(placed.address).expect("in use"));
+        // Neither region is large enough, and there is no room for a third.
+        let trim = bfc.clone();
+        (bfc, 2 << 20, Box::new(move || assert_eq!(trim.trim().expect("upstream takes it"), 2 << 20)))
+    });
+}
+
+#[test]
+fn no_end_of_work_goes_unnoticed() {
+    race(|| {
+        let bfc = room_for(1);
+        let held = bfc.alloc(Request::new(1 << 20)).expect("room").address;
+        let done = Arc::new(AtomicBool::new(false));
+        let end = done.clone();
+        bfc.free_after(held, StreamIdentity(1), move || done.load(Ordering::SeqCst)).expect("in use");
+        // Nobody says so: who waits has to ask.
+        (bfc, 1 << 20, Box::new(move || end.store(true, Ordering::SeqCst)))
+    });
+}
+
+/// An upstream that takes as long as it is told to.
+#[derive(Debug)]
+struct Slow {
+    inner: Simulated,
+    calls: mpsc::Sender<()>,
+    may_go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+// SAFETY: as `Simulated`, which makes the extents.
+unsafe impl SubAllocator for Slow {
+    type Token = ();
+
+    fn alloc(&self, len: u64, align: u64) -> gpu_api::Result<(Extent, ())> {
+        self.calls.send(()).expect("the test listens");
+        self.may_go_on.lock().expect("no panic").recv().expect("the test says so");
+        self.inner.alloc(len, align)
+    }
+
+    fn free(&self, extent: Extent, (): ()) -> gpu_api::Result<()> {
+        self.inner.free(extent, ())
+    }
+}
+
+#[test]
+fn a_call_of_upstream_holds_up_nobody_who_needs_none() {
+    watched(|| {
+        let (calls, called) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel();
+        let slow = Slow { inner: Simulated::new(), calls, may_go_on: Mutex::new(may_go_on) };
+        let bfc = Arc::new(Bfc::new(BfcOptions::new("bfc").growth(Growth::Fixed(1 << 20)), slow));
+        go_on.send(()).expect("it listens");
+        let held = bfc.alloc(Request::new(1 << 10)).expect("room").address;
+        called.recv().expect("the first region");
+        let grows = thread::spawn({
+            let bfc = bfc.clone();
+            move || bfc.alloc(Request::new(1 << 20)).map(|placed: Placed| placed.address)
+        });
+        called.recv().expect("it is upstream");
+        bfc.free(held).expect("in use");
+        bfc.alloc(Request::new(1 << 10)).expect("room in the first region");
+        assert_eq!(bfc.snapshot().regions.len(), 1);
+        go_on.send(()).expect("it listens");
+        grows.join().expect("no panic").expect("upstream has room");
+        assert_eq!(bfc.snapshot().regions.len(), 2);
+    });
+}
+
+#[test]
+fn what_stands_for_finished_work_is_not_kept_while_there_is_room() {
+    // A loop that never runs out of memory: its stream takes its own block again each time.
+    let bfc = room_for(2);
+    let kept = Arc::new(());
+    for _ in 0..10_000 {
+        let placed = bfc.alloc(Request::new(1 << 20).on(StreamIdentity(1))).expect("room");
+        let event = kept.clone();
+        let is_done = move || Arc::strong_count(&event) > 0;
+        bfc.free_after(placed.address, StreamIdentity(1), is_done).expect("in use");
+        assert!(Arc::strong_count(&kept) <= 1 + 64, "{} events", Arc::strong_count(&kept) - 1);
+    }
 }
 
 #[test]
@@ -160,6 +293,59 @@ fn what_stands_for_work_is_dropped_with_no_lock_held() {
         let done = move || asks_back.0.strong_count() > 0;
         bfc.free_after(placed.address, StreamIdentity(1), done).expect("in use");
         assert_eq!(bfc.settle(), 256);
+    });
+}
+
+/// What was queued on a stream, and how far the stream has come.
+#[derive(Default)]
+struct Stream {
+    queued: AtomicU64,
+    done: AtomicU64,
+}
+
+#[test]
+fn nobody_gets_bytes_early_or_waits_in_vain_while_streams_finish() {
+    // Three threads with a stream each share four blocks, which they free while their stream still works on them. Streams
+    // finish at any time: before somebody is out of memory, while he asks, or while he waits.
+    watched(|| {
+        let bfc = room_for(4);
+        let streams: Arc<[Stream; 3]> = Arc::default();
+        // The work that was queued last on each block: 1 plus its stream, and its place in the stream's order.
+        let last: [AtomicU64; 4] = Default::default();
+        let working = AtomicU64::new(streams.len() as u64);
+        let user = |own: u64| {
+            for _ in 0..3000 {
+                let placed = bfc.alloc(patient().on(StreamIdentity(own))).expect("streams finish");
+                let block = &last[((placed.address - Simulated::BASE) >> 20) as usize];
+                let before = block.load(Ordering::SeqCst);
+                if let Some(stream) = (before >> 32).checked_sub(1).filter(|&stream| stream != own) {
+                    let done = streams[stream as usize].done.load(Ordering::SeqCst);
+                    assert!(done >= before & u64::from(u32::MAX), "stream {stream} still works on it");
+                }
+                let place = streams[own as usize].queued.fetch_add(1, Ordering::SeqCst) + 1;
+                block.store((own + 1) << 32 | place, Ordering::SeqCst);
+                let streams = streams.clone();
+                let is_done = move || streams[own as usize].done.load(Ordering::SeqCst) >= place;
+                bfc.free_after(placed.address, StreamIdentity(own), is_done).expect("in use");
+            }
+            working.fetch_sub(1, Ordering::SeqCst);
+        };
+        thread::scope(|scope| {
+            let users = [0, 1, 2].map(|own| scope.spawn(move || user(own)));
+            while working.load(Ordering::SeqCst) > 0 && !users.iter().all(|user| user.is_finished()) {
+                for Stream { queued, done } in &*streams {
+                    let queued = queued.load(Ordering::SeqCst);
+                    done.store(queued.min(done.load(Ordering::SeqCst) + 1), Ordering::SeqCst);
+                }
+                thread::yield_now();
+            }
+            for Stream { queued, done } in &*streams {
+                done.store(queued.load(Ordering::SeqCst), Ordering::SeqCst);
+            }
+        });
+        bfc.settle();
+        assert_eq!((bfc.stats().num_allocs, bfc.snapshot().pending_bytes), (9000, 0));
+        assert_eq!(bfc.trim().expect("upstream takes it"), bfc.stats().peak_bytes_reserved);
     });
 }
 

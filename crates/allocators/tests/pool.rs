@@ -149,6 +149,44 @@ fn pool_of(rounding: Rounding) -> (Arc<Fake>, Pool<BasicCpu>) {
     pool(plain(8).rounding(rounding))
 }
 
+/// How often upstream allocated and freed.
+fn upstream(fake: &Fake) -> (usize, usize) {
+    let state = fake.state();
+    (state.host.len(), state.freed.len())
+}
+
+#[test]
+fn upstream_is_called_for_each_buffer_once() {
+    let (fake, pool) = pool(plain(2));
+    let address = take(&pool, 16);
+    assert_eq!(upstream(&fake), (1, 0));
+    pool.free(address).expect("in use");
+    assert_eq!(upstream(&fake), (1, 0), "it is kept");
+    let held = [16, 4, 2].map(|bytes| take(&pool, bytes));
+    assert_eq!(upstream(&fake), (3, 0));
+    held.into_iter().for_each(|address| pool.free(address).expect("in use"));
+    assert_eq!(upstream(&fake), (3, 1), "one had to go");
+    pool.clear().expect("upstream takes it");
+    assert_eq!(upstream(&fake), (3, 3));
+    drop(pool);
+    assert_eq!(upstream(&fake), (3, 3));
+}
+
+#[test]
+fn the_cpu_counts_what_was_asked_for() {
+    let cpu = BasicCpu::new(Fake::new(1 << 20).gpu(), None).expect("memory");
+    let held: Vec<u64> = (1..1024).map(|bytes| cpu.alloc(Request::new(bytes)).expect("room").address).collect();
+    let figures = || {
+        let stats = cpu.stats();
+        (stats.num_allocs, stats.bytes_in_use, stats.peak_bytes_in_use, stats.largest_alloc_size)
+    };
+    assert_eq!(figures(), (1023, 523_776, 523_776, 1023));
+    held.into_iter().for_each(|address| cpu.free(address).expect("in use"));
+    assert_eq!(figures(), (1023, 0, 523_776, 1023));
+    cpu.clear_stats();
+    assert_eq!(figures(), (0, 0, 0, 0));
+}
+
 #[test]
 fn name() {
     assert_eq!(pool(plain(2)).1.name(), "pool");

@@ -4,6 +4,7 @@ mod fake;
 
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use allocators::*;
 use backend_host::{HostBackend, HostConfig};
@@ -69,6 +70,7 @@ const CASES: &[Case] = &[
     ("refuses_nonsense", refuses_nonsense),
     ("refuses_foreign_addresses", refuses_foreign_addresses),
     ("says_when_it_is_full_and_goes_on", says_when_it_is_full_and_goes_on),
+    ("waits_as_long_as_it_may", waits_as_long_as_it_may),
     ("its_memory_keeps_what_is_written", its_memory_keeps_what_is_written),
     ("threads_get_bytes_of_their_own", threads_get_bytes_of_their_own),
     ("gives_everything_back", gives_everything_back),
@@ -197,6 +199,27 @@ fn says_when_it_is_full_and_goes_on(allocator: &Arc<dyn Allocator>) {
     allocator.free(held.swap_remove(3)).expect("in use");
     held.push(take(allocator, BLOCK).address);
     held.into_iter().for_each(|address| allocator.free(address).expect("in use"));
+    assert_eq!(allocator.stats().bytes_in_use, 0);
+}
+
+fn waits_as_long_as_it_may(allocator: &Arc<dyn Allocator>) {
+    let mut held = Vec::new();
+    while let Ok(placed) = allocator.alloc(Request::new(BLOCK)) {
+        held.push(placed.address);
+    }
+    assert!(held.len() >= 7, "{} blocks of 16", held.len());
+    let wait = |bytes, time| allocator.alloc(Request::new(bytes).wait_until(Instant::now() + time));
+    let early = Duration::from_millis(1);
+    assert!(matches!(wait(BLOCK, early), Err(Error::OutOfMemory { .. })), "nobody frees");
+    thread::scope(|scope| {
+        // Of another size, so that what was kept of the first one has to go.
+        let waiter = scope.spawn(|| wait(BLOCK + BLOCK / 2, Duration::from_secs(600)));
+        for address in held {
+            allocator.free(address).expect("in use");
+        }
+        let placed = waiter.join().expect("no panic").expect("everything was given back");
+        allocator.free(placed.address).expect("in use");
+    });
     assert_eq!(allocator.stats().bytes_in_use, 0);
 }
 

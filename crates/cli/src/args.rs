@@ -85,8 +85,8 @@ Examples:
   gpu-ipc snapshot /run/app/s --svg memory.svg
   gpu-ipc snapshot /run/app/s --json | jq '.snapshot.stats'
 
-The session's process stops answering others while it lists its memory. A session has a snapshot if its blocks come from
-an arena of the allocators. docs/TOOLS.md explains every word and sign.
+The session's process stops answering others while it lists its memory. A session has a snapshot unless its blocks come
+from a source of its own that has none. docs/TOOLS.md explains every word and sign.
 
 Exit status:
   0  the snapshot was shown

@@ -4,7 +4,10 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
-use gpu_ipc::{After, BackendKind, Participant, Session, To, Wait, detect, open_session};
+use gpu_ipc::{
+    After, BackendKind, Carver, Participant, Piece, RegionSource, Session, Sharing, SourceUsage, To, Wait, detect,
+    open_session,
+};
 
 fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).args(args).output().expect("the program was built")
@@ -61,14 +64,59 @@ fn limbo_and_who_holds_it_are_shown_in_words_as_data_and_as_a_picture() {
 }
 
 #[test]
+fn a_session_without_an_arena_has_one_too() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
+    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+    let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
+    let socket = session.socket_path().to_str().expect("a plain path");
+    let block = session.alloc(16 * REGION).expect("room");
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let held = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+    drop(block);
+    let _own = session.alloc(8 * REGION).expect("room");
+
+    let output = run(&["snapshot", socket]);
+    let page = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{} {page}", text(&output.stderr));
+    let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["carver of device 0", "limit none", "reserved 32.0 MiB", "in limbo 16.0 MiB", "HELD BY", "alive"] {
+        assert!(words.contains(part), "no {part:?} in\n{page}");
+    }
+    let map = page.lines().find(|line| line.contains("! |")).expect("a region is drawn");
+    assert!(map.ends_with(&format!("|{}{}{}|", "#".repeat(32), "*".repeat(16), "_".repeat(16))), "{page}");
+    drop(held);
+}
+
+/// A source of somebody's own that has nothing to tell.
+#[derive(Debug)]
+struct Mute(Carver);
+
+impl RegionSource for Mute {
+    fn take(&self, len: u64, align: u64) -> gpu_ipc::Result<Piece> {
+        self.0.take(len, align)
+    }
+    fn give_back(&self, piece: Piece) {
+        self.0.give_back(piece);
+    }
+    fn trim(&self) -> gpu_ipc::Result<u64> {
+        self.0.trim()
+    }
+    fn usage(&self) -> SourceUsage {
+        self.0.usage()
+    }
+}
+
+#[test]
 fn what_is_not_there_is_a_finding_with_the_reason() {
     let dir = tempfile::tempdir().expect("a directory");
     let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
-    let carver = Session::builder(gpu).socket(dir.path().join("carver")).open().expect("a session");
-    let carver = carver.socket_path().to_str().expect("a plain path");
+    let mute = Arc::new(Mute(Carver::new(gpu.clone(), Sharing::Fd, REGION).expect("a carver")));
+    let mute = Session::builder(gpu).source(mute).socket(dir.path().join("mute")).open().expect("a session");
+    let mute = mute.socket_path().to_str().expect("a plain path");
     let absent = dir.path().join("absent");
     let absent = absent.to_str().expect("a plain path");
-    for (socket, reason) in [(carver, "has no snapshot"), (absent, "there is no such socket"), ("zzzz", "zzzz")] {
+    for (socket, reason) in [(mute, "has no snapshot"), (absent, "there is no such socket"), ("zzzz", "zzzz")] {
         let output = run(&["snapshot", socket]);
         assert_eq!(output.status.code(), Some(1), "{socket}");
         assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));

@@ -2,6 +2,7 @@
 //!
 //! 1. `chunks`: which bytes of which region are free: numbers only.
 //! 2. Here: where regions come from and when they go back.
+//! 3. `snapshot`: all of it as JSON, for whoever looks from outside.
 //!
 //! # Locks
 //!
@@ -11,15 +12,18 @@
 mod chunks;
 #[cfg(test)]
 mod fake;
+mod snapshot;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{
-    Allocation, Error, Export, ForkGuard, Gpu, Piece, Region, RegionId, RegionSource, Result, Sharing, SourceUsage,
+    Allocation, Error, Export, ForkGuard, Gpu, Piece, Reclaim, Region, RegionId, RegionSource, Result, Sharing,
+    SourceUsage,
 };
 
 use chunks::{Chunks, STEP};
+use snapshot::Listed;
 
 /// A region source that carves pieces out of a few large regions: best fit, neighbours merged when given back.
 ///
@@ -203,6 +207,11 @@ impl RegionSource for Carver {
 
     fn usage(&self) -> SourceUsage {
         self.chunks().usage()
+    }
+
+    fn snapshot(&self, asker: &dyn Reclaim, most: usize) -> Option<String> {
+        let listed = Listed::of(&self.chunks());
+        listed.json(&format!("carver of {}", self.gpu.device()), asker, most)
     }
 }
 

@@ -19,10 +19,14 @@
 //! allocation returned; and, as 'same job', behind a mutex, with a map from addresses to chunks and the same counts.
 //! 'Nothing, same job' is what mutex, map and counts take around an allocator that does nothing.
 //!
+//! Prints each figure as it comes, and in the end the tables of `docs/ALLOCATORS.md`: medians, or the least with `--least`,
+//! which is nearer to the truth on a machine that others use too.
+//!
 //! Pass `--quick` for fewer rounds, `--ours` to leave the others out, `--live N` for pairs of one size alone, `--live 0`
 //! for everything but pairs.
 
 mod subjects;
+mod table;
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -31,6 +35,7 @@ use std::time::Instant;
 
 use allocators::{Log, Request, Step, Trace};
 use subjects::{Common, Nothing, Offset, Ours, Range, SameJob, Subject};
+use table::{Column, ROWS, Shown};
 
 const BATCH: usize = 1000;
 /// A fixed sequence: xorshift.
@@ -52,7 +57,8 @@ impl Sequence {
 }
 
 /// What a script measured.
-struct Figures {
+#[derive(Clone, Copy)]
+pub struct Figures {
     least: f64,
     median: f64,
     waste: Option<f64>,
@@ -65,10 +71,12 @@ impl Figures {
     }
 }
 
-fn report(script: &str, name: &str, figures: &Figures) {
+/// Shows a figure as soon as it is known.
+fn report(script: &str, row: usize, figures: Figures) -> Option<Figures> {
     let Figures { least, median, waste } = figures;
     let waste = waste.map_or(String::new(), |waste| format!("   waste {:>5.1} %", 100.0 * waste));
-    println!("{script:<24} {name:<27} {least:>7.1} ns, median {median:>7.1} ns{waste}");
+    eprintln!("{script:<24} {:<36} {least:>7.1} ns, median {median:>7.1} ns{waste}", ROWS[row]);
+    Some(figures)
 }
 
 /// What is done with each allocator.
@@ -321,50 +329,83 @@ struct Field {
     live: usize,
 }
 
-fn compare(script: &impl Script, field: Field) {
+fn compare(script: &impl Script, field: Field) -> Column {
+    let Field { only_ours, live } = field;
     let name = script.name();
-    report(&name, "gpu-ipc Bfc", &script.run(Ours::new));
-    report(&name, "gpu-ipc Bfc, share 1", &script.run(Ours::slack));
-    report(&name, "gpu-ipc Bfc, share 0", &script.run(Ours::cutting));
-    if field.only_ours {
-        return;
+    let report = |row, figures| report(&name, row, figures);
+    let mut column: Column = Default::default();
+    column[0] = report(0, script.run(Ours::new));
+    column[1] = report(1, script.run(Ours::slack));
+    column[2] = report(2, script.run(Ours::cutting));
+    if only_ours {
+        return column;
     }
-    let live = field.live;
-    report(&name, "offset-allocator", &script.run(|| Offset::new(live)));
-    report(&name, "offset-allocator, same job", &script.run(|| SameJob::new(Offset::new(live))));
+    column[3] = report(3, script.run(|| SameJob::new(Offset::new(live))));
     let nothing = script.run(|| SameJob::new(Nothing::new()));
-    report(&name, "nothing, same job", &Figures { waste: None, ..nothing });
+    column[5] = report(5, Figures { waste: None, ..nothing });
+    column[6] = report(6, script.run(|| Offset::new(live)));
     // Its list is searched from end to end.
     if live <= 10_000 {
-        report(&name, "range-alloc", &script.run(Range::new));
-        report(&name, "range-alloc, same job", &script.run(|| SameJob::new(Range::new())));
+        column[4] = report(4, script.run(|| SameJob::new(Range::new())));
+        column[7] = report(7, script.run(Range::new));
+    }
+    column
+}
+
+fn compare_two_threads(batches: usize, only_ours: bool) -> Column {
+    let report = |row, figures| report("two threads", row, figures);
+    let mut column: Column = Default::default();
+    column[0] = report(0, two_threads(&Ours::new(), batches));
+    if !only_ours {
+        column[3] = report(3, two_threads(&SameJob::new(Offset::new(4000)), batches));
+        column[4] = report(4, two_threads(&SameJob::new(Range::new()), batches));
+    }
+    column
+}
+
+/// Writes a number as the documents do.
+fn grouped(number: usize) -> String {
+    match number {
+        0..1000 => number.to_string(),
+        _ => format!("{},{:03}", grouped(number / 1000), number % 1000),
     }
 }
 
 fn main() {
     let is_given = |wanted: &str| std::env::args().any(|argument| argument == wanted);
     let (quick, only_ours) = (is_given("--quick"), is_given("--ours"));
+    let shown = if is_given("--least") { Shown::Least } else { Shown::Median };
     let mut arguments = std::env::args().skip_while(|argument| argument != "--live");
     let only_live: Option<usize> = arguments.nth(1).and_then(|live| live.parse().ok());
     let batches = if quick { 50 } else { 500 };
+    let machine = table::machine();
+    let mut pairs = Vec::new();
     for live in [1_000, 10_000, 100_000, 1_000_000] {
         if only_live.is_none_or(|only| only == live) {
-            compare(&Pairs { live, batches }, Field { only_ours, live });
+            let live_too = if pairs.is_empty() { " live" } else { "" };
+            pairs.push((grouped(live) + live_too, compare(&Pairs { live, batches }, Field { only_ours, live })));
         }
     }
-    if only_live.is_some_and(|only| only > 0) {
-        return;
+    let mut others = Vec::new();
+    if only_live.is_none_or(|only| only == 0) {
+        let field = Field { only_ours, live: 4000 };
+        let trace: Trace = training_log().parse().expect("a log of our own");
+        others = vec![
+            ("(b) `AllocAndFree`".to_owned(), compare(&AllocAndFree { batches }, field)),
+            ("(b) `AllocBatchThenFree`, 1,000".to_owned(), compare(&BatchThenFree { batches }, field)),
+            ("(b) `AllocationDelayed`, 100".to_owned(), compare(&Delayed { batches }, field)),
+            ("(c) two threads".to_owned(), compare_two_threads(batches, only_ours)),
+            ("(d) replay, each step".to_owned(), compare(&Replay { trace: &trace, rounds: batches / 10 }, field)),
+        ];
     }
-    let field = Field { only_ours, live: 4000 };
-    compare(&AllocAndFree { batches }, field);
-    compare(&BatchThenFree { batches }, field);
-    compare(&Delayed { batches }, field);
-    let trace: Trace = training_log().parse().expect("a log of our own");
-    compare(&Replay { trace: &trace, rounds: batches / 10 }, field);
-    let name = "two threads";
-    report(name, "gpu-ipc Bfc", &two_threads(&Ours::new(), batches));
-    if !only_ours {
-        report(name, "offset-allocator, same job", &two_threads(&SameJob::new(Offset::new(4000)), batches));
-        report(name, "range-alloc, same job", &two_threads(&SameJob::new(Range::new()), batches));
+    let which = match shown {
+        Shown::Median => "Medians",
+        Shown::Least => "The least",
+    };
+    println!("{which} on {machine}.");
+    for (corner, columns) in [("(a) pairs: time, waste", pairs), ("", others)] {
+        if !columns.is_empty() {
+            println!("\n{}", table::markdown(corner, &columns, shown));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The heap under its lock: allocate, free, wait.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result, StreamIdentity};
@@ -12,6 +12,7 @@ use super::options::BfcOptions;
 use super::pending::{Completion, Pending, ask};
 use super::stats::{AllocatorStats, Counters, Scope, ScopeStats, Scopes};
 use crate::request::foreign;
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::{Placed, Request, SubAllocator};
 
 /// How often a waiting thread asks for the work on pending chunks, which wakes nobody when it finishes.
@@ -40,8 +41,8 @@ pub(crate) struct State<T> {
 ///
 /// # Locks
 ///
-/// One for the chunks, held for well under a microsecond but when a table grows or a snapshot is taken, and one for
-/// growth, held while upstream is called. Of what others wrote only [`SubAllocator::may_free`] and
+/// One for the chunks, held for well under a microsecond but when a table grows, a snapshot is taken, or many free chunks
+/// have to be looked through for an aligned start, and one for growth, held while upstream is called. Of what others wrote only [`SubAllocator::may_free`] and
 /// [`SubAllocator::check_owner`] run under the first.
 ///
 /// # Examples
@@ -85,15 +86,23 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`] when there is no room after all that, with what holds it; [`Error::Invalid`] for no bytes
-    /// or an alignment that is no power of two; what upstream said, when it is not that it has no room.
+    /// [`Error::OutOfMemory`] when there is no room after all that, with sums, a histogram and a map of the regions;
+    /// [`Error::Invalid`] for no bytes or an alignment that is no power of two; what upstream said, when it is not that it
+    /// has no room.
     pub fn alloc(&self, request: Request) -> Result<Placed<U::Token>> {
         self.upstream.check_owner()?;
         let fit = self.fit(&request)?;
         match self.try_fit(&request, fit) {
             Some(placed) => Ok(placed),
-            None => self.alloc_slowly(&request, fit),
+            None => self.alloc_slowly(&request, fit).map_err(|error| self.explain(error, |_| ())),
         }
+    }
+
+    /// Does all of [`alloc`](Bfc::alloc) but the first look; the error has no more than the sums, for who tries again.
+    pub(crate) fn alloc_harder(&self, request: Request) -> Result<Placed<U::Token>> {
+        self.upstream.check_owner()?;
+        let fit = self.fit(&request)?;
+        self.alloc_slowly(&request, fit)
     }
 
     /// Allocates from what is free at this moment, without growing or waiting; `None` when nothing fits.
@@ -144,7 +153,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// Takes an allocation back whose bytes may be used again once `done` says so, and by `stream` at once.
     ///
     /// `done` stands for the work that was queued on `stream` before this call. Nobody is woken when it finishes:
-    /// allocations that find no room ask, and so does [`settle`](Bfc::settle).
+    /// allocations that find no room ask, and so do [`settle`](Bfc::settle) and every 64th call of this for a stream.
     ///
     /// # Errors
     ///
@@ -160,9 +169,12 @@ impl<U: SubAllocator> Bfc<U> {
         let Some((id, handed)) = state.heap.withdraw(address) else { return Err(foreign(address)) };
         state.counters.freed(handed.bytes, handed.asked);
         state.scopes.freed(handed.bytes);
-        state.pending.push(&mut state.heap.chunks, id, stream, done);
+        let crowded = state.pending.push(&mut state.heap.chunks, id, stream, done);
         // A thread that waits has to begin to ask.
         self.wake(guard);
+        if crowded {
+            self.settle();
+        }
         Ok(())
     }
 
@@ -237,6 +249,11 @@ impl<U: SubAllocator> Bfc<U> {
     /// Returns the bytes of regions that upstream failed to take back. They are neither used nor freed again.
     pub fn leaked_bytes(&self) -> u64 {
         self.state().counters.leaked
+    }
+
+    /// Says whether whatever anybody gives back makes no room for so much.
+    pub(crate) fn is_hopeless(&self, bytes: u64) -> bool {
+        bytes > self.options.limit.min(self.upstream.capacity())
     }
 
     /// Returns a number that rises whenever memory may have become free.
@@ -331,7 +348,7 @@ impl<U: SubAllocator> Bfc<U> {
                 Err(error) => return Err(error),
             };
             match request.until {
-                Some(deadline) if self.wait(seen, deadline) => {}
+                Some(deadline) if !self.is_hopeless(fit.bytes()) && self.wait(seen, deadline) => {}
                 _ => return Err(error),
             }
             if let Some(placed) = self.try_fit(request, fit) {

@@ -1,14 +1,16 @@
 //! Regions from upstream, and back.
 
-use std::sync::{MutexGuard, PoisonError};
-
 use gpu_api::{Error, Result};
 
 use super::best_fit::Bfc;
 use super::chunk::UNIT;
 use super::heap::{Fit, Unfit};
 use super::options::{BfcOptions, Growth};
-use crate::{Extent, Placed, Request, SubAllocator};
+use crate::sync::{MutexGuard, PoisonError};
+use crate::{Extent, Placed, Request, Snapshot, SubAllocator};
+
+/// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
+const DRAWN: usize = 1 << 16;
 
 /// How much comes next. Its lock is held while upstream is called, so that one region is made at a time and the
 /// limit is kept.
@@ -56,19 +58,18 @@ impl<U: SubAllocator> Bfc<U> {
     /// Takes a region with room for the request from upstream.
     pub(crate) fn grow(&self, grower: &mut Grower, fit: Fit) -> Result<()> {
         let step = self.upstream.granularity().max(UNIT);
-        let reserved = self.state().counters.reserved;
-        let room = self.options.limit.saturating_sub(reserved) / step * step;
+        let taken = self.state().counters.taken();
+        let room = self.options.limit.saturating_sub(taken) / step * step;
         let Some(need) = fit.bytes().checked_next_multiple_of(step).filter(|&need| need <= room) else {
             return Err(self.out_of_memory(fit, "the limit is reached"));
         };
-        let (asked, doubled) = self.next_region(grower, fit);
+        let (asked, next) = self.next_region(grower, fit);
         // With the bytes for a start that is not aligned, if there is room for them.
         let asked = asked.max(fit.bytes_anywhere().unwrap_or(need));
         let asked = asked.checked_next_multiple_of(step).unwrap_or(room).min(room);
         let (extent, token) = self.ask_upstream(asked, need, step, fit)?;
-        if !doubled && let Growth::Doubling(_) = self.options.growth {
-            grower.next = grower.next.saturating_mul(2);
-        }
+        // Not before: a request that upstream has no room for would have all later ones ask for as much.
+        grower.next = next;
         let mut state = self.state();
         match state.heap.add(extent, token, self.upstream.merges()) {
             Ok(()) => {
@@ -120,18 +121,19 @@ impl<U: SubAllocator> Bfc<U> {
         failed.map_or(Ok(freed), Err)
     }
 
-    /// Returns how much to ask for, and whether that was raised because the request is larger.
-    fn next_region(&self, grower: &mut Grower, fit: Fit) -> (u64, bool) {
+    /// Returns how much to ask for, and how much next when upstream has it.
+    fn next_region(&self, grower: &Grower, fit: Fit) -> (u64, u64) {
         let need = fit.bytes();
         match self.options.growth {
-            Growth::Doubling(_) => {
-                let before = grower.next;
-                while grower.next < need {
-                    grower.next = grower.next.saturating_mul(2);
+            Growth::Doubling(_) if grower.next < need => {
+                let mut raised = grower.next;
+                while raised < need {
+                    raised = raised.saturating_mul(2);
                 }
-                (grower.next, grower.next != before)
+                (raised, raised)
             }
-            Growth::Fixed(_) | Growth::Whole => (grower.next.max(need), false),
+            Growth::Doubling(_) => (grower.next, grower.next.saturating_mul(2)),
+            Growth::Fixed(_) | Growth::Whole => (grower.next.max(need), grower.next),
         }
     }
 
@@ -180,10 +182,25 @@ impl<U: SubAllocator> Bfc<U> {
             .filter(|region| region.parts.iter().all(|(_, token)| self.upstream.may_free(token)))
             .map(|region| region.reserved())
             .sum();
-        idle > 0 && self.options.limit.saturating_sub(state.counters.reserved - idle) >= fit.bytes()
+        idle > 0 && self.options.limit.saturating_sub(state.counters.taken() - idle) >= fit.bytes()
     }
 
-    /// Makes the error that says what holds the memory.
+    /// Adds to an error where the memory lies, and what `annotate` knows of it.
+    #[cold]
+    pub(crate) fn explain(&self, error: Error, annotate: impl FnOnce(&mut Snapshot)) -> Error {
+        match error {
+            Error::OutOfMemory { device, asked, free, hint } => {
+                let draw = self.numbers() <= DRAWN;
+                let mut snapshot = if draw { self.snapshot() } else { self.outline() };
+                annotate(&mut snapshot);
+                let hint = format!("{hint}, {}", snapshot.rest_of_error(draw).trim_end());
+                Error::OutOfMemory { device, asked, free, hint }
+            }
+            other => other,
+        }
+    }
+
+    /// Makes the error that says how much of the memory is in use.
     pub(crate) fn out_of_memory(&self, fit: Fit, why: &str) -> Error {
         let stats = self.stats();
         let limit = match stats.bytes_limit {

@@ -1,5 +1,7 @@
 //! Free chunks in the order of size, then address: best fit, and of several the lowest.
 
+use std::hint::select_unpredictable;
+
 use super::entry::Entry;
 use super::tree::{Spot, Tree};
 
@@ -55,13 +57,9 @@ pub(crate) struct Cursor {
 /// Returns the bin of a size.
 #[inline]
 fn place_of(units: u32) -> Place {
-    match units {
-        0..32 => Place { order: 0, bin: units as usize },
-        _ => {
-            let order = units.ilog2() as usize - 4;
-            Place { order, bin: (units >> (order - 1)) as usize % BINS }
-        }
-    }
+    // Without a branch: which way it goes cannot be foretold.
+    let order = (units | (BINS as u32 - 1)).ilog2() as usize - 4;
+    Place { order, bin: (units >> order.saturating_sub(1)) as usize % BINS }
 }
 
 /// Counts the entries below `entry`.
@@ -72,7 +70,7 @@ fn rank(entries: &[Entry], entry: Entry) -> usize {
     let (mut low, mut count) = (0, entries.len());
     while count > 1 {
         let half = count / 2;
-        low += half * usize::from(entries[low + half - 1] < entry);
+        low = select_unpredictable(entries[low + half - 1] < entry, low + half, low);
         count -= half;
     }
     low + usize::from(count == 1 && entries[low] < entry)
@@ -90,6 +88,15 @@ impl Bin {
         }
     }
 
+    #[inline(always)]
+    fn first(&self) -> Option<(Spot, Entry)> {
+        match self {
+            Bin::Few(entries) => entries.first().map(|&found| (Spot { leaf: 0, at: 0 }, found)),
+            Bin::Many(tree) => tree.first(),
+        }
+    }
+
+    #[inline(always)]
     fn insert(&mut self, entry: Entry) {
         match self {
             Bin::Few(entries) if entries.len() < MOST => {
@@ -109,6 +116,7 @@ impl Bin {
     }
 
     /// Says whether it is empty after that.
+    #[inline(always)]
     fn remove_at(&mut self, spot: Spot) -> bool {
         match self {
             Bin::Few(entries) => {
@@ -129,8 +137,11 @@ impl Bin {
     }
 
     /// Puts an entry of this bin in the place of another.
+    #[inline]
     fn replace_at(&mut self, spot: Spot, new: Entry) {
         match self {
+            // A bin of one is what the largest chunk mostly has.
+            Bin::Few(entries) if entries.len() == 1 => entries[0] = new,
             Bin::Few(entries) => {
                 // What lies between the two moves over by one.
                 let to = rank(entries, new);
@@ -164,7 +175,11 @@ impl Bin {
 impl Index {
     #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) {
-        let Place { order: number, bin } = place_of(entry.units());
+        self.insert_at(place_of(entry.units()), entry);
+    }
+
+    fn insert_at(&mut self, place: Place, entry: Entry) {
+        let Place { order: number, bin } = place;
         let order = &mut self.orders[number];
         if order.bins.is_empty() {
             order.bins.reserve_exact(BINS);
@@ -200,12 +215,13 @@ impl Index {
     #[inline]
     pub(crate) fn replace_at(&mut self, cursor: Cursor, new: Entry) {
         let Cursor { place, spot } = cursor;
-        if place_of(new.units()) == place {
+        let to = place_of(new.units());
+        if to == place {
             self.orders[place.order].bins[place.bin].replace_at(spot, new);
             return;
         }
         self.remove_at(cursor);
-        self.insert(new);
+        self.insert_at(to, new);
     }
 
     /// Takes the entry under a cursor out.
@@ -286,7 +302,7 @@ impl Index {
             filled => (place.order, filled),
         };
         let place = Place { order, bin: filled.trailing_zeros() as usize };
-        let (spot, entry) = self.bin(place).from(Entry::least(0))?;
+        let (spot, entry) = self.bin(place).first()?;
         Some((Cursor { place, spot }, entry))
     }
 }

@@ -52,7 +52,9 @@ type Question = (u64, Arc<dyn Completion>);
 /// What stood for work that has finished.
 pub(crate) type Finished = Vec<Arc<dyn Completion>>;
 
-/// The most chunks of one stream that are asked about at a time: the lock is held while the list is made.
+/// The most chunks of one stream that are asked about at a time: the lock is held while the list is made. Whenever so many
+/// more wait, they are asked about although there is room: what stands for work, an event of the driver's, is not kept
+/// for ever when nobody runs out of memory.
 const QUESTIONS: usize = 64;
 
 /// Every chunk that is pending.
@@ -64,8 +66,15 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Notes a withdrawn chunk until `done` says that it may be used again.
-    pub(crate) fn push(&mut self, chunks: &mut Chunks, id: ChunkId, stream: StreamIdentity, done: Arc<dyn Completion>) {
+    /// Notes a withdrawn chunk until `done` says that it may be used again; says whether it is time to ask.
+    #[must_use]
+    pub(crate) fn push(
+        &mut self,
+        chunks: &mut Chunks,
+        id: ChunkId,
+        stream: StreamIdentity,
+        done: Arc<dyn Completion>,
+    ) -> bool {
         self.sequence += 1;
         let chunk = &mut chunks[id];
         chunk.set_standing(Standing::Pending);
@@ -73,6 +82,7 @@ impl Pending {
         let lane = self.lanes.entry(stream).or_default();
         lane.index.insert(Entry::of(id, chunk));
         lane.queue.push_back(Waiting { sequence: self.sequence, chunk: id, number: chunk.number(), done });
+        lane.queue.len().is_multiple_of(QUESTIONS)
     }
 
     /// Finds a chunk that the stream itself gave back and that need not be cut.

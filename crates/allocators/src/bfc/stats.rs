@@ -63,6 +63,11 @@ impl Counters {
         self.asked -= asked;
     }
 
+    /// Returns the bytes that the limit counts: upstream has not got back what leaked.
+    pub(crate) fn taken(&self) -> u64 {
+        self.reserved + self.leaked
+    }
+
     pub(crate) fn grown(&mut self, bytes: u64) {
         self.reserved += bytes;
         self.peak_reserved = self.peak_reserved.max(self.reserved);
@@ -86,7 +91,7 @@ impl Counters {
             bytes_reserved: self.reserved,
             peak_bytes_reserved: self.peak_reserved,
             peak_allocated_bytes: self.peak_in_use,
-            bytes_reservable_limit: limit.map(|limit| limit.saturating_sub(self.reserved)),
+            bytes_reservable_limit: limit.map(|limit| limit.saturating_sub(self.taken())),
             largest_free_block_bytes: largest_free,
             pool_bytes: Some(self.reserved),
             peak_pool_bytes: Some(self.peak_reserved),

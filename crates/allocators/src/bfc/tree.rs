@@ -141,6 +141,11 @@ impl Tree {
         self.at(Spot { at: spot.at + 1, ..spot })
     }
 
+    /// Finds the first entry.
+    pub(crate) fn first(&self) -> Option<(Spot, Entry)> {
+        self.at(Spot { leaf: 0, at: 0 })
+    }
+
     /// Returns the last entry.
     pub(crate) fn last(&self) -> Option<Entry> {
         self.entries_of(self.places.len().wrapping_sub(1)).last().copied()

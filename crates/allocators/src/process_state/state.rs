@@ -193,8 +193,9 @@ impl ProcessState {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] while somebody holds it, memory of it is in use, or others may have it mapped: what still needs
-    /// it would not know. An allocator that was not made is no error.
+    /// [`Error::Invalid`] while somebody holds it, memory of it is in use or still worked on, or others may have it mapped:
+    /// what still needs it would not know. What the driver gives, which leaks what it did not take; the next call destroys
+    /// the allocator. One that was not made is no error.
     pub fn tear_down(&self, key: AllocatorKey) -> Result<u64> {
         // Held all the while, so that nobody builds it again before its memory is back.
         let mut inner = self.inner();
@@ -205,16 +206,16 @@ impl ProcessState {
         }) else {
             return Ok(0);
         };
-        let (handles, in_use, mapped, reserved) = match made {
+        let (handles, in_use, mapped) = match made {
             Made::Allocator(allocator) => {
                 allocator.check_owner()?;
                 let stats = allocator.stats();
-                (Arc::strong_count(allocator), stats.bytes_in_use, 0, stats.bytes_reserved)
+                (Arc::strong_count(allocator), stats.bytes_in_use, 0)
             }
             Made::Arena(arena) => {
                 arena.check_owner()?;
                 let usage = arena.usage();
-                (Arc::strong_count(arena), usage.in_use, usage.pinned, usage.reserved)
+                (Arc::strong_count(arena), usage.in_use, usage.pinned)
             }
         };
         if in_use > 0 {
@@ -227,8 +228,16 @@ impl ProcessState {
         if handles > 1 {
             return Err(refuse(format!("{} handles elsewhere", handles - 1)));
         }
+        // While it is still there: what does not go back has to stay somebody's.
+        let (freed, left) = match made {
+            Made::Allocator(allocator) => (allocator.trim()?, allocator.stats().bytes_reserved),
+            Made::Arena(arena) => (arena.trim()?, arena.usage().reserved),
+        };
+        if left > 0 {
+            return Err(refuse(format!("{left} bytes that were freed after work that is not done")));
+        }
         inner.made.remove(&key);
-        Ok(reserved)
+        Ok(freed)
     }
 
     /// Lists what was made, with every region and chunk of those that have regions.

@@ -9,7 +9,8 @@ use crate::{Allocator, AllocatorStats, Budget, Completion, Placed, Request};
 
 /// Hands out no more than a budget allows, counted in bytes that were asked for.
 ///
-/// Several may share one [`Budget`]. A request that does not fit fails alone: it never makes another's fail.
+/// Several may share one [`Budget`]. A request that does not fit waits as far as it may for any of them to give back, and
+/// fails alone: it never makes another's fail.
 ///
 /// # Examples
 ///
@@ -61,7 +62,8 @@ impl<A: Allocator> Limit<A> {
 // SAFETY: as the allocator beneath, which hands out and takes back.
 unsafe impl<A: Allocator> Allocator for Limit<A> {
     fn alloc(&self, request: Request) -> Result<Placed> {
-        self.budget.take(request.bytes).map_err(|free| {
+        self.check_owner()?;
+        self.budget.take_until(request.bytes, request.until).map_err(|free| {
             let hint = format!("{} is limited to {} bytes", self.name(), self.budget.limit());
             Error::OutOfMemory { device: self.device, asked: request.bytes, free, hint }
         })?;

@@ -28,9 +28,18 @@ pub struct State {
     pub nodes: Option<Vec<u32>>,
     /// What host memory was asked for, in order.
     pub host: Vec<HostMemory>,
+    /// What went back, in order: the bytes of device memory, the kind of host memory.
+    pub freed: Vec<Freed>,
     /// Live host memory by address.
-    host_live: BTreeMap<usize, Box<[u64]>>,
+    host_live: BTreeMap<usize, (HostMemory, Box<[u64]>)>,
     next: u64,
+}
+
+/// What went back to the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Freed {
+    Device(u64),
+    Host(HostMemory),
 }
 
 impl State {
@@ -126,7 +135,9 @@ unsafe impl GpuBackend for Fake {
         if state.refuses_free {
             return Err(Fake::failure("free"));
         }
-        state.live.remove(&base.0).map(|_| ()).ok_or_else(|| panic!("{base} was freed twice"))
+        let len = state.live.remove(&base.0).unwrap_or_else(|| panic!("{base} was freed twice"));
+        state.freed.push(Freed::Device(len));
+        Ok(())
     }
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         self.call("export")?;
@@ -151,14 +162,15 @@ unsafe impl GpuBackend for Fake {
         }
         let mut words = vec![0u64; len.div_ceil(8) + 8].into_boxed_slice();
         let start = words.as_mut_ptr().expose_provenance();
-        state.host_live.insert(start, words);
+        state.host_live.insert(start, (memory, words));
         Ok(HostPtr(start.next_multiple_of(64)))
     }
     unsafe fn host_free(&self, ptr: HostPtr) -> Result<()> {
         let mut state = self.state();
         let start = state.host_live.range(..=ptr.0).next_back().map(|(&start, _)| start);
         let start = start.filter(|start| start.next_multiple_of(64) == ptr.0).expect("memory that is out");
-        state.host_live.remove(&start);
+        let freed = state.host_live.remove(&start).map(|(memory, _)| Freed::Host(memory));
+        state.freed.extend(freed);
         Ok(())
     }
 

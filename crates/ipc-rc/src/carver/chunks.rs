@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use gpu_api::{Region, RegionId, SourceUsage};
 
+use super::snapshot::Row;
+
 /// Pieces start and end at multiples of this many bytes: what drivers align their own allocations to.
 pub(super) const STEP: u64 = 256;
 
@@ -120,6 +122,22 @@ impl Chunks {
             Some(carved.region)
         };
         ids.into_iter().filter_map(remove).collect()
+    }
+
+    /// Lists every region with its chunks.
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let row = |Carved { region, free, used }: &Carved| {
+            let mut chunks: Vec<(u64, u64, bool)> = free.iter().map(|(&at, &len)| (at, len, false)).collect();
+            chunks.extend(used.iter().map(|(&at, &len)| (at, len, true)));
+            chunks.sort_unstable();
+            Row { base: region.base().0, len: region.len(), pinned: region.is_pinned(), chunks }
+        };
+        self.regions.values().map(row).collect()
+    }
+
+    /// Returns the bytes of the largest free chunk.
+    pub(super) fn largest_free(&self) -> u64 {
+        self.by_len.last().map_or(0, |&(len, _, _)| len)
     }
 
     pub(super) fn usage(&self) -> SourceUsage {
