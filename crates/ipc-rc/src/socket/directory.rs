@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use gpu_api::{Error, Result};
 use rustix::io::Errno;
 
-use super::listener::{BindLock, open_directory};
+use super::bind_lock::BindLock;
+use super::listener::open_directory;
 use super::{address_of, new_socket, system_error};
 
 const RUNTIME_DIR: &str = "runtime directory";
@@ -249,7 +250,7 @@ mod tests {
         rustix::net::bind(&full, &address_of(&path).expect("an address")).expect("bind");
         rustix::net::listen(&full, 0).expect("listen");
         let mut waiting = Vec::new();
-        while let Ok(connection) = super::super::connect(&path) {
+        while let Ok(connection) = super::super::connect::connect(&path) {
             waiting.push(connection);
         }
         assert_eq!(sweep_stale(&dir).expect("sweep"), 0);
