@@ -14,7 +14,7 @@ use crate::checksum;
 pub(crate) struct View<'a>(pub(super) &'a [u8; BYTES]);
 
 impl<'a> View<'a> {
-    /// Looks at bytes that somebody sent, as [`Descriptor::decode`] does, without a copy.
+    /// Looks at bytes that somebody sent, as [`Descriptor::decode`](super::Descriptor::decode) does, without a copy.
     ///
     /// # Errors
     ///

@@ -142,8 +142,9 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] when somebody alive listens on the path already, when it is too long or no socket, or for a
-    /// runtime directory that others can write; [`Error::System`] for what the kernel refuses.
+    /// [`Error::Invalid`] when somebody alive listens on the path already, when it is too long, no socket, or in no
+    /// directory, or for a runtime directory that others can enter or that cannot be made; [`Error::Unsupported`] on a
+    /// device that shares no memory; [`Error::System`] for what the kernel refuses.
     pub fn open(self) -> Result<Session> {
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())

@@ -67,8 +67,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a path that is too long, that somebody listens on, or that is no socket;
-    /// [`Error::System`] when the directory is missing, full or not writable, or no file descriptor is left.
+    /// [`Error::Invalid`] for a path that is too long, that somebody listens on, that is no socket, or whose directory is
+    /// missing; [`Error::System`] when that is full or not writable, or no file descriptor is left.
     pub(crate) fn bind(place: &Place) -> Result<Listener> {
         let (path, mode) = match place {
             Place::Runtime { dir, session } => (dir.join(format!("{session}.sock")), 0o600),
@@ -185,8 +185,15 @@ impl fmt::Debug for Listener {
 
 /// Opens a directory to name things in it.
 pub(super) fn open_directory(dir: &Path) -> Result<OwnedFd> {
-    rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| system_error("opening the socket's directory", e))
+    let opened = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    opened.map_err(|e| match e {
+        Errno::NOENT | Errno::NOTDIR => Error::Invalid {
+            what: "the socket's directory",
+            got: format!("{}, which is none", dir.display()),
+            must: "a directory that exists; make it, or choose another path",
+        },
+        e => system_error("opening the socket's directory", e),
+    })
 }
 
 /// Removes a name; that it is not there is no error.
@@ -306,7 +313,11 @@ mod tests {
     fn a_path_that_leads_nowhere_is_refused() {
         let dir = ScratchDir::new();
         let error = Listener::bind(&at(dir.join("no/s"))).expect_err("no such directory");
-        assert!(matches!(error, Error::System { call: "opening the socket's directory", .. }), "{error}");
+        let expected = format!(
+            "the socket's directory is {}, which is none, but must be a directory that exists; make it, or choose another path",
+            dir.join("no").display()
+        );
+        assert_eq!(error.to_string(), expected);
         let long = dir.join("x".repeat(108));
         let error = Listener::bind(&at(long)).expect_err("too long");
         assert!(error.to_string().contains("but must be 1 to 107 bytes"), "{error}");
