@@ -28,6 +28,10 @@ impl Budget {
     /// Takes bytes, all or none; says how many are left when there are too few.
     ///
     /// One compare-and-swap, so that nobody fails because of another's attempt that fails, too.
+    ///
+    /// # Errors
+    ///
+    /// The bytes that are left.
     pub fn take(&self, bytes: u64) -> Result<(), u64> {
         let take = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.limit);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {

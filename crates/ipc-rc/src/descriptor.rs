@@ -36,7 +36,7 @@ pub(crate) use view::View;
 
 use std::fmt;
 
-use gpu_api::Result;
+use gpu_api::{ParticipantId, Result};
 
 /// The length of every descriptor.
 pub const BYTES: usize = 192;
@@ -129,9 +129,42 @@ impl Descriptor {
         &self.0
     }
 
-    /// Returns the user's own bytes: shape, type, frame number, whatever both sides agree on. Zero unless set.
+    /// Returns the user's own bytes: shape, type, frame number, whatever both sides agree on. Zero unless set, by
+    /// [`ShareOptions::user`](crate::ShareOptions::user) or [`with_user`](Descriptor::with_user).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{After, Claims, Descriptor, Session, ShareOptions, To};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let block = session.alloc(4096)?;
+    /// let mut user = [0; 64];
+    /// user[..4].copy_from_slice(&17u32.to_le_bytes());
+    /// let sent = block.share_with(To::Ticket(Claims::Once), After::Done, &ShareOptions::default().user(user))?;
+    /// // ... the bytes travel ...
+    /// let received = Descriptor::decode(sent.as_bytes())?;
+    /// assert_eq!(received.user()[..4], 17u32.to_le_bytes());
+    /// assert_eq!((received.session(), received.addressee(), received.len()), (session.id(), None, 4096));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn user(&self) -> &[u8; 64] {
         self.0[AT_USER..].first_chunk().expect("64 bytes of the user's lie inside a descriptor")
+    }
+
+    /// Returns the session that granted it. Whoever is connected to several claims it with the participant of
+    /// [that session](crate::Participant::session).
+    pub fn session(&self) -> SessionId {
+        self.fields().session
+    }
+
+    /// Returns the participant that it is addressed to, who alone can claim it; `None` for a ticket.
+    pub fn addressee(&self) -> Option<ParticipantId> {
+        let fields = self.fields();
+        (fields.kind == GrantKind::Addressed).then_some(fields.participant)
     }
 
     /// Returns what tells the grant from others to the same participant.

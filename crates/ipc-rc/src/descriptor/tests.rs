@@ -1,6 +1,6 @@
 //! What is encoded is decoded, and nothing else.
 
-use gpu_api::{BackendKind, DeviceUuid, Error, ParticipantId, RegionId};
+use gpu_api::{BackendKind, DeviceUuid, Error, RegionId};
 use proptest::prelude::*;
 
 use super::*;
@@ -173,4 +173,12 @@ fn logs_show_neither_session_nor_slot() {
     let d = Descriptor::encode(&fields(), &[0; 64]);
     assert_eq!(format!("{d:?}"), "Descriptor(cuda Addressed, 512 bytes, ..)");
     assert_eq!(fields().session.to_string(), "a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5");
+}
+
+#[test]
+fn who_granted_it_and_to_whom_can_be_read() {
+    let addressed = Descriptor::encode(&fields(), &[0; 64]);
+    assert_eq!((addressed.session(), addressed.addressee()), (SessionId([0xa5; 16]), Some(ParticipantId(7))));
+    let ticket = Fields { kind: GrantKind::Ticket, participant: ParticipantId(0), ..fields() };
+    assert_eq!(Descriptor::encode(&ticket, &[0; 64]).addressee(), None);
 }

@@ -23,8 +23,30 @@ use crate::socket;
 
 /// A producer's session: blocks, who may have them, and when they are free.
 ///
-/// Cheap to clone. When the last clone is dropped the socket closes; the session's thread goes on until nothing of it
-/// is held any more, or the process ends.
+/// Cheap to clone, and to be used from several threads at once. When the last clone is dropped the socket closes; the
+/// session's thread goes on until nothing of it is held any more, or the process ends.
+///
+/// # Examples
+///
+/// ```
+/// # use backend_host::{HostBackend, HostConfig};
+/// # use gpu_api::{DeviceId, Gpu};
+/// # use ipc_rc::{After, Claims, Session, To};
+/// # use std::time::Duration;
+/// # let dir = tempfile::tempdir()?;
+/// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// let session = Session::builder(gpu)
+///     .socket(dir.path().join("weights"))
+///     .time_to_live(Some(Duration::from_secs(10)))
+///     .open()?;
+/// let block = session.alloc(1 << 20)?;
+/// let ticket = block.share(To::Ticket(Claims::Unlimited), After::Done)?;
+/// println!("{} bytes at {}", ticket.len(), session.socket_path().display());
+/// drop(block); // ends the ticket
+/// let report = session.shutdown(Duration::from_secs(60));
+/// assert!(report.clean, "still held by {:?}", report.holders);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Session(Arc<Handle>);
 
@@ -175,6 +197,26 @@ impl Session {
     /// # Errors
     ///
     /// As [`SentBlock::share`]. After an error nothing is granted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use ipc_rc::{After, Claims, Session, ShareOptions, Stream, To};
+    ///
+    /// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// let stream = Stream::create(&gpu)?;
+    /// let layers = (0..8).map(|_| session.alloc(4096)).collect::<Result<Vec<_>, _>>()?;
+    /// // ... kernels on `stream` fill them ...
+    /// let grants: Vec<_> = layers.iter().map(|layer| (layer, To::Ticket(Claims::Once))).collect();
+    /// let descriptors = session.share_many(&grants, After::Stream(&stream), &ShareOptions::default())?;
+    /// assert_eq!(descriptors.len(), 8);
+    /// # stream.synchronize()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn share_many(
         &self,
         grants: &[(&SentBlock, To)],
@@ -206,6 +248,29 @@ impl Session {
     ///
     /// - The range stays allocated until a collect of this session returned `token`, or the process ends.
     /// - No other block of any session overlaps it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use gpu_api::Sharing;
+    /// # use ipc_rc::{Session, Token};
+    ///
+    /// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// let pool = gpu.backend().alloc(gpu.device(), 1 << 20, Sharing::Fd)?; // another allocator's
+    /// // SAFETY: `adopt` asks that the range stays allocated until its token is back: it is freed below; and that no
+    /// // other block overlaps it: it is the only one.
+    /// let block = unsafe { session.adopt(pool.base, 4096, Token(1)) }?;
+    /// // ... share it ...
+    /// drop(block);
+    /// assert_eq!(session.collect().tokens, [Token(1)]); // nobody holds or maps it any more
+    /// // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: its token is back.
+    /// unsafe { gpu.backend().free(pool.base) }?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub unsafe fn adopt(&self, ptr: DevicePtr, len: u64, token: Token) -> Result<SentBlock> {
         let core = self.core();
         core.check_open()?;
