@@ -44,7 +44,7 @@ pub use ::allocators;
 /// NVIDIA GPUs.
 #[cfg(feature = "cuda")]
 pub mod cuda {
-    pub use backend_cuda::CudaBackend;
+    pub use backend_cuda::{CudaBackend, interop};
 }
 
 /// AMD GPUs.
