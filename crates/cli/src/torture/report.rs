@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::Control;
+use crate::output;
 
 /// What a run found.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -49,13 +50,7 @@ impl Report {
 
     /// Makes one JSON object: the fields, and `ok`.
     pub fn json(&self) -> String {
-        #[derive(Serialize)]
-        struct Whole<'a> {
-            ok: bool,
-            #[serde(flatten)]
-            report: &'a Report,
-        }
-        serde_json::to_string(&Whole { ok: self.is_good(), report: self }).expect("it is made of strings and numbers")
+        output::judged(self.is_good(), self)
     }
 
     /// Makes what people read.
