@@ -353,6 +353,25 @@ impl Participant {
 
     /// Claims several descriptors, with one question for up to 64 tickets among them. The results come in the same
     /// order; one that fails does not touch the others.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use ipc_rc::{After, Claims, Participant, Session, To, Wait};
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let participant = Participant::builder(gpu).connect(session.socket_path())?;
+    /// # let blocks = (0..3).map(|_| session.alloc(4096)).collect::<Result<Vec<_>, _>>()?;
+    /// # let tickets = blocks.iter().map(|block| block.share(To::Ticket(Claims::Once), After::Done));
+    /// # let mut queue = tickets.map(|ticket| Ok(ticket?.as_bytes().to_vec())).collect::<Result<Vec<_>, gpu_api::Error>>()?;
+    /// queue.push(b"no descriptor".to_vec());
+    /// let claimed = participant.claim_many(&queue, Wait::Host, None);
+    /// assert_eq!(claimed.iter().filter(|block| block.is_ok()).count(), queue.len() - 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn claim_many(
         &self,
         descriptors: &[impl AsRef<[u8]>],
