@@ -44,14 +44,7 @@ impl Simulated {
     /// Makes an upstream without end, whose extents do not merge.
     pub fn new() -> Simulated {
         let state = SimulatedState { next: Simulated::BASE, calls: 0, live: BTreeMap::new(), free_calls: 0 };
-        Simulated {
-            capacity: u64::MAX,
-            align: None,
-            merges: false,
-            gap: 0,
-            fails_at: None,
-            state: Mutex::new(state),
-        }
+        Simulated { capacity: u64::MAX, align: None, merges: false, gap: 0, fails_at: None, state: Mutex::new(state) }
     }
 
     /// Sets how many bytes there are.
