@@ -1,22 +1,40 @@
-//! Claims what a producer shares: `consumer SOCKET [host|cuda|hip]`, a descriptor a line on standard input.
+//! Claims what a producer shares: a descriptor a line on standard input, as `examples/producer.rs` prints them.
+//!
+//! Takes the path of the producer's socket, and perhaps a backend: host, cuda or hip.
 
+use std::error::Error;
 use std::io::BufRead;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use gpu_ipc::{BackendKind, Participant, Stream, Wait, detect};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut args = std::env::args().skip(1);
-    let socket = args.next().ok_or("usage: consumer SOCKET [host|cuda|hip]")?;
-    let name = args.next().unwrap_or_else(|| "host".into());
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("no such backend")?;
-    let gpu = detect()?.first(kind)?;
+fn main() -> ExitCode {
+    match consume() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("consumer: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn consume() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (socket, backend) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [socket] if !socket.starts_with('-') => (socket, "host"),
+        [socket, backend] if !socket.starts_with('-') => (socket, backend),
+        _ => return Err("usage: consumer SOCKET [host|cuda|hip]".into()),
+    };
+    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    let gpu = detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?;
     let stream = Stream::create(&gpu)?;
     let producer = Participant::builder(gpu.clone()).connect(socket)?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or("?"), 16);
-        let descriptor = (0..line.len()).step_by(2).map(byte).collect::<Result<Vec<u8>, _>>()?;
+        let descriptor: Result<Vec<u8>, _> = (0..line.len()).step_by(2).map(byte).collect();
+        let descriptor = descriptor.map_err(|_| format!("{line:?} is no line of a producer's: not hexadecimal"))?;
         let block = producer.claim(&descriptor, Wait::On(&stream), Some(Duration::from_secs(60)))?;
         let mut number = [0; 8];
         // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: the

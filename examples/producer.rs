@@ -1,22 +1,42 @@
-//! Shares numbered blocks with whoever connects: `producer SOCKET COUNT [host|cuda|hip]`, a descriptor a line on
-//! standard output.
+//! Shares numbered blocks with whoever connects, and prints a descriptor a line on standard output.
+//!
+//! ```text
+//! cargo build --examples && cd target/debug/examples
+//! ./producer /tmp/numbers 5 | (until [ -S /tmp/numbers ]; do sleep 0.1; done; ./consumer /tmp/numbers)
+//! ```
+//!
+//! Takes a path for its socket, a number of blocks, and perhaps a backend: host, cuda or hip.
 
+use std::error::Error;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use gpu_ipc::{After, BackendKind, Session, Stream, To, detect};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut args = std::env::args().skip(1);
-    let (Some(socket), Some(count)) = (args.next(), args.next()) else {
-        return Err("usage: producer SOCKET COUNT [host|cuda|hip]".into());
+fn main() -> ExitCode {
+    match produce() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("producer: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn produce() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (socket, count, backend) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [socket, count] if !socket.starts_with('-') => (socket, count, "host"),
+        [socket, count, backend] if !socket.starts_with('-') => (socket, count, backend),
+        _ => return Err("usage: producer SOCKET COUNT [host|cuda|hip]".into()),
     };
-    let name = args.next().unwrap_or_else(|| "host".into());
-    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or("no such backend")?;
-    let gpu = detect()?.first(kind)?;
+    let count: u64 = count.parse().map_err(|_| format!("{count} is no number of blocks"))?;
+    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
+    let gpu = detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?;
     let stream = Stream::create(&gpu)?;
     let session = Session::builder(gpu.clone()).socket(socket).open()?;
     let consumer = session.wait_for_participants(1, Some(Duration::from_secs(60)))?[0];
-    for number in 0..count.parse::<u64>()? {
+    for number in 0..count {
         let block = session.alloc(1 << 16)?;
         let bytes = number.to_le_bytes();
         // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: the

@@ -132,7 +132,12 @@ impl Detected {
             return Err(Error::Unavailable {
                 backend: kind,
                 why: "it has no device".into(),
-                remedy: "make one visible to this process",
+                remedy: match kind {
+                    BackendKind::Host => "set GPU_IPC_HOST_DEVICES to 1 or more, or unset it",
+                    BackendKind::Cuda => "look at CUDA_VISIBLE_DEVICES",
+                    BackendKind::Hip => "look at HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
+                    _ => "make one visible to this process",
+                },
             });
         }
         Gpu::new(backend, DeviceId(0))

@@ -10,6 +10,14 @@
 //! | what a vendor provides | [`GpuBackend`], [`Gpu`] |
 //! | every allocator of the process | [`allocators`], [`Global`], [`open_session`] |
 //! | errors | [`Error`], [`ClaimError`] |
+//! | who holds what, from outside | [`sessions`], [`inspect`], [`snapshot`] |
+//!
+//! `docs/EMBEDDING.md` goes through a whole program, and says what the library does inside a process: its threads, which
+//! call runs where, forks, containers. Sessions, participants, streams and what they give are `Send + Sync`, and all but
+//! [`SentBlock`] are cheap to clone. Sizes and offsets are bytes.
+//!
+//! Everything that examples take from `ipc_rc` and `gpu_api` is here, and what they take from `allocators` is in
+//! [`allocators`](mod@allocators).
 //!
 //! ```
 //! use gpu_ipc::{BackendKind, Session, detect};
@@ -36,7 +44,7 @@ pub use ::allocators;
 /// NVIDIA GPUs.
 #[cfg(feature = "cuda")]
 pub mod cuda {
-    pub use backend_cuda::CudaBackend;
+    pub use backend_cuda::{CudaBackend, interop};
 }
 
 /// AMD GPUs.
@@ -61,3 +69,8 @@ pub mod host {
 #[cfg(all(doctest, feature = "host"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The code of the document for embedders.
+#[cfg(all(doctest, feature = "host"))]
+#[doc = include_str!("../docs/EMBEDDING.md")]
+struct Embedding;

@@ -132,6 +132,29 @@ fn what_is_not_understood_is_refused() {
 }
 
 #[test]
+fn what_the_two_sides_do_not_understand_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (socket, nowhere) = (path("s"), path("no/s"));
+    let cases: [(&str, &[&str], String); 8] = [
+        ("producer", &[], "usage: producer SOCKET COUNT [host|cuda|hip]".into()),
+        ("producer", &["--help", "1"], "usage: producer SOCKET COUNT [host|cuda|hip]".into()),
+        ("producer", &[&socket, "many"], "many is no number of blocks".into()),
+        ("producer", &[&socket, "1", "abacus"], "no backend is named abacus".into()),
+        ("producer", &[&nowhere, "1"], format!("the socket's directory is {}, which is none", path("no"))),
+        ("consumer", &["--help"], "usage: consumer SOCKET [host|cuda|hip]".into()),
+        ("consumer", &[&socket, "abacus"], "no backend is named abacus".into()),
+        ("consumer", &[&socket], format!("cannot connect to {socket}: there is no such socket; start the producer")),
+    ];
+    for (name, args, expected) in cases {
+        let output = run(name, args, dir.path());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let refused = output.status.code() == Some(1) && errors.starts_with(&format!("{name}: {expected}"));
+        assert!(refused && output.stdout.is_empty(), "{name} {args:?}: {errors}");
+    }
+}
+
+#[test]
 fn every_example_is_run_here() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let files = std::fs::read_dir(folder).expect("the examples").map(|entry| entry.expect("an entry").path());

@@ -22,9 +22,9 @@ mod wire;
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [socket] => consume("cuda", socket),
-        [socket, backend] => consume(backend, socket),
-        _ => Err("usage: torch_consumer SOCKET [BACKEND]".into()),
+        [socket] if !socket.starts_with('-') => consume("cuda", socket),
+        [socket, backend] if !socket.starts_with('-') => consume(backend, socket),
+        _ => Err("usage: torch_consumer SOCKET [host|cuda|hip]; `examples/torch/trainer.py` starts it".into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -56,7 +56,8 @@ struct Consumer {
 }
 
 fn consume(backend: &str, socket: &str) -> Result<()> {
-    let mut wire = Wire::new(UnixStream::connect(socket)?)?;
+    let trainer = UnixStream::connect(socket).map_err(|e| format!("no trainer listens at {socket}: {e}"))?;
+    let mut wire = Wire::new(trainer)?;
     wire.send(std::process::id().to_string())?;
     let mut consumer = Consumer { backend: backend.into(), wire, side: None, kept: Vec::new() };
     loop {

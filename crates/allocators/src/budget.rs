@@ -37,11 +37,19 @@ impl Budget {
     /// Takes bytes, all or none; says how many are left when there are too few.
     ///
     /// Nobody fails because of another's attempt that fails, too.
+    ///
+    /// # Errors
+    ///
+    /// The bytes that are left.
     pub fn take(&self, bytes: u64) -> Result<(), u64> {
         self.take_until(bytes, None)
     }
 
     /// Takes bytes as [`take`](Budget::take), and waits for others to give some back, until then if at all.
+    ///
+    /// # Errors
+    ///
+    /// The bytes that are left, after the deadline; at once if they are more than the limit.
     pub fn take_until(&self, bytes: u64, deadline: Option<Instant>) -> Result<(), u64> {
         let mut state = self.state();
         loop {

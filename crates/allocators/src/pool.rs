@@ -21,6 +21,7 @@ const GROWN_BY: f64 = 1.1;
 
 /// What sizes are rounded up to, so that more requests are of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub enum Rounding {
     /// Nothing.
     #[default]

@@ -25,7 +25,6 @@ pub struct Simulated {
     align: Option<u64>,
     merges: bool,
     gap: u64,
-    granularity: u64,
     fails_at: Option<u64>,
     state: Mutex<SimulatedState>,
 }
@@ -45,15 +44,7 @@ impl Simulated {
     /// Makes an upstream without end, whose extents do not merge.
     pub fn new() -> Simulated {
         let state = SimulatedState { next: Simulated::BASE, calls: 0, live: BTreeMap::new(), free_calls: 0 };
-        Simulated {
-            capacity: u64::MAX,
-            align: None,
-            merges: false,
-            gap: 0,
-            granularity: 1,
-            fails_at: None,
-            state: Mutex::new(state),
-        }
+        Simulated { capacity: u64::MAX, align: None, merges: false, gap: 0, fails_at: None, state: Mutex::new(state) }
     }
 
     /// Sets how many bytes there are.
@@ -81,13 +72,6 @@ impl Simulated {
     #[must_use]
     pub fn gap(mut self, bytes: u64) -> Simulated {
         self.gap = bytes;
-        self
-    }
-
-    /// Rounds every length up to a multiple of this, as drivers do.
-    #[must_use]
-    pub fn rounding_to(mut self, granularity: u64) -> Simulated {
-        self.granularity = granularity.max(1);
         self
     }
 
@@ -131,7 +115,6 @@ unsafe impl SubAllocator for Simulated {
     fn alloc(&self, len: u64, align: u64) -> Result<(Extent, ())> {
         let mut state = self.state();
         state.calls += 1;
-        let len = len.checked_next_multiple_of(self.granularity).unwrap_or(u64::MAX);
         let free = self.capacity - state.live.values().sum::<u64>().min(self.capacity);
         if len > free || matches!(self.fails_at, Some(n) if n == 0 || n == state.calls) {
             let hint = "a simulated device".into();
@@ -156,9 +139,5 @@ unsafe impl SubAllocator for Simulated {
 
     fn merges(&self) -> bool {
         self.merges
-    }
-
-    fn granularity(&self) -> u64 {
-        self.granularity
     }
 }

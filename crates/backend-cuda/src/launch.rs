@@ -30,7 +30,6 @@ symbols! {
     cuGraphDestroy: fn(*mut c_void);
     cuGraphLaunch: fn(*mut c_void, CUstream);
     cuMemAllocAsync: fn(*mut CUdeviceptr, usize, CUstream);
-    cuMemFreeAsync: fn(CUdeviceptr, CUstream);
 }
 
 /// An application on a device, in its primary context.
@@ -164,7 +163,7 @@ impl Application {
         })
     }
 
-    /// Allocates from the stream-ordered pool, as `cudaMallocAsync` does.
+    /// Allocates from the stream-ordered pool, as `cudaMallocAsync` does, until the process ends.
     ///
     /// # Safety
     ///
@@ -176,18 +175,6 @@ impl Application {
             unsafe { function(&raw mut base, len, call::stream(stream)) }
         })?;
         Ok(DevicePtr(base))
-    }
-
-    /// Frees what `pool_alloc` gave.
-    ///
-    /// # Safety
-    ///
-    /// `stream` is alive, and nothing queued later touches `base`.
-    pub unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
-        self.call(&self.symbols.cuMemFreeAsync, |function| {
-            // SAFETY: `cuMemFreeAsync` asks for memory of a pool: our caller vouches for it and for the stream.
-            unsafe { function(base.0, call::stream(stream)) }
-        })
     }
 
     fn call<F: Copy>(&self, symbol: &Symbol<F>, run: impl FnOnce(F) -> Code) -> Result<()> {

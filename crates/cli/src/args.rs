@@ -23,6 +23,15 @@ Examples:
   gpu-ipc bench                                    what does sharing cost beside the bare calls of the driver?
   gpu-ipc help demo                                everything about one command
 
+Environment:
+  GPU_IPC_RUNTIME_DIR       where sessions put their sockets, of this user alone (mode 0700);
+                            else $XDG_RUNTIME_DIR/gpu-ipc, else /tmp/gpu-ipc-UID
+  GPU_IPC_HOST_DEVICES      how many devices of shared memory there are: 1
+  GPU_IPC_HOST_BYTES        bytes of each: 1073741824
+  CUDA_VISIBLE_DEVICES      and HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES: which GPUs are seen
+  GPU_IPC_HIP_LIBRARY       another HIP runtime than the one that is found
+  GPU_IPC_HIP_PROOF         what the doctor saw work on it: docs/HIP.md
+
 Exit status: 0 good, 1 something was found, 2 wrong usage, 3 not available here.")]
 pub struct Args {
     /// What to do.
@@ -56,6 +65,7 @@ Examples:
   gpu-ipc ls --json | jq '.sessions[].holders'
 
 A session that does not answer within --timeout shows as hung: its process hangs or is stopped.
+With --json the object has \"ok\", as the exit status, and \"sessions\" or \"error\": docs/TOOLS.md.
 
 Exit status:
   0  the sessions were listed
@@ -75,7 +85,7 @@ Exit status:
   0  you have seen enough
   1  the terminal or the runtime directory failed on the way
   2  wrong usage
-  3  standard output is no terminal")]
+  3  standard output is no terminal, or one that cannot be drawn on")]
     Top(TopOptions),
     /// Show where a session's memory lies: a histogram, a map, a picture
     #[command(after_help = "\
@@ -117,7 +127,7 @@ Examples:
   gpu-ipc torture --seconds 10 --control counter   a method that must fail: exit status 1 says that it was found
 
 The seed decides what is done to whom, not what the machine makes of it: a finding may take several runs to come again.
-docs/TORTURE.md says what is done.
+docs/TORTURE.md says what is done, and what the fields of --json count.
 
 Exit status:
   0  nothing was used again early, ended twice, leaked or hung
@@ -137,7 +147,7 @@ Medians hold for one machine, ratios from machine to machine. docs/SPEED.md says
 
 Exit status:
   0  every row has its numbers, whether its goal is reached or not
-  1  a row could not be measured, or what was asked for cannot be written
+  1  a row could not be measured, or a file cannot be read or written
   2  wrong usage
   3  the backend that was asked for has no device here")]
     Bench(BenchOptions),
@@ -196,16 +206,16 @@ pub struct DemoOptions {
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
     /// Consumer processes that live to the end; two more are killed
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub consumers: u32,
     /// Blocks that are shared
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub blocks: u32,
     /// Bytes of each block: a number, or one with KiB, MiB or GiB behind it
-    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = size::parse)]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true, default_value = "64KiB", value_parser = size::parse)]
     pub size: u64,
     /// What the contents of the blocks are made from
-    #[arg(long, value_name = "S", default_value_t = 1)]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 1)]
     pub seed: u64,
     /// Print one JSON object instead of a table
     #[arg(long)]
@@ -219,7 +229,7 @@ pub struct Where {
     #[arg(long, value_name = "PATH")]
     pub socket: Vec<PathBuf>,
     /// Seconds that each session has to answer
-    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 1.0, value_parser = seconds)]
     pub timeout: f64,
 }
 
@@ -241,7 +251,7 @@ pub struct TopOptions {
     #[command(flatten)]
     pub place: Where,
     /// Seconds between two looks
-    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 1.0, value_parser = seconds)]
     pub interval: f64,
 }
 
@@ -257,7 +267,7 @@ pub struct SnapshotOptions {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Seconds that the session has to answer
-    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = seconds)]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 10.0, value_parser = seconds)]
     pub timeout: f64,
 }
 
@@ -268,7 +278,7 @@ pub struct DoctorOptions {
     #[arg(long, value_enum, value_name = "BACKEND", value_delimiter = ',')]
     pub require: Vec<Vendor>,
     /// How long a driver may take for one step before it counts as hanging
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub timeout: u32,
     /// Print one JSON object instead of a report to read
     #[arg(long)]

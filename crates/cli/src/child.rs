@@ -9,6 +9,8 @@ use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use crate::Outcome;
+
 /// How long a process may take to end after it was killed. One that a driver keeps in the kernel may take for ever.
 const DYING: Duration = Duration::from_secs(10);
 
@@ -178,7 +180,7 @@ pub fn reply(numbers: &[u64]) -> Result<(), String> {
 }
 
 /// Answers the parent with the reason why there is no answer: in one line, whatever a driver says.
-pub fn refuse(why: &str) -> Result<(), String> {
+fn refuse(why: &str) -> Result<(), String> {
     line(&format!("error {}", why.replace('\n', " ")))
 }
 
@@ -186,6 +188,18 @@ pub fn refuse(why: &str) -> Result<(), String> {
 pub fn line(text: &str) -> Result<(), String> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| format!("the parent does not listen: {e}"))
+}
+
+/// Lives as a child of this program: until its work is done or its parent dies, which it tells why it cannot go on.
+pub fn live(work: impl FnOnce() -> Result<(), String>) -> Outcome {
+    die_with_parent();
+    match work() {
+        Ok(()) => Outcome::Good,
+        Err(why) => {
+            let _ = refuse(&why);
+            Outcome::Finding
+        }
+    }
 }
 
 /// Has the kernel kill this process when its parent dies, so that nobody is left over.

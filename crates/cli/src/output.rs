@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Write};
 
+use serde::Serialize;
 use serde_json::json;
 
 use crate::Outcome;
@@ -22,6 +23,17 @@ pub fn print(text: &str) -> Result<(), String> {
 /// Writes a line to standard error, if anybody takes it.
 pub fn complain(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Makes one JSON object: whether all is well, and the fields of a report, which are strings and numbers.
+pub fn judged(ok: bool, report: &impl Serialize) -> String {
+    #[derive(Serialize)]
+    struct Judged<'a, R: Serialize> {
+        ok: bool,
+        #[serde(flatten)]
+        report: &'a R,
+    }
+    serde_json::to_string(&Judged { ok, report }).expect("a report is made of strings and numbers")
 }
 
 /// Writes the last thing that a command says and ends it.

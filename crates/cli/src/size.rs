@@ -8,12 +8,13 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
-        other => return Err(format!("the unit is {other}, but must be KiB, MiB or GiB")),
+        other => return Err(format!("the unit is {other}, but must be B, KiB, MiB or GiB")),
     };
-    let number: u64 = digits.parse().map_err(|_| format!("{digits:?} is no number"))?;
+    let number: u64 = digits.parse().map_err(|_| format!("{digits:?} is no number of bytes"))?;
     match number.checked_mul(unit) {
         Some(bytes) if bytes >= 8 && bytes % 8 == 0 => Ok(bytes),
-        _ => Err(format!("{text} is no multiple of 8 bytes from 8 on")),
+        Some(_) => Err(format!("{text} is no multiple of 8 bytes from 8 on")),
+        None => Err(format!("{text} is more than any device has")),
     }
 }
 
@@ -43,6 +44,8 @@ mod tests {
         for wrong in ["", "KiB", "7", "0", "1kb", "99999999999GiB", "-8"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
+        let too_much = "99999999999GiB is more than any device has";
+        assert_eq!(parse("99999999999GiB").expect_err("more than 64 bits"), too_much);
     }
 
     #[test]

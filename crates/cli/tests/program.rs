@@ -165,3 +165,89 @@ fn what_is_not_here_ends_with_3_and_says_why() {
     }
     assert!(asked > 0, "this machine has every backend: the case proves nothing here");
 }
+
+/// A number out of its range is told from an option that does not exist.
+#[test]
+fn a_number_out_of_range_is_wrong_usage_and_is_named() {
+    let cases: [(&[&str], &str); 9] = [
+        (&["demo", "--blocks", "-1"], "-1 is not in 1..=1000000"),
+        (&["demo", "--consumers", "0"], "0 is not in 1..=256"),
+        (&["demo", "--size", "-8"], "\"-8\" is no number of bytes"),
+        (&["ls", "--timeout", "-1"], "\"-1\" is no number of seconds from 0.01 to 3600"),
+        (&["top", "--interval", "0"], "\"0\" is no number of seconds from 0.01 to 3600"),
+        (&["snapshot", "--timeout", "nan"], "\"nan\" is no number of seconds from 0.01 to 3600"),
+        (&["doctor", "--timeout", "-1"], "-1 is not in 1..=86400"),
+        (&["torture", "--seconds", "0"], "0 is not in 1..=604800"),
+        (&["torture", "--consumers", "-3"], "-3 is not in 1..=256"),
+    ];
+    for (args, why) in cases {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(text(&output.stderr).contains(why), "{args:?}: {}", text(&output.stderr));
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}
+
+/// What is no session says what it is, for people and for programs.
+#[test]
+fn what_is_no_session_is_named_with_reason_and_remedy() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::write(at("file"), "").expect("a file");
+    let cases = [
+        (at("absent"), "there is no such socket; start the producer, or correct the path"),
+        (at("file"), "it is not a socket; give the path of a session's socket"),
+        (at(""), "it is not a socket; give the path of a session's socket"),
+    ];
+    for (path, why) in cases {
+        let why = format!("cannot connect to {path}: {why}");
+        for args in [&["ls", "--socket", &path][..], &["snapshot", &path]] {
+            let output = run(args);
+            assert_eq!(output.status.code(), Some(1), "{args:?}");
+            let said = text(&output.stdout) + &text(&output.stderr);
+            assert!(said.contains(&why), "{args:?}: {said}");
+            let output = run(&[args, &["--json"]].concat());
+            let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+            assert_eq!((&value["ok"], output.status.code()), (&false.into(), Some(1)), "{value}");
+            assert!(value.to_string().contains(&why), "{value}");
+        }
+    }
+}
+
+/// Where sessions put their sockets: named, with what is wrong with it.
+#[test]
+fn a_wrong_runtime_directory_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join("file"), "").expect("a file");
+    for (name, command, is) in [
+        ("file", "ls", "not a directory"),
+        ("no/run", "ls", "there is no directory"),
+        ("no/run", "demo", "there is no"),
+    ] {
+        let path = dir.path().join(name);
+        let mut program = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+        let output =
+            program.args([command, "--json"]).env("GPU_IPC_RUNTIME_DIR", &path).output().expect("it was built");
+        assert_eq!(output.status.code(), Some(if command == "ls" { 3 } else { 1 }), "{name} {command}");
+        let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        let why = value["error"].as_str().expect("a reason");
+        let parts = [&*path.display().to_string(), is, "GPU_IPC_RUNTIME_DIR"];
+        assert!(parts.iter().all(|part| why.contains(part)), "{why}");
+    }
+}
+
+/// A terminal that cannot move its cursor is not filled with signs that it does not know.
+#[test]
+fn top_refuses_a_terminal_that_cannot_be_drawn_on() {
+    let flags = rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY;
+    let terminal = rustix::pty::openpt(flags).expect("a terminal");
+    rustix::pty::unlockpt(&terminal).expect("its other end");
+    let other = rustix::pty::ptsname(&terminal, Vec::new()).expect("its name");
+    let other = std::fs::File::options().read(true).write(true).open(other.to_str().expect("a plain name"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    command.arg("top").env("TERM", "dumb").stdin(Stdio::null()).stdout(other.expect("it opens")).stderr(Stdio::piped());
+    let output = command.spawn().and_then(|top| top.wait_with_output()).expect("it ends");
+    assert_eq!(output.status.code(), Some(3));
+    let why = text(&output.stderr);
+    assert!(why.contains("dumb") && why.contains("gpu-ipc ls"), "{why}");
+}

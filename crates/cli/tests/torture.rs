@@ -29,9 +29,11 @@ fn nothing_is_lost_and_nothing_freed_early() {
         assert!(number(&value, key) > 0.0, "{key}: {value}");
     }
     assert_eq!((&value["seconds"], &value["seed"], &value["control"]), (&5.into(), &11.into(), &Value::Null));
+    assert_eq!((&value["ok"], &value["crashes"]), (&true.into(), &0.into()));
     let mut keys: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
     keys.sort_unstable();
     let mut expected = [
+        "ok",
         "seconds",
         "seed",
         "kills",
@@ -44,6 +46,7 @@ fn nothing_is_lost_and_nothing_freed_early() {
         "leaked_blocks",
         "hung",
         "max_death_to_reclaim_ms",
+        "crashes",
         "control",
     ];
     expected.sort_unstable();
@@ -56,7 +59,7 @@ fn a_plain_counter_is_found_to_leak() {
     assert_eq!(status, Some(1), "{value} {complaints}");
     assert!(number(&value, "leaked_blocks") > 0.0, "{value}");
     assert_eq!((number(&value, "early_reuse"), number(&value, "hung")), (0.0, 0.0), "found something else: {value}");
-    assert_eq!(value["control"], "counter");
+    assert_eq!((&value["control"], &value["ok"]), (&"counter".into(), &false.into()));
 }
 
 #[test]
@@ -65,5 +68,5 @@ fn a_blind_time_out_is_found_to_free_early() {
     assert_eq!(status, Some(1), "{value} {complaints}");
     assert!(number(&value, "early_reuse") > 0.0, "{value}");
     assert_eq!((number(&value, "leaked_blocks"), number(&value, "hung")), (0.0, 0.0), "found something else: {value}");
-    assert_eq!(value["control"], "blind-timeout");
+    assert_eq!((&value["control"], &value["ok"]), (&"blind-timeout".into(), &false.into()));
 }

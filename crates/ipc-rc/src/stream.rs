@@ -39,9 +39,9 @@ impl Stream {
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// use backend_host::{HostBackend, HostConfig};
-    /// use gpu_api::{DeviceId, Gpu};
-    /// use ipc_rc::Stream;
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::Stream;
     ///
     /// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
     /// let stream = Stream::create(&gpu)?;

@@ -89,6 +89,7 @@ impl fmt::Debug for CounterName {
 /// What a release found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub enum Released {
     /// The count went down by one.
     Yes,

@@ -10,6 +10,7 @@ use rustix::process::{Pid, PidfdFlags, RawPid, pidfd_open};
 
 /// What happens to a storage whose counter nobody decreases, because its receiver was killed or never received it.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub enum Recipient {
     /// It is held until [`Sender::reclaim`](crate::Sender::reclaim) says that nobody has it.
     #[default]

@@ -39,6 +39,7 @@ struct Pending {
 
 /// What a receiver has opened and given back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct ReceiverStats {
     /// Storages opened.
     pub opened: u64,

@@ -25,6 +25,7 @@ pub struct SendId(pub u64);
 
 /// What was sent: what the receiver needs, by any transport.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Sending {
     /// Its number.
     pub id: SendId,
@@ -36,6 +37,7 @@ pub struct Sending {
 
 /// What a collect brought back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Collected {
     /// Sends that their receivers let go of.
     pub released: u64,
@@ -47,6 +49,7 @@ pub struct Collected {
 
 /// A send that is still counted.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Outstanding {
     /// Which.
     pub id: SendId,

@@ -6,6 +6,7 @@ use super::chunk::UNIT;
 
 /// How much is taken from upstream at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Growth {
     /// First this many bytes, then twice as many each time.
     Doubling(u64),

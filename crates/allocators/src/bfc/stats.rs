@@ -101,6 +101,7 @@ impl Counters {
 
 /// What was allocated and freed while a [`Scope`] was the innermost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ScopeStats {
     /// Allocations.
     pub allocs: u64,

@@ -132,6 +132,7 @@ pub struct ChunkSnapshot {
 /// Where a chunk stands.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ChunkState {
     /// In no use.
     Free,
@@ -143,6 +144,7 @@ pub enum ChunkState {
 
 /// The chunks of one order of size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Bin {
     /// The least bytes of a chunk in it.
     pub from: u64,

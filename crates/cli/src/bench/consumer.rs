@@ -41,14 +41,7 @@ pub const BARE: usize = 255;
 
 /// Runs until the input ends.
 pub fn run(options: &BenchConsumerOptions) -> Outcome {
-    child::die_with_parent();
-    match serve(options) {
-        Ok(()) => Outcome::Good,
-        Err(why) => {
-            let _ = child::refuse(&why);
-            Outcome::Finding
-        }
-    }
+    child::live(|| serve(options))
 }
 
 fn serve(options: &BenchConsumerOptions) -> Result<(), String> {

@@ -34,14 +34,10 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
 
 /// Runs in a process of its own, and answers with the bytes.
 pub fn run(options: &BenchMemoryOptions) -> Outcome {
-    child::die_with_parent();
-    let gpu = device::find(options.backend.kind(), &options.device);
-    let grown = gpu.and_then(|gpu| grown(&Stage::new(gpu, false)?, options.leases, options.blocks));
-    let answered = match &grown {
-        Ok(bytes) => child::reply(&[*bytes]),
-        Err(why) => child::refuse(why),
-    };
-    if grown.is_ok() && answered.is_ok() { Outcome::Good } else { Outcome::Finding }
+    child::live(|| {
+        let gpu = device::find(options.backend.kind(), &options.device)?;
+        child::reply(&[grown(&Stage::new(gpu, false)?, options.leases, options.blocks)?])
+    })
 }
 
 /// Returns the bytes that so many leases added. Producer and consumer are one process, whose proportional set size

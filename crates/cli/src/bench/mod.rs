@@ -172,8 +172,7 @@ fn conclude(options: &BenchOptions, report: &Report) -> Outcome {
         output::complain(&format!("{}: {why}", file.display()));
         outcome = Outcome::Finding;
     }
-    let width =
-        rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|&columns| columns >= 80);
+    let width = rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col.max(80));
     output::conclude(&if options.json { report.json() } else { report.text(width) }, outcome)
 }
 

@@ -93,7 +93,8 @@ impl Report {
     pub fn read(file: &Path) -> Result<Report, String> {
         let name = file.display();
         let text = fs::read_to_string(file).map_err(|e| format!("{name}: {e}"))?;
-        serde_json::from_str(&text).map_err(|e| format!("{name}: {e}"))
+        serde_json::from_str(&text)
+            .map_err(|e| format!("{name} is not what `gpu-ipc bench --json` writes of a run: {e}"))
     }
 
     /// Makes one JSON object.

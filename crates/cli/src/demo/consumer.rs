@@ -30,14 +30,7 @@ const TIMES: u32 = 100;
 
 /// Runs until the input ends.
 pub fn run(options: &ConsumerOptions) -> Outcome {
-    child::die_with_parent();
-    match serve(options) {
-        Ok(()) => Outcome::Good,
-        Err(why) => {
-            let _ = child::refuse(&why);
-            Outcome::Finding
-        }
-    }
+    child::live(|| serve(options))
 }
 
 struct Held {

@@ -4,6 +4,8 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
 use serde::Serialize;
 
+use crate::output;
+
 /// What the demo saw.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
@@ -48,13 +50,7 @@ impl Report {
 
     /// Makes one JSON object: the fields, and `ok`.
     pub fn json(&self) -> String {
-        #[derive(Serialize)]
-        struct Whole<'a> {
-            ok: bool,
-            #[serde(flatten)]
-            report: &'a Report,
-        }
-        serde_json::to_string(&Whole { ok: self.is_good(), report: self }).expect("it is made of strings and numbers")
+        output::judged(self.is_good(), self)
     }
 
     /// Makes what people read.

@@ -14,14 +14,7 @@ use crate::{Outcome, child, device, hex, pattern};
 
 /// Runs until the input ends.
 pub fn run(options: &ConsumerOptions) -> Outcome {
-    child::die_with_parent();
-    match serve(options) {
-        Ok(()) => Outcome::Good,
-        Err(why) => {
-            let _ = child::refuse(&why);
-            Outcome::Finding
-        }
-    }
+    child::live(|| serve(options))
 }
 
 fn serve(options: &ConsumerOptions) -> Result<(), String> {

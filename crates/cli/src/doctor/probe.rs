@@ -27,10 +27,10 @@ fn probe(kind: BackendKind) -> Result<(), String> {
     let mut backend = Backend::new(kind);
     say(&backend, Some("starting the driver"))?;
     match detect_only(kind) {
-        Ok(found) if found.gpus().is_empty() => {
-            let error = found.missing().first().map(|(_, error)| error);
-            explain(&mut backend, error);
-        }
+        Ok(found) if found.gpus().is_empty() => match found.missing().first() {
+            Some((_, error)) => explain(&mut backend, error),
+            None => found.first(kind).map_or_else(|error| explain(&mut backend, &error), drop),
+        },
         Ok(found) => {
             backend.state = State::Ok;
             for gpu in found.gpus() {
@@ -43,20 +43,17 @@ fn probe(kind: BackendKind) -> Result<(), String> {
             }
         }
         Err(error) => {
-            explain(&mut backend, Some(&error));
+            explain(&mut backend, &error);
             backend.state = State::Failed;
         }
     }
     say(&backend, None)
 }
 
-fn explain(backend: &mut Backend, error: Option<&Error>) {
-    let (why, remedy) = match error {
-        Some(error) => device::remedy_of(error),
-        None => ("it has no device".into(), Some("make one visible to this process".into())),
-    };
+fn explain(backend: &mut Backend, error: &Error) {
+    let (why, remedy) = device::remedy_of(error);
     (backend.why, backend.remedy) = (Some(why), remedy);
-    if let Some(Error::NotCompiled { backend: kind }) = error {
+    if let Error::NotCompiled { backend: kind } = error {
         backend.remedy = Some(format!("build with the feature `{kind}`"));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpu_ipc::{Error, SessionReport};
 
 use crate::args::Where;
+use crate::device::explain;
 
 /// A session's socket and what came of asking there.
 #[derive(Clone, Debug)]
@@ -34,7 +35,7 @@ pub enum State {
 /// Why the runtime directory cannot be read, and what to do.
 pub fn gather(place: &Where) -> Result<Vec<Seen>, String> {
     let sockets = if place.socket.is_empty() {
-        gpu_ipc::sessions(None).map_err(|error| error.to_string())?
+        gpu_ipc::sessions(None).map_err(|error| explain(&error))?
     } else {
         place.socket.clone()
     };
@@ -55,6 +56,6 @@ fn ask(socket: &Path, timeout: Duration) -> State {
     match gpu_ipc::inspect(socket, Some(timeout)) {
         Ok(report) => State::Alive(Box::new(report)),
         Err(Error::Deadline { .. }) => State::Hung,
-        Err(error) => State::Unknown(error.to_string()),
+        Err(error) => State::Unknown(explain(&error)),
     }
 }

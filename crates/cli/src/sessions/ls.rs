@@ -15,14 +15,13 @@ pub fn run(options: &LsOptions) -> Outcome {
         Ok(seen) => seen,
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
-    let text = if options.json { json!({ "sessions": to_json(&seen) }).to_string() } else { table(&seen) };
     // Who names a session wants to know whether it is well.
-    let well = seen.iter().all(|one| matches!(one.state, State::Alive(_)));
-    let outcome = if well || options.place.socket.is_empty() { Outcome::Good } else { Outcome::Finding };
-    output::conclude(text.trim_end(), outcome)
+    let ok = options.place.socket.is_empty() || seen.iter().all(|one| matches!(one.state, State::Alive(_)));
+    let text = if options.json { json!({ "ok": ok, "sessions": to_json(&seen) }).to_string() } else { table(&seen) };
+    output::conclude(text.trim_end(), if ok { Outcome::Good } else { Outcome::Finding })
 }
 
-/// Returns what people read: at most 80 columns.
+/// Returns what people read: at most 80 columns, but for paths and reasons, which are of use whole.
 pub fn table(seen: &[Seen]) -> String {
     if seen.is_empty() {
         return "No session is open here. One that listens on a path of its own: gpu-ipc ls --socket PATH\n".into();
@@ -43,16 +42,16 @@ fn one_session(text: &mut String, seen: &Seen) -> std::fmt::Result {
     let report = match &seen.state {
         State::Alive(report) => report,
         State::Hung => {
-            writeln!(text, "HUNG     {}", cut(&socket, 71))?;
+            writeln!(text, "HUNG     {}", socket)?;
             return writeln!(text, "         it listens and does not answer: its process hangs or is stopped");
         }
         State::Unknown(why) => {
-            writeln!(text, "UNKNOWN  {}", cut(&socket, 71))?;
+            writeln!(text, "UNKNOWN  {}", socket)?;
             return writeln!(text, "         {why}");
         }
     };
     let stats = &report.stats;
-    writeln!(text, "SESSION  {}", cut(&socket, 71))?;
+    writeln!(text, "SESSION  {}", socket)?;
     writeln!(text, "         process {} ({}), open for {}", report.pid, cut(&report.command, 15), time(report.age))?;
     writeln!(text, "         on {}, device {}", report.backend, report.device)?;
     writeln!(

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::text::{bytes, cut, time};
 use crate::args::SnapshotOptions;
+use crate::device::explain;
 use crate::{Outcome, output};
 
 /// Prints a session's snapshot, and draws it if asked.
@@ -36,7 +37,7 @@ pub fn run(options: &SnapshotOptions) -> Outcome {
 
 /// Finds the socket of the session that is meant: its path, or the beginning of its name in the runtime directory.
 fn find(options: &SnapshotOptions) -> Result<PathBuf, String> {
-    let open = || gpu_ipc::sessions(None).map_err(|error| error.to_string());
+    let open = || gpu_ipc::sessions(None).map_err(|error| explain(&error));
     let Some(session) = &options.session else {
         let mut open = open()?;
         return match (open.pop(), open.len()) {
@@ -64,9 +65,9 @@ fn take(options: &SnapshotOptions, socket: PathBuf) -> Result<(PathBuf, Snapshot
         Error::Deadline { .. } => {
             format!("{} listens and does not answer: its process hangs or is stopped", socket.display())
         }
-        error => error.to_string(),
+        error => explain(&error),
     })?;
-    let snapshot = Snapshot::from_json(&text).map_err(|error| error.to_string())?;
+    let snapshot = Snapshot::from_json(&text).map_err(|error| explain(&error))?;
     Ok((socket, snapshot))
 }
 

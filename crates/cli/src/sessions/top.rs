@@ -7,18 +7,45 @@ use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
-use ratatui::text::{Line, Text};
+use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 
+use super::columns::{Column, Shown, digits, number, words};
 use super::gather::{Seen, State, gather};
 use super::text::{bytes, cut, time};
 use crate::args::TopOptions;
 use crate::{Outcome, output};
 
+const SESSION_COLUMNS: [Column; 9] = [
+    digits("PID", 8, 0),
+    words("COMMAND", 15, 1),
+    words("ON", 4, 7),
+    digits("BLOCKS", 7, 6),
+    digits("BYTES", 9, 2),
+    digits("LIMBO", 9, 4),
+    digits("HELD", 7, 3),
+    digits("PEERS", 5, 5),
+    digits("OPEN FOR", 8, 8),
+];
+
+const HOLDER_COLUMNS: [Column; 7] = [
+    digits("PID", 8, 0),
+    words("HELD BY", 15, 1),
+    digits("LEASES", 9, 4),
+    digits("BYTES", 10, 2),
+    digits("REGIONS", 8, 6),
+    digits("OLDEST", 10, 5),
+    words("STATE", 7, 3),
+];
+
 /// Shows the sessions until the user has seen enough.
 pub fn run(options: &TopOptions) -> Outcome {
     if !std::io::stdout().is_terminal() {
         let why = "top draws on a terminal, and standard output is none; for a pipe or a file: gpu-ipc ls";
+        return output::fail(why, false, Outcome::Unavailable);
+    }
+    if std::env::var_os("TERM").is_some_and(|term| term == "dumb") {
+        let why = "top moves the cursor, and TERM says that this terminal cannot (dumb); use gpu-ipc ls";
         return output::fail(why, false, Outcome::Unavailable);
     }
     let mut terminal = match ratatui::try_init() {
@@ -107,9 +134,12 @@ impl View {
             Constraint::Length(1),
         ]);
         let [title, list, detail, keys] = areas.areas(frame.area());
-        frame.render_widget(Line::styled(self.title(), Style::new().add_modifier(Modifier::BOLD)), title);
+        frame.render_widget(
+            Line::styled(cut(&self.title(), title.width.into()), Style::new().add_modifier(Modifier::BOLD)),
+            title,
+        );
         let mut state = TableState::new().with_selected((!self.seen.is_empty()).then_some(self.selected));
-        frame.render_stateful_widget(self.list(), list, &mut state);
+        frame.render_stateful_widget(self.list(list.width), list, &mut state);
         self.draw_detail(frame, detail);
         let paused = if self.paused { "  PAUSED" } else { "" };
         frame.render_widget(Line::raw(format!("↑↓ choose a session   p pause   q quit{paused}")), keys);
@@ -135,11 +165,12 @@ impl View {
         )
     }
 
-    fn list(&self) -> Table<'_> {
+    fn list(&self, width: u16) -> Table<'static> {
+        let shown = Shown::within(width, &SESSION_COLUMNS);
         let rows = self.seen.iter().map(|one| match &one.state {
             State::Alive(report) => {
                 let stats = &report.stats;
-                Row::new([
+                shown.row([
                     number(report.pid),
                     Cell::from(cut(&report.command, 15)),
                     Cell::from(report.backend.to_string()),
@@ -157,13 +188,7 @@ impl View {
                     .style(Style::new().add_modifier(Modifier::REVERSED))
             }
         });
-        let widths = [8, 15, 4, 7, 9, 9, 7, 5, 8].map(Constraint::Length);
-        let header = ["BLOCKS", "BYTES", "LIMBO", "HELD", "PEERS", "OPEN FOR"].map(number);
-        let header = [number("PID"), Cell::from("COMMAND"), Cell::from("ON")].into_iter().chain(header);
-        Table::new(rows, widths)
-            .header(Row::new(header).style(Style::new().add_modifier(Modifier::UNDERLINED)))
-            .row_highlight_style(Style::new().add_modifier(Modifier::BOLD))
-            .highlight_symbol("")
+        shown.table(rows).row_highlight_style(Style::new().add_modifier(Modifier::BOLD)).highlight_symbol("")
     }
 
     fn draw_detail(&self, frame: &mut Frame<'_>, area: ratatui::layout::Rect) {
@@ -188,8 +213,9 @@ impl View {
         };
         let mut holders: Vec<_> = report.stats.holders.iter().collect();
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        let shown = Shown::within(block.inner(area).width, &HOLDER_COLUMNS);
         let rows = holders.into_iter().map(|holder| {
-            Row::new([
+            shown.row([
                 number(holder.pid),
                 Cell::from(cut(&holder.command, 15)),
                 number(holder.leases),
@@ -199,17 +225,8 @@ impl View {
                 Cell::from(if holder.dying { "dying" } else { "alive" }),
             ])
         });
-        let widths = [8, 15, 9, 10, 8, 10, 7].map(Constraint::Length);
-        let numbers = ["LEASES", "BYTES", "REGIONS", "OLDEST"].map(number);
-        let header = [number("PID"), Cell::from("HELD BY")].into_iter().chain(numbers).chain([Cell::from("STATE")]);
-        let header = Row::new(header).style(Style::new().add_modifier(Modifier::UNDERLINED));
-        frame.render_widget(Table::new(rows, widths).header(header).block(block), area);
+        frame.render_widget(shown.table(rows).block(block), area);
     }
-}
-
-/// A cell whose digits stand below each other.
-fn number(value: impl ToString) -> Cell<'static> {
-    Cell::from(Text::from(value.to_string()).right_aligned())
 }
 
 #[cfg(test)]
@@ -219,7 +236,11 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     fn drawn(view: &View) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(80, 24)).expect("a terminal");
+        drawn_within(80, view)
+    }
+
+    fn drawn_within(columns: u16, view: &View) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(columns, 24)).expect("a terminal");
         terminal.draw(|frame| view.draw(frame)).expect("drawn");
         terminal.backend().to_string()
     }
@@ -259,6 +280,20 @@ mod tests {
         assert!(listed.lines().all(|line| line.chars().count() <= 80), "{listed}");
         assert!(listed.contains("1.00 MiB") && listed.contains("does not answer"), "{listed}");
         drop(held);
+    }
+
+    #[test]
+    fn a_narrow_terminal_leaves_columns_out_and_cuts_no_number() {
+        let view = View { seen: vec![hung("/run/other.sock")], ..View::default() };
+        let heads = |columns| drawn_within(columns, &view).lines().nth(1).expect("a header").to_owned();
+        assert_eq!(
+            heads(40).trim_matches(['"', ' ']).split_whitespace().collect::<Vec<_>>(),
+            ["PID", "COMMAND", "BYTES"]
+        );
+        assert!(heads(80).contains("OPEN FOR"), "{}", heads(80));
+        for columns in 1..=100 {
+            drawn_within(columns, &view);
+        }
     }
 
     #[test]

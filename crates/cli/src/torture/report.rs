@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::Control;
+use crate::output;
 
 /// What a run found.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -31,36 +32,43 @@ pub struct Report {
     pub hung: u64,
     /// The longest time from a death to the return of what was held, in milliseconds, quarantine included.
     pub max_death_to_reclaim_ms: f64,
+    /// Processes that ended by themselves with an error; which, and why, is on standard error.
+    pub crashes: u64,
     /// The control that was run instead of the library.
     pub control: Option<Control>,
 }
 
 impl Report {
-    /// Says whether nothing was found.
+    /// Says whether nothing was found, and no process crashed.
     pub fn is_good(&self) -> bool {
-        self.early_reuse == 0 && self.double_retire == 0 && self.leaked_blocks == 0 && self.hung == 0
+        !self.has_finding() && self.crashes == 0
     }
 
-    /// Makes one JSON object.
+    fn has_finding(&self) -> bool {
+        self.early_reuse + self.double_retire + self.leaked_blocks + self.hung > 0
+    }
+
+    /// Makes one JSON object: the fields, and `ok`.
     pub fn json(&self) -> String {
-        serde_json::to_string(self).expect("it is made of strings and numbers")
+        output::judged(self.is_good(), self)
     }
 
     /// Makes what people read.
     pub fn text(&self) -> String {
         let Report { seconds, seed, kills, producer_kills, stops, forks, claims, .. } = self;
-        let Report { early_reuse, double_retire, leaked_blocks, hung, max_death_to_reclaim_ms, .. } = self;
-        let last = match (self.control, self.is_good()) {
-            (None, true) => "Nothing was lost, nothing was freed early.",
-            (None, false) => "Something went wrong.",
-            (Some(_), true) => "The control's fault was not found: run it for longer.",
-            (Some(_), false) => "The control's fault was found, as it must be.",
+        let Report { early_reuse, double_retire, leaked_blocks, hung, max_death_to_reclaim_ms, crashes, .. } = self;
+        let last = match (self.control, self.has_finding()) {
+            (None, false) if *crashes > 0 => "A process crashed.",
+            (None, false) => "Nothing was lost, nothing was freed early.",
+            (None, true) => "Something went wrong.",
+            (Some(_), false) => "The control's fault was not found: run it for longer.",
+            (Some(_), true) => "The control's fault was found, as it must be.",
         };
         format!(
             "{seconds} s with seed {seed}: {claims} leases claimed\n\
              {kills} consumers and {producer_kills} producers killed, {stops} processes stopped, {forks} forked\n\
              used again while held: {early_reuse}, ended twice: {double_retire}, leaked blocks: {leaked_blocks}, \
-             hung: {hung}\n\
+             hung: {hung}, crashed: {crashes}\n\
              at most {max_death_to_reclaim_ms:.0} ms from a death to the return of what was held\n{last}"
         )
     }
@@ -71,12 +79,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_four_counts_decide() {
+    fn what_was_found_and_a_crash_are_no_good_and_a_crash_is_no_finding() {
         let good = Report { kills: 7, claims: 9, ..Report::default() };
-        assert!(good.is_good());
-        assert!(!Report { early_reuse: 1, ..good.clone() }.is_good());
-        assert!(!Report { double_retire: 1, ..good.clone() }.is_good());
-        assert!(!Report { leaked_blocks: 1, ..good.clone() }.is_good());
-        assert!(!Report { hung: 1, ..good }.is_good());
+        assert!(good.is_good() && good.json().starts_with("{\"ok\":true,"), "{}", good.json());
+        let findings = [
+            Report { early_reuse: 1, ..good.clone() },
+            Report { double_retire: 1, ..good.clone() },
+            Report { leaked_blocks: 1, ..good.clone() },
+            Report { hung: 1, ..good.clone() },
+        ];
+        for report in findings {
+            assert!(!report.is_good() && report.has_finding(), "{report:?}");
+            assert!(report.json().starts_with("{\"ok\":false,"), "{}", report.json());
+        }
+        let crashed = Report { crashes: 1, ..good };
+        assert!(!crashed.is_good() && crashed.text().ends_with("A process crashed."), "{}", crashed.text());
+        let control = Report { control: Some(Control::Counter), ..crashed };
+        assert!(
+            control.text().ends_with("The control's fault was not found: run it for longer."),
+            "{}",
+            control.text()
+        );
     }
 }

@@ -318,6 +318,7 @@ impl Torment<'_> {
             double_retire: counted(Count::DoubleRetire),
             leaked_blocks: counted(Count::LeakedBlocks),
             max_death_to_reclaim_ms: self.board.slowest_reclaim_ms(),
+            crashes: self.crashes.len() as u64,
             ..self.report.clone()
         }
     }

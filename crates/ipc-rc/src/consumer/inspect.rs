@@ -52,6 +52,27 @@ pub fn sessions(runtime_dir: Option<&Path>) -> Result<Vec<PathBuf>> {
 ///
 /// [`Error::Connect`] when nobody listens there, [`Error::Deadline`] when the session does not answer within `timeout`
 /// (its process hangs or is stopped), [`Error::Refused`] for a user that may not connect.
+///
+/// # Examples
+///
+/// ```
+/// # use backend_host::{HostBackend, HostConfig};
+/// # use gpu_api::{DeviceId, Gpu};
+/// # let dir = tempfile::tempdir()?;
+/// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// # use ipc_rc::{Session, inspect};
+/// # use std::time::Duration;
+/// # let session = Session::builder(gpu).socket(dir.path().join("s")).open()?;
+/// # let block = session.alloc(4096)?;
+/// // Those in the runtime directory are what `sessions(None)` lists.
+/// let report = inspect(session.socket_path(), Some(Duration::from_secs(10)))?;
+/// println!("process {} ({}): {} bytes", report.pid, report.command, report.stats.live_bytes);
+/// for holder in &report.stats.holders {
+///     println!("process {} holds {} bytes since {:?}", holder.pid, holder.bytes, holder.oldest);
+/// }
+/// assert_eq!((report.session, report.stats.live_bytes), (session.id(), 4096));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn inspect(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<SessionReport> {
     let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
     let socket = socket::connect_within(path.as_ref(), deadline)?;

@@ -209,7 +209,7 @@ fn refused(why: &str, remedy: &'static str) -> Error {
 
 /// A consumer's connection to one producer's session.
 ///
-/// Cheap to clone. When the last clone is dropped, the participant's thread goes on until every block that it received
+/// Cheap to clone, and to be used from several threads at once. When the last clone is dropped, the participant's thread goes on until every block that it received
 /// is dropped and its GPU work done; then it unmaps and says goodbye.
 #[derive(Clone, Debug)]
 pub struct Participant(Arc<Handle>);
@@ -266,6 +266,35 @@ impl Participant {
     /// # Errors
     ///
     /// Each variant of [`ClaimError`] says what the caller can do.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Error, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use std::time::Duration;
+    /// # use ipc_rc::{After, Participant, Session, To};
+    /// # use ipc_rc::{ClaimError, Wait};
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let participant = Participant::builder(gpu).connect(session.socket_path())?;
+    /// # let block = session.alloc(4096)?;
+    /// # let bytes = *block.share(To::Participant(participant.id()), After::Done)?.as_bytes();
+    /// # let mut received = Vec::new();
+    /// match participant.claim(&bytes, Wait::Host, Some(Duration::from_secs(10))) {
+    ///     Ok(block) => received.push(block),
+    ///     Err(ClaimError::Revoked | ClaimError::Stale) => println!("have it shared again"),
+    ///     Err(ClaimError::AlreadyClaimed) => println!("clone what the first claim gave"),
+    ///     Err(ClaimError::ProducerGone) => println!("connect to its successor"),
+    ///     Err(ClaimError::WouldBlock) => unreachable!("only of `try_claim` and `prefetch`"),
+    ///     Err(ClaimError::Backend(Error::Deadline { .. })) => println!("claim again: nothing is lost"),
+    ///     Err(error @ (ClaimError::Capturing | ClaimError::Forked | ClaimError::Refused { .. })) => panic!("{error}"),
+    ///     Err(ClaimError::Backend(error)) => panic!("{error}"),
+    /// }
+    /// assert!(matches!(participant.claim(&bytes, Wait::Host, None), Err(ClaimError::AlreadyClaimed)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn claim(&self, bytes: &[u8], wait: Wait<'_>, timeout: Option<Duration>) -> Result<ReceivedBlock, ClaimError> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         self.link().claim(bytes, wait, deadline)
@@ -278,6 +307,40 @@ impl Participant {
     /// # Errors
     ///
     /// [`ClaimError::WouldBlock`], and those of [`claim`](Participant::claim).
+    ///
+    /// # Examples
+    ///
+    /// An event loop with one descriptor in it:
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use ipc_rc::{After, Claims, Participant, Session, To};
+    /// # use ipc_rc::{ClaimError, Event, Wait};
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let block = session.alloc(4096)?;
+    /// # let bytes = *block.share(To::Ticket(Claims::Once), After::Done)?.as_bytes();
+    /// let participant = Participant::builder(gpu).manual().connect(session.socket_path())?;
+    /// let received = loop {
+    ///     match participant.try_claim(&bytes, Wait::Host) {
+    ///         Err(ClaimError::WouldBlock) => {}
+    ///         done => break done?,
+    ///     }
+    ///     loop {
+    ///         poll(&mut [PollFd::new(&participant, PollFlags::IN)], None)?;
+    ///         participant.turn()?; // in manual mode alone
+    ///         match participant.next_event() {
+    ///             Some(Event::TryAgain | Event::ProducerGone) => break,
+    ///             _ => {}
+    ///         }
+    ///     }
+    /// };
+    /// assert_eq!(received.len(), 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_claim(&self, bytes: &[u8], wait: Wait<'_>) -> Result<ReceivedBlock, ClaimError> {
         let link = self.link();
         // Before the attempt, so that what comes while it fails is told.
@@ -290,6 +353,25 @@ impl Participant {
 
     /// Claims several descriptors, with one question for up to 64 tickets among them. The results come in the same
     /// order; one that fails does not touch the others.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use ipc_rc::{After, Claims, Participant, Session, To, Wait};
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let participant = Participant::builder(gpu).connect(session.socket_path())?;
+    /// # let blocks = (0..3).map(|_| session.alloc(4096)).collect::<Result<Vec<_>, _>>()?;
+    /// # let tickets = blocks.iter().map(|block| block.share(To::Ticket(Claims::Once), After::Done));
+    /// # let mut queue = tickets.map(|ticket| Ok(ticket?.as_bytes().to_vec())).collect::<Result<Vec<_>, gpu_api::Error>>()?;
+    /// queue.push(b"no descriptor".to_vec());
+    /// let claimed = participant.claim_many(&queue, Wait::Host, None);
+    /// assert_eq!(claimed.iter().filter(|block| block.is_ok()).count(), queue.len() - 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn claim_many(
         &self,
         descriptors: &[impl AsRef<[u8]>],

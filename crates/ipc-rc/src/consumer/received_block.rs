@@ -17,7 +17,7 @@ use crate::producer::ticket::Claims;
 use crate::stream::Stream;
 use crate::timeline;
 
-/// What a received block's contents are worth.
+/// What a received block's contents are worth. Closed, so that callers handle each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// The producer's work on it is not finished.
@@ -151,7 +151,8 @@ impl ReceivedBlock {
     /// session, or whoever claims a ticket. The new lease is its own: it does not depend on this one.
     ///
     /// Waits for the producer's work on the block first, then for its answer. Work of this process on the block must be
-    /// done: the receiver waits for none of it.
+    /// done: the receiver waits for none of it. The bytes of the user's own are zero:
+    /// [`Descriptor::with_user`] puts others in.
     ///
     /// # Errors
     ///
@@ -159,6 +160,28 @@ impl ReceivedBlock {
     /// [`ClaimError::Backend`] with [`Error::Deadline`] after `timeout` (`None` waits for ever): what the producer may
     /// have granted by then lapses unclaimed. [`ClaimError::Stale`] for contents that were
     /// [poisoned](State::Poisoned).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{After, Descriptor, Participant, Session, ShareOptions, To, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let first = Participant::builder(gpu.clone()).connect(session.socket_path())?;
+    /// # let second = Participant::builder(gpu).connect(session.socket_path())?;
+    /// # let block = session.alloc(4096)?;
+    /// # let options = ShareOptions::default().user([7; 64]);
+    /// # let bytes = *block.share_with(To::Participant(first.id()), After::Done, &options)?.as_bytes();
+    /// let received = first.claim(&bytes, Wait::Host, None)?;
+    /// let user = *Descriptor::decode(&bytes)?.user();
+    /// let onward = received.forward(To::Participant(second.id()), None)?.with_user(user);
+    /// drop(received); // the forwarded lease goes on
+    /// assert_eq!(second.claim(onward.as_bytes(), Wait::Host, None)?.len(), 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn forward(&self, to: To, timeout: Option<Duration>) -> Result<Descriptor, ClaimError> {
         let link = self.lease.held().link();
         if link.guard.is_child() {

@@ -221,6 +221,27 @@ impl SentBlock {
     /// # Errors
     ///
     /// [`Error::Deadline`] when some still are after `timeout` (`None` waits for ever), [`Error::Forked`].
+    ///
+    /// # Examples
+    ///
+    /// A frame is written again as soon as nobody looks at it:
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use ipc_rc::{After, Claims, Session, To};
+    /// # use std::time::Duration;
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// let pool = [session.alloc(4096)?, session.alloc(4096)?];
+    /// let seen = pool[0].share(To::Ticket(Claims::Once), After::Done)?;
+    /// let free = pool.iter().position(|frame| frame.wait_released(Some(Duration::ZERO)).is_ok());
+    /// assert_eq!(free, Some(1));
+    /// assert!(pool[0].cancel(&seen)?, "nobody has claimed it");
+    /// pool[0].wait_released(None)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn wait_released(&self, timeout: Option<Duration>) -> Result<()> {
         let core = &self.block.core;
         core.check_fork()?;
@@ -236,7 +257,7 @@ impl SentBlock {
         })
     }
 
-    /// Returns the session's statistics' view of the block: its region and offset.
+    /// Returns the region that it lies in and the offset there, in bytes, as a [snapshot](crate::snapshot) shows them.
     pub fn place(&self) -> (gpu_api::RegionId, u64) {
         (self.block.region().id(), self.block.offset())
     }

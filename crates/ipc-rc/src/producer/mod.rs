@@ -2,7 +2,7 @@
 //!
 //! | step | where |
 //! |---|---|
-//! | open a session, allocate or adopt | [`session`] |
+//! | open a session, allocate or adopt | [`builder`], [`session`], [`adopted`] |
 //! | share: fence, grant, descriptor | [`share`], [`fence`], [`places`], [`ledger`], [`part`] |
 //! | share with whoever asks | [`ticket`], [`point`] |
 //! | drop: limbo | [`block`], [`own_work`] |
@@ -12,8 +12,10 @@
 //! | who holds what, and where it lies | [`report`], [`snapshot`] |
 
 pub(crate) mod admission;
+pub(crate) mod adopted;
 pub(crate) mod answer;
 pub(crate) mod block;
+pub(crate) mod builder;
 pub(crate) mod core;
 pub(crate) mod count;
 pub(crate) mod fence;

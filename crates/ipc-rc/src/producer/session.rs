@@ -3,198 +3,50 @@
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_api::{
-    DevicePtr, Error, Export, Gpu, MemoryKind, ParticipantId, Piece, Reclaim, Region, RegionId, RegionSource, Result,
-    Sharing,
-};
+use gpu_api::{DevicePtr, Error, Gpu, ParticipantId, Reclaim, Result};
 
-use crate::carver::Carver;
 use crate::descriptor::{Descriptor, SessionId};
-use crate::manual::{self, Manual, not_manual};
+use crate::manual::{Manual, not_manual};
+use crate::producer::adopted::Adopted;
 use crate::producer::block::{self, Block, Origin, SentBlock, Token};
-use crate::producer::core::{Core, Settings};
+use crate::producer::builder::SessionBuilder;
+use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
 use crate::producer::report::{ShutdownReport, Stats};
 use crate::producer::service::Service;
 use crate::producer::share::{After, ShareOptions, To};
-use crate::socket::{self, Listener, Place};
-
-/// Alignment of blocks, in bytes: what device allocators promise.
-const ALIGN: u64 = 256;
-/// Numbers of adopted regions begin here, apart from those of the session's source.
-const ADOPTED: u64 = 1 << 63;
-
-/// Opens a [`Session`].
-#[derive(Debug)]
-pub struct SessionBuilder {
-    gpu: Gpu,
-    socket: Option<PathBuf>,
-    runtime_dir: Option<PathBuf>,
-    uids: Vec<u32>,
-    source: Option<Arc<dyn RegionSource>>,
-    region_bytes: u64,
-    sharing: Option<Sharing>,
-    quarantine: Duration,
-    time_to_live: Option<Duration>,
-    max_slots: u64,
-    listener: Option<OwnedFd>,
-    manual: bool,
-}
-
-impl SessionBuilder {
-    /// Listens on this path instead of one in the runtime directory, so that containers which share only a mounted
-    /// directory find it.
-    #[must_use]
-    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
-        self.socket = Some(path.into());
-        self
-    }
-
-    /// Listens on this socket, which somebody else made, bound and set to listen (`SOCK_SEQPACKET`, as a service manager
-    /// passes it on) and who removes its name.
-    #[must_use]
-    pub fn listener(mut self, socket: impl Into<OwnedFd>) -> Self {
-        self.listener = Some(socket.into());
-        self
-    }
-
-    /// Starts no thread for the session: the application polls its [`AsFd`] and calls [`Session::turn`] when it is
-    /// readable.
-    ///
-    /// Calls that wait turn the session themselves. Driver calls that may block (free, unregister) still run on a thread
-    /// of their own, started with the first of them, and what is left when the last handle is dropped on another.
-    #[must_use]
-    pub fn manual(mut self) -> Self {
-        self.manual = true;
-        self
-    }
-
-    /// Puts the socket into this directory, which must belong to this user alone (mode 0700).
-    #[must_use]
-    pub fn runtime_dir(mut self, path: impl Into<PathBuf>) -> Self {
-        self.runtime_dir = Some(path.into());
-        self
-    }
-
-    /// Lets these users connect, besides this process' own. The socket's directory must let them reach it.
-    #[must_use]
-    pub fn allow_uids(mut self, uids: impl IntoIterator<Item = u32>) -> Self {
-        self.uids.extend(uids);
-        self
-    }
-
-    /// Takes the bytes of blocks from here instead of from a carver of the session's own.
-    #[must_use]
-    pub fn source(mut self, source: Arc<dyn RegionSource>) -> Self {
-        self.source = Some(source);
-        self
-    }
-
-    /// Sets the bytes of a region of the session's own carver: 32 MiB unless said.
-    #[must_use]
-    pub fn region_bytes(mut self, bytes: u64) -> Self {
-        self.region_bytes = bytes;
-        self
-    }
-
-    /// Chooses how regions of the session's own carver are shared: by file descriptor where the device can, unless
-    /// said.
-    #[must_use]
-    pub fn sharing(mut self, sharing: Sharing) -> Self {
-        self.sharing = Some(sharing);
-        self
-    }
-
-    /// Sets how long after the proof of a participant's death its blocks are kept from reuse: 100 ms unless said.
-    #[must_use]
-    pub fn quarantine(mut self, time: Duration) -> Self {
-        self.quarantine = time;
-        self
-    }
-
-    /// Sets how long a grant stays claimable: 5 minutes unless said; `None` for ever.
-    #[must_use]
-    pub fn time_to_live(mut self, time: Option<Duration>) -> Self {
-        self.time_to_live = time;
-        self
-    }
-
-    /// Sets how many leases one participant may have outstanding: 2,097,152 unless said. Rounded down to what whole
-    /// counter files give, of which the first has 8,192 and each doubles up to 65,536.
-    #[must_use]
-    pub fn max_slots(mut self, slots: u64) -> Self {
-        self.max_slots = slots;
-        self
-    }
-
-    /// Opens the session: binds its socket and starts its thread.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] when somebody alive listens on the path already, when it is too long or no socket, or for a
-    /// runtime directory that others can write; [`Error::System`] for what the kernel refuses.
-    pub fn open(self) -> Result<Session> {
-        let mut id = [0; 16];
-        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| Error::system("getrandom", "use Linux 3.17 or later", e))?;
-        let id = SessionId(id);
-        let source = match self.source {
-            Some(source) => source,
-            None => {
-                let sharing = match self.sharing {
-                    Some(sharing) => sharing,
-                    None => self.gpu.default_sharing()?,
-                };
-                Arc::new(Carver::new(self.gpu.clone(), sharing, self.region_bytes)?)
-            }
-        };
-        let listener = match (self.listener, self.socket) {
-            (Some(socket), _) => Listener::inherited(socket)?,
-            (None, Some(path)) => Listener::bind(&Place::Path { path, others: !self.uids.is_empty() })?,
-            (None, None) => {
-                let dir = socket::runtime_dir(self.runtime_dir.as_deref())?;
-                if let Err(error) = socket::sweep_stale(&dir) {
-                    tracing::debug!(%error, "stale sockets stay");
-                }
-                Listener::bind(&Place::Runtime { dir, session: id })?
-            }
-        };
-        let path = listener.path().to_owned();
-        let core = Arc::new(Core::new(Settings {
-            id,
-            gpu: self.gpu,
-            source,
-            align: ALIGN,
-            quarantine: self.quarantine,
-            time_to_live: self.time_to_live,
-            max_slots: self.max_slots,
-        })?);
-        let service = Service::new(core.clone(), listener, self.uids, self.manual)?;
-        let manual = if self.manual {
-            Some(Manual::new(service, &core.driver)?)
-        } else {
-            manual::start(service)?;
-            None
-        };
-        tracing::debug!(session = %id, path = %path.display(), "session open");
-        Ok(Session(Arc::new(Handle {
-            core: ManuallyDrop::new(core),
-            manual: ManuallyDrop::new(manual),
-            path,
-            adopted: Mutex::default(),
-            next_adopted: AtomicU64::new(ADOPTED),
-        })))
-    }
-}
+use crate::socket;
 
 /// A producer's session: blocks, who may have them, and when they are free.
 ///
-/// Cheap to clone. When the last clone is dropped the socket closes; the session's thread goes on until nothing of it
-/// is held any more, or the process ends.
+/// Cheap to clone, and to be used from several threads at once. When the last clone is dropped the socket closes; the
+/// session's thread goes on until nothing of it is held any more, or the process ends.
+///
+/// # Examples
+///
+/// ```
+/// # use backend_host::{HostBackend, HostConfig};
+/// # use gpu_api::{DeviceId, Gpu};
+/// # use ipc_rc::{After, Claims, Session, To};
+/// # use std::time::Duration;
+/// # let dir = tempfile::tempdir()?;
+/// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// let session = Session::builder(gpu)
+///     .socket(dir.path().join("weights"))
+///     .time_to_live(Some(Duration::from_secs(10)))
+///     .open()?;
+/// let block = session.alloc(1 << 20)?;
+/// let ticket = block.share(To::Ticket(Claims::Unlimited), After::Done)?;
+/// println!("{} bytes at {}", ticket.len(), session.socket_path().display());
+/// drop(block); // ends the ticket
+/// let report = session.shutdown(Duration::from_secs(60));
+/// assert!(report.clean, "still held by {:?}", report.holders);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Session(Arc<Handle>);
 
@@ -203,9 +55,7 @@ struct Handle {
     core: ManuallyDrop<Arc<Core>>,
     manual: ManuallyDrop<Option<Manual<Service>>>,
     path: PathBuf,
-    /// Regions of adopted memory, by base: several blocks may be adopted from one allocation.
-    adopted: Mutex<Vec<(DevicePtr, Weak<Region>)>>,
-    next_adopted: AtomicU64,
+    adopted: Adopted,
 }
 
 /// What a collect found.
@@ -232,20 +82,16 @@ impl IntoIterator for Collected {
 impl Session {
     /// Begins to open a session on a device.
     pub fn builder(gpu: Gpu) -> SessionBuilder {
-        SessionBuilder {
-            gpu,
-            socket: None,
-            runtime_dir: None,
-            uids: Vec::new(),
-            source: None,
-            region_bytes: 32 << 20,
-            sharing: None,
-            quarantine: Duration::from_millis(100),
-            time_to_live: Some(Duration::from_secs(300)),
-            max_slots: 1 << 21,
-            listener: None,
-            manual: false,
-        }
+        SessionBuilder::new(gpu)
+    }
+
+    pub(super) fn of(core: Arc<Core>, manual: Option<Manual<Service>>, path: PathBuf) -> Session {
+        Session(Arc::new(Handle {
+            core: ManuallyDrop::new(core),
+            manual: ManuallyDrop::new(manual),
+            path,
+            adopted: Adopted::new(),
+        }))
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -351,6 +197,26 @@ impl Session {
     /// # Errors
     ///
     /// As [`SentBlock::share`]. After an error nothing is granted.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use ipc_rc::{After, Claims, Session, ShareOptions, Stream, To};
+    ///
+    /// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// let stream = Stream::create(&gpu)?;
+    /// let layers = (0..8).map(|_| session.alloc(4096)).collect::<Result<Vec<_>, _>>()?;
+    /// // ... kernels on `stream` fill them ...
+    /// let grants: Vec<_> = layers.iter().map(|layer| (layer, To::Ticket(Claims::Once))).collect();
+    /// let descriptors = session.share_many(&grants, After::Stream(&stream), &ShareOptions::default())?;
+    /// assert_eq!(descriptors.len(), 8);
+    /// # stream.synchronize()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn share_many(
         &self,
         grants: &[(&SentBlock, To)],
@@ -382,48 +248,34 @@ impl Session {
     ///
     /// - The range stays allocated until a collect of this session returned `token`, or the process ends.
     /// - No other block of any session overlaps it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use gpu_api::Sharing;
+    /// # use ipc_rc::{Session, Token};
+    ///
+    /// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// let pool = gpu.backend().alloc(gpu.device(), 1 << 20, Sharing::Fd)?; // another allocator's
+    /// // SAFETY: `adopt` asks that the range stays allocated until its token is back: it is freed below; and that no
+    /// // other block overlaps it: it is the only one.
+    /// let block = unsafe { session.adopt(pool.base, 4096, Token(1)) }?;
+    /// // ... share it ...
+    /// drop(block);
+    /// assert_eq!(session.collect().tokens, [Token(1)]); // nobody holds or maps it any more
+    /// // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: its token is back.
+    /// unsafe { gpu.backend().free(pool.base) }?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub unsafe fn adopt(&self, ptr: DevicePtr, len: u64, token: Token) -> Result<SentBlock> {
         let core = self.core();
         core.check_open()?;
-        if len == 0 {
-            return Err(Error::Invalid { what: "the length of a block", got: "0".into(), must: "at least 1 byte" });
-        }
-        let info = core.gpu.backend().classify(ptr)?;
-        let sharing = info.sharing.ok_or_else(|| Error::Unsupported {
-            what: "adopting this memory",
-            why: why_not(info.kind).into(),
-            remedy: "allocate it with Session::alloc, or plainly (cuMemAlloc, hipMalloc)",
-        })?;
-        let range = match info.range {
-            Some(range) => range,
-            None => core.gpu.backend().address_range(ptr)?,
-        };
-        let offset = ptr.0 - range.base.0;
-        if offset.checked_add(len).is_none_or(|end| end > range.len) {
-            return Err(Error::Invalid {
-                what: "the adopted range",
-                got: format!("{len} bytes at offset {offset} of an allocation of {}", range.len),
-                must: "inside one allocation",
-            });
-        }
-        let mut adopted = self.0.adopted.lock().unwrap_or_else(PoisonError::into_inner);
-        adopted.retain(|(_, region)| region.strong_count() > 0);
-        let known = adopted.iter().find(|(base, _)| *base == range.base).and_then(|(_, region)| region.upgrade());
-        let region = match known {
-            Some(region) => region,
-            None => {
-                let export = match sharing {
-                    Sharing::Fd => Export::Fd(core.gpu.backend().export_fd(range.base)?),
-                    _ => Export::Handle(core.gpu.backend().export_handle(range.base)?),
-                };
-                let id = RegionId(self.0.next_adopted.fetch_add(1, Ordering::Relaxed));
-                let region = Arc::new(Region::new(id, core.gpu.device(), range.base, range.len, export));
-                adopted.push((range.base, Arc::downgrade(&region)));
-                region
-            }
-        };
-        drop(adopted);
-        Ok(SentBlock::new(Block::new(core, Piece { region, offset, len }, Origin::Adopted(token))))
+        let piece = self.0.adopted.piece(&core.gpu, ptr, len)?;
+        Ok(SentBlock::new(Block::new(core, piece, Origin::Adopted(token))))
     }
 
     /// Lists the participants that are connected.
@@ -497,18 +349,6 @@ impl Session {
             });
         }
         core.shutdown_report()
-    }
-}
-
-fn why_not(kind: MemoryKind) -> &'static str {
-    match kind {
-        MemoryKind::Pool => "it comes from a stream-ordered pool (cudaMallocAsync), which has no handle",
-        MemoryKind::Managed => "managed memory migrates and has no handle",
-        MemoryKind::Host => "it is host memory",
-        MemoryKind::Imported => "this process opened it from another one; forward the block instead",
-        MemoryKind::Unknown => "the driver does not know the address",
-        MemoryKind::Virtual => "it was not created with an exportable handle type",
-        _ => "the driver gives no handle for it",
     }
 }
 

@@ -32,6 +32,7 @@ use crate::slot::Generation;
 
 /// How often a ticket can be claimed, each time by another participant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Claims {
     /// By the first who asks: for queues.
     Once,

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use gpu_api::{Error, Result};
 use rustix::io::Errno;
 
-use super::listener::{BindLock, open_directory};
+use super::bind_lock::BindLock;
+use super::listener::open_directory;
 use super::{address_of, new_socket, system_error};
 
 const RUNTIME_DIR: &str = "runtime directory";
@@ -25,7 +26,8 @@ const MUST: &str = "a directory of this user that no other may enter (mode 0700)
 /// # Errors
 ///
 /// [`Error::Invalid`] when it is a symbolic link, no directory, of another user, or open to others: whoever can write
-/// there could answer in a producer's place. [`Error::System`] when it cannot be made.
+/// there could answer in a producer's place; or when it cannot be made because of what lies above it. [`Error::System`]
+/// for what else the system refuses.
 pub(crate) fn runtime_dir(explicit: Option<&Path>) -> Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let dir = choose(explicit, env::var_os("GPU_IPC_RUNTIME_DIR"), env::var_os("XDG_RUNTIME_DIR"), uid);
@@ -53,7 +55,7 @@ fn make_private(dir: &Path, uid: u32) -> Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(dir) {
         Ok(()) => {}
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(e) => return Err(system_error("mkdir", Errno::from_io_error(&e).unwrap_or(Errno::IO))),
+        Err(e) => return Err(not_made(dir, &e)),
     }
     // Of the thing itself: a link in /tmp may be somebody else's, whatever it points to.
     let is = fs::symlink_metadata(dir).map_err(|e| Error::system("lstat", MUST, e))?;
@@ -69,6 +71,21 @@ fn make_private(dir: &Path, uid: u32) -> Result<()> {
         return Ok(());
     };
     Err(Error::Invalid { what: RUNTIME_DIR, got: format!("{}, which is {wrong}", dir.display()), must: MUST })
+}
+
+fn not_made(dir: &Path, e: &io::Error) -> Error {
+    let errno = Errno::from_io_error(e).unwrap_or(Errno::IO);
+    let got = |why| format!("{}, which cannot be made: {why}", dir.display());
+    match errno {
+        // Only the last component is made, so it is the place that is wrong.
+        Errno::NOENT | Errno::NOTDIR => {
+            Error::Invalid { what: RUNTIME_DIR, got: got("there is no directory to make it in"), must: MUST }
+        }
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+            Error::Invalid { what: RUNTIME_DIR, got: got("this user may not write where it should be"), must: MUST }
+        }
+        errno => system_error("mkdir", errno),
+    }
 }
 
 /// Removes from a runtime directory the sockets of sessions whose process is dead, and returns how many.
@@ -192,7 +209,8 @@ mod tests {
             assert_eq!(fs::metadata(&asked).expect("stat").mode() & 0o7777, 0o700);
         }
         let error = runtime_dir(Some(&dir.join("a/b"))).expect_err("only the last component is made");
-        assert!(matches!(error, Error::System { call: "mkdir", .. }), "{error}");
+        let expected = format!("runtime directory is {}, which cannot be made: there is no", dir.join("a/b").display());
+        assert!(error.to_string().starts_with(&expected), "{error}");
     }
 
     #[test]
@@ -249,7 +267,7 @@ mod tests {
         rustix::net::bind(&full, &address_of(&path).expect("an address")).expect("bind");
         rustix::net::listen(&full, 0).expect("listen");
         let mut waiting = Vec::new();
-        while let Ok(connection) = super::super::connect(&path) {
+        while let Ok(connection) = super::super::connect::connect(&path) {
             waiting.push(connection);
         }
         assert_eq!(sweep_stale(&dir).expect("sweep"), 0);

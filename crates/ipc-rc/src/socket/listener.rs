@@ -17,29 +17,21 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
 
 use gpu_api::{Error, Result};
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
+use super::bind_lock::BindLock;
 use super::directory::{Probe, probe};
 use super::{address_of, new_socket, system_error, take_over};
 use crate::descriptor::SessionId;
-
-/// How many connections may wait to be accepted. The system's own limit cuts it to `net.core.somaxconn`.
-const BACKLOG: i32 = 1024;
-
-/// How often and at what distance a lock is tried that another producer holds while it binds the same path.
-const LOCK_TRIES: u32 = 1000;
-const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// Where a session listens.
 #[derive(Clone, Debug)]
@@ -75,8 +67,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a path that is too long, that somebody listens on, or that is no socket;
-    /// [`Error::System`] when the directory is missing, full or not writable, or no file descriptor is left.
+    /// [`Error::Invalid`] for a path that is too long, that somebody listens on, that is no socket, or whose directory is
+    /// missing; [`Error::System`] when that is full or not writable, or no file descriptor is left.
     pub(crate) fn bind(place: &Place) -> Result<Listener> {
         let (path, mode) = match place {
             Place::Runtime { dir, session } => (dir.join(format!("{session}.sock")), 0o600),
@@ -191,116 +183,17 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// The right to bind one name in a directory. Dropping it removes its file.
-pub(super) struct BindLock<'a> {
-    directory: &'a OwnedFd,
-    id: u32,
-    file: OwnedFd,
-}
-
-impl<'a> BindLock<'a> {
-    fn id_of(name: &OsStr) -> u32 {
-        crc32c::crc32c(name.as_bytes())
-    }
-
-    /// Returns the id in the name of a lock or of an unfinished socket.
-    pub(super) fn id_in(name: &str) -> Option<u32> {
-        let rest = name.strip_prefix(".gpu-ipc-")?;
-        let id = rest.strip_suffix(".lock").or_else(|| rest.strip_suffix(".tmp"))?;
-        (id.len() == 8).then(|| u32::from_str_radix(id, 16).ok())?
-    }
-
-    fn name(id: u32) -> String {
-        format!(".gpu-ipc-{id:08x}.lock")
-    }
-
-    /// Returns the temporary name that only the lock's holder may touch.
-    fn unfinished(&self) -> String {
-        format!(".gpu-ipc-{:08x}.tmp", self.id)
-    }
-
-    fn take(directory: &'a OwnedFd, id: u32, path: &Path) -> Result<BindLock<'a>> {
-        for _ in 0..LOCK_TRIES {
-            if let Some(lock) = BindLock::try_take(directory, id)? {
-                return Ok(lock);
-            }
-            thread::sleep(LOCK_PAUSE);
-        }
-        Err(taken(path, "which another process is binding"))
-    }
-
-    /// Takes the lock, unless somebody has it.
-    pub(super) fn try_take(directory: &'a OwnedFd, id: u32) -> Result<Option<BindLock<'a>>> {
-        let name = BindLock::name(id);
-        loop {
-            let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(directory, &name, flags, Mode::RUSR | Mode::WUSR)
-                .map_err(|e| system_error("creating a lock file", e))?;
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => return Ok(None),
-                Err(Errno::INTR) => continue,
-                Err(e) => return Err(system_error("flock", e)),
-            }
-            // A lock on a file that its last holder has removed excludes nobody.
-            let ours = rustix::fs::fstat(&file).map_err(|e| system_error("fstat", e))?;
-            match rustix::fs::statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(named) if (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino) => {
-                    return Ok(Some(BindLock { directory, id, file }));
-                }
-                Ok(_) | Err(Errno::NOENT) => {}
-                Err(e) => return Err(system_error("stat", e)),
-            }
-        }
-    }
-
-    /// Binds a socket under the temporary name and lets it listen; returns device and inode of the name.
-    fn listen(&self, socket: &OwnedFd, mode: Mode) -> Result<(u64, u64)> {
-        // Through the directory's descriptor the temporary path is short, whatever the directory's is.
-        let path = format!("/proc/self/fd/{}/{}", self.directory.as_raw_fd(), self.unfinished());
-        rustix::net::bind(socket, &address_of(Path::new(&path))?).map_err(|e| system_error("bind", e))?;
-        rustix::fs::chmodat(self.directory, self.unfinished(), mode, AtFlags::empty())
-            .map_err(|e| system_error("chmod", e))?;
-        let is = rustix::fs::statat(self.directory, self.unfinished(), AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(|e| system_error("stat", e))?;
-        rustix::net::listen(socket, BACKLOG).map_err(|e| system_error("listen", e))?;
-        Ok((is.st_dev, is.st_ino))
-    }
-
-    /// Gives the bound socket its own name, which nobody has.
-    fn publish(&self, name: &OsStr, path: &Path) -> Result<()> {
-        let (dir, unfinished) = (self.directory, self.unfinished());
-        match rustix::fs::renameat_with(dir, &unfinished, dir, name, RenameFlags::NOREPLACE) {
-            Ok(()) => Ok(()),
-            Err(Errno::EXIST) => Err(taken(path, "which somebody else has just made")),
-            // A file system that cannot refuse to replace: then the look before has to do.
-            Err(Errno::INVAL | Errno::NOSYS) => {
-                rustix::fs::renameat(dir, &unfinished, dir, name).map_err(|e| system_error("rename", e))
-            }
-            Err(e) => Err(system_error("rename", e)),
-        }
-    }
-
-    /// Removes what the last holder of the lock left, and the lock.
-    pub(super) fn remove_unfinished(self) -> Result<(), Errno> {
-        rustix::fs::unlinkat(self.directory, self.unfinished(), AtFlags::empty())
-    }
-}
-
-impl Drop for BindLock<'_> {
-    fn drop(&mut self) {
-        // Removed while it is held, so whoever opened it meanwhile finds it without a name and makes another. A lock
-        // file that stays is harmless: the next holder removes it.
-        let _ = rustix::fs::unlinkat(self.directory, BindLock::name(self.id), AtFlags::empty());
-        // A forked child may hold a copy of the descriptor; closing alone would leave the lock with it.
-        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
-    }
-}
-
 /// Opens a directory to name things in it.
 pub(super) fn open_directory(dir: &Path) -> Result<OwnedFd> {
-    rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| system_error("opening the socket's directory", e))
+    let opened = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    opened.map_err(|e| match e {
+        Errno::NOENT | Errno::NOTDIR => Error::Invalid {
+            what: "the socket's directory",
+            got: format!("{}, which is none", dir.display()),
+            must: "a directory that exists; make it, or choose another path",
+        },
+        e => system_error("opening the socket's directory", e),
+    })
 }
 
 /// Removes a name; that it is not there is no error.
@@ -315,7 +208,7 @@ fn spare_of(socket: &OwnedFd) -> Option<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(socket, 0).ok()
 }
 
-fn taken(path: &Path, is: &str) -> Error {
+pub(super) fn taken(path: &Path, is: &str) -> Error {
     Error::Invalid {
         what: "socket path",
         got: format!("{}, {is}", path.display()),
@@ -325,12 +218,16 @@ fn taken(path: &Path, is: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use super::super::connect::{connect, is_backlog_full};
     use super::super::scratch::{self, ScratchDir, in_own_process};
-    use super::super::{ReceiveOutcome, connect, has_hung_up, is_backlog_full, receive, send};
+    use super::super::transfer::has_hung_up;
+    use super::super::{ReceiveOutcome, receive, send};
     use super::*;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::{UnixDatagram, UnixListener};
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
 
     fn at(path: PathBuf) -> Place {
         Place::Path { path, others: false }
@@ -416,7 +313,11 @@ mod tests {
     fn a_path_that_leads_nowhere_is_refused() {
         let dir = ScratchDir::new();
         let error = Listener::bind(&at(dir.join("no/s"))).expect_err("no such directory");
-        assert!(matches!(error, Error::System { call: "opening the socket's directory", .. }), "{error}");
+        let expected = format!(
+            "the socket's directory is {}, which is none, but must be a directory that exists; make it, or choose another path",
+            dir.join("no").display()
+        );
+        assert_eq!(error.to_string(), expected);
         let long = dir.join("x".repeat(108));
         let error = Listener::bind(&at(long)).expect_err("too long");
         assert!(error.to_string().contains("but must be 1 to 107 bytes"), "{error}");

@@ -1,0 +1,85 @@
+//! Tables in as many columns as the terminal has room for.
+
+use ratatui::layout::Constraint;
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Text;
+use ratatui::widgets::{Cell, Row, Table};
+
+/// A column of a table.
+pub struct Column {
+    head: &'static str,
+    width: u16,
+    /// Of those that do not fit the highest goes first: a number that is cut would be another number.
+    rank: u8,
+    digits: bool,
+}
+
+/// Begins with its words on the left.
+pub const fn words(head: &'static str, width: u16, rank: u8) -> Column {
+    Column { head, width, rank, digits: false }
+}
+
+/// Has its digits below each other.
+pub const fn digits(head: &'static str, width: u16, rank: u8) -> Column {
+    Column { head, width, rank, digits: true }
+}
+
+/// The columns of a table that there is room for.
+pub struct Shown<'a> {
+    columns: &'a [Column],
+    /// Those of a lower rank.
+    below: u8,
+}
+
+impl<'a> Shown<'a> {
+    /// Chooses what fits into so many columns of the terminal.
+    pub fn within(width: u16, columns: &'a [Column]) -> Shown<'a> {
+        let needed = |below: u8| -> u16 {
+            let shown = columns.iter().filter(|column| column.rank < below);
+            shown.map(|column| column.width + 1).sum::<u16>().saturating_sub(1)
+        };
+        let all = columns.len() as u8;
+        // One column at least, however narrow it is.
+        let below = (2..=all).rev().find(|&below| needed(below) <= width).unwrap_or(1);
+        Shown { columns, below }
+    }
+
+    /// Takes what belongs to the columns that are shown.
+    fn fitting<T>(&self, of_all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+        let ranks = self.columns.iter().map(|column| column.rank);
+        of_all.into_iter().zip(ranks).filter(|(_, rank)| *rank < self.below).map(|(one, _)| one)
+    }
+
+    /// Makes a row of the cells of all columns.
+    pub fn row<const N: usize>(&self, cells: [Cell<'static>; N]) -> Row<'static> {
+        Row::new(self.fitting(cells))
+    }
+
+    /// Makes the table, with its heads.
+    pub fn table(&self, rows: impl IntoIterator<Item = Row<'static>>) -> Table<'static> {
+        let head = |column: &Column| if column.digits { number(column.head) } else { Cell::from(column.head) };
+        let head = Row::new(self.fitting(self.columns).map(head));
+        let widths = self.fitting(self.columns).map(|column| Constraint::Length(column.width));
+        Table::new(rows, widths).header(head.style(Style::new().add_modifier(Modifier::UNDERLINED)))
+    }
+}
+
+/// A cell whose digits stand below each other.
+pub fn number(value: impl ToString) -> Cell<'static> {
+    Cell::from(Text::from(value.to_string()).right_aligned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_left_out_by_its_rank() {
+        let columns = [words("A", 8, 0), digits("B", 5, 2), digits("C", 5, 1)];
+        let shown = |width| Shown::within(width, &columns).fitting(["A", "B", "C"]).collect::<String>();
+        let cases = [(0, "A"), (8, "A"), (13, "A"), (14, "AC"), (19, "AC"), (20, "ABC"), (200, "ABC")];
+        for (width, expected) in cases {
+            assert_eq!(shown(width), expected, "{width} columns");
+        }
+    }
+}
