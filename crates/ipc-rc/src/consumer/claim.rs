@@ -21,6 +21,7 @@ use crate::timeline;
 
 /// How a claim waits for the producer's work on the block.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Wait<'a> {
     /// Not at all: the caller asks [`ReceivedBlock::state`].
     None,
@@ -63,9 +64,27 @@ pub enum ClaimError {
         /// What to do.
         remedy: &'static str,
     },
-    /// The descriptor is malformed, the deadline passed, or the driver or the system failed. Nothing is claimed.
+    /// The descriptor is malformed, the deadline passed, or the driver or the system failed. Nothing is held. The same claim
+    /// can be tried again, unless the driver refused the wait on a stream, which comes last: that ends the lease.
     #[error(transparent)]
     Backend(Error),
+}
+
+impl ClaimError {
+    /// Returns a number that stays the same in every version, for other languages. What is an [`Error`] too has its number.
+    pub fn code(&self) -> i32 {
+        match self {
+            ClaimError::WouldBlock => 101,
+            ClaimError::Revoked => 102,
+            ClaimError::AlreadyClaimed => 103,
+            ClaimError::Stale => 104,
+            ClaimError::Refused { .. } => 105,
+            ClaimError::ProducerGone => 12,
+            ClaimError::Forked => 14,
+            ClaimError::Capturing => 15,
+            ClaimError::Backend(error) => error.code(),
+        }
+    }
 }
 
 impl From<Error> for ClaimError {
@@ -375,27 +394,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_text_says_what_to_do() {
+    fn every_text_says_what_to_do_and_no_number_changes() {
         let refused = ClaimError::Refused { why: "for another".into(), remedy: "claim it there" };
         let deadline = Error::Deadline { what: "the producer's answer" };
-        for (error, text) in [
+        for (error, code, text) in [
             (
                 ClaimError::WouldBlock,
+                101,
                 "the claim would have to wait; try again when the participant's descriptor is readable",
             ),
-            (ClaimError::Revoked, "the grant was taken back by its producer; ask it to share again"),
+            (ClaimError::Revoked, 102, "the grant was taken back by its producer; ask it to share again"),
             (
                 ClaimError::AlreadyClaimed,
+                103,
                 "the descriptor was claimed before; clone the block that the first claim gave",
             ),
-            (ClaimError::Stale, "the descriptor is stale: its lease has ended; ask the producer to share again"),
-            (ClaimError::ProducerGone, "the producer is gone; connect to its successor"),
-            (ClaimError::Capturing, "the stream is being captured into a graph; claim before the capture"),
-            (ClaimError::Forked, "the participant belongs to the parent process; connect anew in the child"),
-            (refused, "for another; claim it there"),
-            (deadline.into(), "the deadline passed while waiting for the producer's answer; ask again"),
+            (ClaimError::Stale, 104, "the descriptor is stale: its lease has ended; ask the producer to share again"),
+            (ClaimError::ProducerGone, 12, "the producer is gone; connect to its successor"),
+            (ClaimError::Capturing, 15, "the stream is being captured into a graph; claim before the capture"),
+            (ClaimError::Forked, 14, "the participant belongs to the parent process; connect anew in the child"),
+            (refused, 105, "for another; claim it there"),
+            (deadline.into(), 17, "the deadline passed while waiting for the producer's answer; ask again"),
         ] {
-            assert_eq!(error.to_string(), text);
+            assert_eq!((error.code(), error.to_string().as_str()), (code, text));
         }
     }
 }

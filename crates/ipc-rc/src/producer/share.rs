@@ -54,7 +54,8 @@ impl Default for ShareOptions {
 }
 
 impl ShareOptions {
-    /// Puts 64 bytes of the user's own into the descriptor: shape, dtype, frame number.
+    /// Puts 64 bytes of the user's own into the descriptor: shape, dtype, frame number. Whoever has the descriptor reads them
+    /// by [`Descriptor::user`].
     #[must_use]
     pub fn user(mut self, bytes: [u8; 64]) -> ShareOptions {
         self.user = bytes;
