@@ -36,7 +36,7 @@ const CASES: &[(&str, fn())] = &[
     ("many_processes_share_more_than_there_is_at_once", many),
     ("a_forked_child_leaves_the_arena_alone", forked),
     ("a_snapshot_over_the_socket_shows_limbo_and_who_holds_it", asked_from_outside),
-    ("a_session_without_an_arena_says_that_it_has_no_snapshot", no_snapshot),
+    ("a_session_without_an_arena_shows_where_its_blocks_lie", carved),
     ("a_participant_is_told_apart_in_two_sessions_of_one_arena", told_apart),
 ];
 
@@ -356,11 +356,15 @@ fn asked_from_outside() {
     consumer.let_go(shared);
 }
 
-fn no_snapshot() {
+fn carved() {
     let (builder, _dir) = builder(&open_gpu());
     let session = builder.open().expect("a session");
-    let error = gpu_ipc::snapshot(session.socket_path(), Some(WATCHDOG)).expect_err("a carver has none").to_string();
-    assert!(error.contains("no snapshot") && error.contains("Arena"), "{error}");
+    let block = session.alloc(REGION / 4).expect("there is room");
+    let snapshot = seen(&session);
+    assert!(snapshot.name.starts_with("carver"), "{snapshot}");
+    assert_eq!((snapshot.stats.bytes_in_use, snapshot.regions.len()), (REGION / 4, 1), "{snapshot}");
+    drop(block);
+    assert_eq!(seen(&session).stats.bytes_in_use, 0);
     // It goes on answering.
     gpu_ipc::inspect(session.socket_path(), Some(WATCHDOG)).expect("a report");
 }
