@@ -151,6 +151,7 @@ fn every_structure_and_constant_is_what_hip_sys_says() {
         hipErrorInvalidDevicePointer = hipError_t::hipErrorInvalidDevicePointer,
         hipErrorNoDevice = hipError_t::hipErrorNoDevice,
         hipErrorInvalidContext = hipError_t::hipErrorInvalidContext,
+        hipErrorOperatingSystem = hipError_t::hipErrorOperatingSystem,
         hipErrorInvalidHandle = hipError_t::hipErrorInvalidHandle,
         hipErrorNotFound = hipError_t::hipErrorNotFound,
         hipErrorNotReady = hipError_t::hipErrorNotReady,

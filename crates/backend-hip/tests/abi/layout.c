@@ -145,6 +145,7 @@ int main(void) {
     VALUE(hipErrorInvalidDevicePointer);
     VALUE(hipErrorNoDevice);
     VALUE(hipErrorInvalidContext);
+    VALUE(hipErrorOperatingSystem);
     VALUE(hipErrorInvalidHandle);
     VALUE(hipErrorNotFound);
     VALUE(hipErrorNotReady);
