@@ -38,7 +38,8 @@ pub struct ArenaOptions {
 }
 
 impl Default for ArenaOptions {
-    /// Regions of 32 MiB, no limit, no waiting but 100 ms for those who were asked to unmap.
+    /// Regions of 32 MiB, and for a block above half of that one of its own size; no limit; no waiting but 100 ms for
+    /// those who were asked to unmap.
     fn default() -> ArenaOptions {
         ArenaOptions {
             name: String::new(),

@@ -1,6 +1,7 @@
 //! The arena as a session's source of regions, on a device of numbers.
 
 mod fake;
+mod random;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -14,6 +15,7 @@ use gpu_api::{
     Sharing, SourceUsage,
 };
 use proptest::prelude::*;
+use random::Random;
 
 const REGION: u64 = 64 << 10;
 
@@ -42,6 +44,22 @@ fn many_blocks_share_one_region() {
     assert_eq!(arena.usage(), SourceUsage { regions: 1, reserved: REGION, in_use: 64 * 1024, pinned: 0 });
     pieces.into_iter().for_each(|piece| arena.give_back(piece));
     assert_eq!(arena.usage().in_use, 0);
+}
+
+#[test]
+fn blocks_above_half_a_region_get_all_of_a_device() {
+    // Of one region each, blocks of 17 MiB would lose 15 MiB in 32: a device of 1 GiB would be full after 32.
+    const MIB: u64 = 1 << 20;
+    let fake = Fake::new(1 << 30);
+    let arena = Arena::new(fake.gpu(), ArenaOptions::default().sharing(Sharing::Handle)).expect("an arena");
+    let pieces: Vec<Piece> = (0..60).map(|_| take(&arena, 17 * MIB)).collect();
+    assert_eq!(arena.usage().reserved, 60 * 17 * MIB);
+    assert!(arena.take(17 * MIB, 1).is_err(), "4 MiB are left");
+    pieces.into_iter().for_each(|piece| arena.give_back(piece));
+    assert_eq!(arena.trim().expect("the driver takes it"), 60 * 17 * MIB);
+    let halves = [(); 2].map(|()| take(&arena, 16 * MIB));
+    assert_eq!(arena.usage().reserved, 32 * MIB, "two halves share a region");
+    halves.into_iter().for_each(|piece| arena.give_back(piece));
 }
 
 #[test]
@@ -217,13 +235,12 @@ fn threads_get_bytes_of_their_own() {
             let arena = &arena;
             scope.spawn(move || {
                 let mut held = Vec::new();
-                let mut random = seed;
+                let mut random = Random::new(seed);
                 for _ in 0..2000 {
-                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    if held.len() > 50 || (random >> 33) % 3 == 0 && !held.is_empty() {
-                        arena.give_back(held.swap_remove((random >> 40) as usize % held.len()));
+                    if held.len() > 50 || (random.one_in(3) && !held.is_empty()) {
+                        arena.give_back(random.take_one(&mut held));
                     } else {
-                        held.push(arena.take(1 + (random >> 45) % 9000, 1 << ((random >> 60) % 14)).expect("room"));
+                        held.push(arena.take(1 + random.below(9000), 1 << random.below(14)).expect("room"));
                     }
                 }
                 held.into_iter().for_each(|piece| arena.give_back(piece));

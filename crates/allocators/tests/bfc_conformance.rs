@@ -1,7 +1,10 @@
 //! What the tests of TensorFlow's allocator verify, with their figures, on addresses without memory.
 
+mod random;
+
 use allocators::{Bfc, BfcOptions, Growth, Placed, Request, Simulated, Snapshot};
 use gpu_api::Error;
+use random::Random;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -37,24 +40,6 @@ fn assert_apart(bfc: &Bfc<Simulated>, mut addresses: Vec<u64>) {
     }
 }
 
-/// A fixed sequence: xorshift.
-struct Sequence(u64);
-
-impl Sequence {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for at in (1..items.len()).rev() {
-            items.swap(at, self.below(at as u64 + 1) as usize);
-        }
-    }
-}
-
 #[test]
 fn no_dups() {
     let bfc = bfc(GIB);
@@ -69,7 +54,7 @@ fn no_dups() {
 #[test]
 fn allocations_and_deallocations() {
     let bfc = bfc(GIB);
-    let mut random = Sequence(123);
+    let mut random = Random::new(123);
     let mut some =
         |count: usize| -> Vec<u64> { (0..count).map(|_| take(&bfc, random.below(MIB).max(100)).address).collect() };
     let first = some(255);
@@ -87,7 +72,7 @@ fn allocations_and_deallocations() {
 #[test]
 fn allocations_and_deallocations_with_growth() {
     let bfc = growing(2 * GIB);
-    let mut random = Sequence(17);
+    let mut random = Random::new(17);
     let first: Vec<u64> = (0..9).map(|_| take(&bfc, random.below(128 * MIB).max(100)).address).collect();
     let mut kept = Vec::new();
     for (at, address) in first.into_iter().enumerate() {
@@ -358,7 +343,7 @@ fn stress_alloc_free() {
         .flat_map(|spec| [spec; 10])
         .collect();
     assert_eq!(specs.len(), 350);
-    let mut random = Sequence(42);
+    let mut random = Random::new(42);
     for _ in 0..20 {
         random.shuffle(&mut specs);
         let mut held: Vec<u64> = specs
@@ -499,10 +484,10 @@ fn bookkeeping_is_at_most_a_hundredth_of_the_pool() {
     {
         let options = BfcOptions::new("bfc").growth(Growth::Fixed(8 * MIB)).max_slack_share(share);
         let bfc = Bfc::new(options, Simulated::new());
-        let mut random = Sequence(5);
+        let mut random = Random::new(5);
         let mut size = move || 256 * (1 + random.below(31));
         let mut held: Vec<u64> = (0..live).map(|_| take(&bfc, size()).address).collect();
-        let mut random = Sequence(6);
+        let mut random = Random::new(6);
         for _ in 0..2 * live {
             let at = random.below(live as u64) as usize;
             bfc.free(held[at]).expect("in use");

@@ -1,9 +1,12 @@
 //! The allocator against a plain list of chunks: the same addresses, the same sizes, whatever is asked.
 
+mod random;
+
 use allocators::snapshot::ChunkState;
 use allocators::{Bfc, BfcOptions, Growth, Request, Simulated, Snapshot};
 use gpu_api::{Error, StreamIdentity};
 use proptest::prelude::*;
+use random::Random;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -74,7 +77,8 @@ impl Model {
             if len > room {
                 return None;
             }
-            let asked = REGION.max(len + align - 256).min(room);
+            let asked = if len > REGION / 2 { len } else { REGION };
+            let asked = asked.max(len + align - 256).min(room);
             let address = (Simulated::BASE + self.next).next_multiple_of(align) - Simulated::BASE;
             self.next = address + asked + 256;
             self.regions.push(vec![Chunk { address: Simulated::BASE + address, len: asked, used: false }]);
@@ -315,30 +319,29 @@ fn an_upstream_that_fails_once_costs_at_most_one_request() {
 
 #[test]
 fn a_snapshot_taken_while_others_allocate_is_of_one_moment() {
-    let bfc = Bfc::new(options(), Simulated::new().gap(256));
-    let ended = AtomicU64::new(0);
+    // With no limit: what is left free of regions can be too small for a block.
+    let bfc = Bfc::new(options().limit(u64::MAX), Simulated::new().gap(256));
     thread::scope(|scope| {
-        for seed in 1..3u64 {
-            let (bfc, ended) = (&bfc, &ended);
+        let users = [1u64, 2].map(|seed| {
+            let bfc = &bfc;
             scope.spawn(move || {
-                let mut random = seed;
+                let mut random = Random::new(seed);
                 let mut held = Vec::new();
                 for _ in 0..20_000 {
-                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    if held.len() > 40 || ((random >> 33) % 3 == 0 && !held.is_empty()) {
-                        bfc.free(held.swap_remove((random >> 40) as usize % held.len())).expect("in use");
+                    if held.len() > 40 || (random.one_in(3) && !held.is_empty()) {
+                        bfc.free(random.take_one(&mut held)).expect("in use");
                     } else {
-                        held.push(bfc.alloc(Request::new(1 + (random >> 45) % 20_000)).expect("room").address);
+                        held.push(bfc.alloc(Request::new(1 + random.below(20_000))).expect("room").address);
                     }
-                    if (random >> 50) % 500 == 0 {
+                    if random.one_in(500) {
                         bfc.trim().expect("upstream takes it");
                     }
                 }
                 held.into_iter().for_each(|address| bfc.free(address).expect("in use"));
-                ended.fetch_add(1, Ordering::SeqCst);
-            });
-        }
-        while ended.load(Ordering::SeqCst) < 2 {
+            })
+        });
+        // A user that panics has ended, too.
+        while !users.iter().all(|user| user.is_finished()) {
             let snapshot = bfc.snapshot();
             check(&snapshot);
             let reserved: u64 = snapshot.regions.iter().map(|region| region.len).sum();

@@ -1,5 +1,7 @@
 //! Waiting for memory that another thread frees, and memory that a stream still works on.
 
+mod random;
+
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -8,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use allocators::{Bfc, BfcOptions, Extent, Growth, Placed, Request, Simulated, SubAllocator};
 use gpu_api::{Error, StreamIdentity};
+use random::Random;
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -377,14 +380,13 @@ fn threads_get_bytes_of_their_own() {
             for seed in 1..5u64 {
                 let bfc = &bfc;
                 scope.spawn(move || {
-                    let mut random = seed;
+                    let mut random = Random::new(seed);
                     let mut held = Vec::new();
                     for _ in 0..20_000 {
-                        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                        if held.len() > 40 || ((random >> 33) % 3 == 0 && !held.is_empty()) {
-                            bfc.free(held.swap_remove((random >> 40) as usize % held.len())).expect("in use");
+                        if held.len() > 40 || (random.one_in(3) && !held.is_empty()) {
+                            bfc.free(random.take_one(&mut held)).expect("in use");
                         } else {
-                            let request = Request::new(1 + (random >> 45) % 60_000).align(1 << ((random >> 60) % 14));
+                            let request = Request::new(1 + random.below(60_000)).align(1 << random.below(14));
                             held.push(bfc.alloc(request).expect("room").address);
                         }
                     }

@@ -1,6 +1,7 @@
 //! What every allocator must do, whatever it is over and whatever is over it.
 
 mod fake;
+mod random;
 
 use std::sync::Arc;
 use std::thread;
@@ -10,6 +11,7 @@ use allocators::*;
 use backend_host::{HostBackend, HostConfig};
 use fake::Fake;
 use gpu_api::{DeviceId, Error, Gpu, HostMemory};
+use random::Random;
 
 const ROOM: u64 = 4 << 20;
 
@@ -244,15 +246,13 @@ fn threads_get_bytes_of_their_own(allocator: &Arc<dyn Allocator>) {
     thread::scope(|scope| {
         for seed in 1..4u64 {
             scope.spawn(move || {
-                let mut random = seed;
+                let mut random = Random::new(seed);
                 let mut held = Vec::new();
                 for _ in 0..150 {
-                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                    if held.len() > 20 || ((random >> 33) % 3 == 0 && !held.is_empty()) {
-                        let address = held.swap_remove((random >> 40) as usize % held.len());
-                        allocator.free(address).expect("in use");
+                    if held.len() > 20 || (random.one_in(3) && !held.is_empty()) {
+                        allocator.free(random.take_one(&mut held)).expect("in use");
                     } else {
-                        held.push(take(allocator, 1 + (random >> 45) % 9000).address);
+                        held.push(take(allocator, 1 + random.below(9000)).address);
                     }
                 }
                 held.into_iter().for_each(|address| allocator.free(address).expect("in use"));

@@ -133,7 +133,10 @@ impl<U: SubAllocator> Bfc<U> {
                 (raised, raised)
             }
             Growth::Doubling(_) => (grower.next, grower.next.saturating_mul(2)),
-            Growth::Fixed(_) | Growth::Whole => (grower.next.max(need), grower.next),
+            // Blocks above half a region would leave the rest of each to nobody: two do not fit.
+            Growth::Fixed(_) if grower.next / 2 < need => (need, grower.next),
+            Growth::Fixed(_) => (grower.next, grower.next),
+            Growth::Whole => (grower.next.max(need), grower.next),
         }
     }
 

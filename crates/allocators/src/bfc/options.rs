@@ -10,7 +10,7 @@ use super::chunk::UNIT;
 pub enum Growth {
     /// First this many bytes, then twice as many each time.
     Doubling(u64),
-    /// This many bytes each time, or what a larger request needs.
+    /// This many bytes each time, or just what is needed for a request above half of that.
     Fixed(u64),
     /// Everything up to the limit, at the first request.
     Whole,
