@@ -169,7 +169,7 @@ fn shoot(
     let backend = stream.gpu().backend();
     // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `picture` is
     // as long as a block and goes after the stream is synchronised, and the caller holds the block.
-    unsafe { backend.copy_to_device(stream.raw(), grants[0].0.ptr(), picture.as_ptr(), picture.len()) }?;
+    unsafe { backend.copy_to_device(stream.raw(), grants[0].0.device_ptr(), picture.as_ptr(), picture.len()) }?;
     // The frame's number travels in the descriptor: a subscriber knows what it is about to see.
     let mut user = [0; 64];
     user[..4].copy_from_slice(&number.to_le_bytes());
@@ -315,7 +315,7 @@ impl Eye {
     fn look(&mut self, descriptor: &[u8]) -> Result<Frame, Box<dyn Error>> {
         let mut number = [0; 4];
         number.copy_from_slice(&Descriptor::decode(descriptor)?.user()[..4]);
-        let block = self.camera.claim(descriptor, Wait::On(&self.stream), Some(PATIENCE))?;
+        let block = self.camera.claim(descriptor, Wait::Stream(&self.stream), Some(PATIENCE))?;
         let frame = Frame { number: u32::from_le_bytes(number), block };
         self.compare(&frame)?;
         self.seen += 1;

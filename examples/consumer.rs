@@ -35,7 +35,7 @@ fn consume() -> Result<(), Box<dyn Error>> {
         let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or("?"), 16);
         let descriptor: Result<Vec<u8>, _> = (0..line.len()).step_by(2).map(byte).collect();
         let descriptor = descriptor.map_err(|_| format!("{line:?} is no line of a producer's: not hexadecimal"))?;
-        let block = producer.claim(&descriptor, Wait::On(&stream), Some(Duration::from_secs(60)))?;
+        let block = producer.claim(&descriptor, Wait::Stream(&stream), Some(Duration::from_secs(60)))?;
         let mut number = [0; 8];
         // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: the
         // stream is synchronised before `number` is read, and the block is held.

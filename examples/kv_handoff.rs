@@ -16,7 +16,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Event, Gpu, Participant, ReceivedBlock, Session, ShareOptions, State, Stream, To,
+    After, BackendKind, ClaimError, Gpu, Notice, Participant, ReceivedBlock, Session, ShareOptions, State, Stream, To,
     Wait, detect,
 };
 use rustix::event::{PollFd, PollFlags, poll};
@@ -120,7 +120,7 @@ fn hand_off(backend: &str, gpu: &Gpu, stream: &Stream, first: u64) -> Result<u64
     engine.tell(first)?;
     let finished: Vec<Vec<u8>> = (0..BATCH).map(|_| engine.descriptor()).collect::<Result<_, _>>()?;
     let mut kv = Vec::new();
-    for (sequence, claimed) in (first..).zip(participant.claim_many(&finished, Wait::On(stream), Some(PATIENCE))) {
+    for (sequence, claimed) in (first..).zip(participant.claim_many(&finished, Wait::Stream(stream), Some(PATIENCE))) {
         let block = claimed?;
         // Decoding begins: work on `stream` is ordered after the engine's.
         expect(stream, &block, sequence, State::Ready)?;
@@ -130,7 +130,7 @@ fn hand_off(backend: &str, gpu: &Gpu, stream: &Stream, first: u64) -> Result<u64
     kv.truncate(kv.len() / 2);
 
     // The engine's GPU is still at this one. The claim does not wait; what is queued on `stream` from here on does.
-    let unfinished = participant.claim(&engine.descriptor()?, Wait::On(stream), Some(PATIENCE))?;
+    let unfinished = participant.claim(&engine.descriptor()?, Wait::Stream(stream), Some(PATIENCE))?;
     if unfinished.state() != State::Pending {
         return Err(format!("unfinished KV is {:?}", unfinished.state()).into());
     }
@@ -167,8 +167,8 @@ fn hand_off(backend: &str, gpu: &Gpu, stream: &Stream, first: u64) -> Result<u64
 /// Waits until the participant has the event that its producer is gone: it sleeps, and is woken.
 fn wait_for_producer_gone(participant: &Participant) -> Result<(), Box<dyn Error>> {
     loop {
-        while let Some(event) = participant.next_event() {
-            if event == Event::ProducerGone {
+        while let Some(event) = participant.next_notice() {
+            if event == Notice::ProducerGone {
                 return Ok(());
             }
         }
@@ -294,7 +294,7 @@ fn engine(backend: &str) -> Result<(), Box<dyn Error>> {
     for (block, kv) in blocks.iter().zip(&filled) {
         // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `filled`
         // and `blocks` live as long as this process, which waits for its end below.
-        unsafe { stream.gpu().backend().copy_to_device(stream.raw(), block.ptr(), kv.as_ptr(), kv.len()) }?;
+        unsafe { stream.gpu().backend().copy_to_device(stream.raw(), block.device_ptr(), kv.as_ptr(), kv.len()) }?;
     }
     // The whole batch costs one fence, and nobody waits for the copies but the decoder's stream.
     let grants: Vec<_> = blocks.iter().map(|block| (block, decoder)).collect();

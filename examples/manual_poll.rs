@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use gpu_ipc::descriptor::BYTES;
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Claims, Descriptor, Event, Gpu, Participant, ReceivedBlock, Session, Stream, To,
+    After, BackendKind, ClaimError, Claims, Descriptor, Gpu, Notice, Participant, ReceivedBlock, Session, Stream, To,
     Wait, detect,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -157,7 +157,7 @@ fn produce(session: &Session, stream: &Stream, number: u64) -> Result<Descriptor
     let backend = stream.gpu().backend();
     // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `contents` is
     // as long as the block, and both go after the stream is synchronised.
-    unsafe { backend.copy_to_device(stream.raw(), block.ptr(), contents.as_ptr(), contents.len()) }?;
+    unsafe { backend.copy_to_device(stream.raw(), block.device_ptr(), contents.as_ptr(), contents.len()) }?;
     let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(stream));
     stream.synchronize()?;
     Ok(descriptor?)
@@ -197,10 +197,10 @@ fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
         if turn {
             participant.turn()?;
             // All of them: while one is unread the descriptor stays readable.
-            while let Some(event) = participant.next_event() {
+            while let Some(event) = participant.next_notice() {
                 match event {
-                    Event::TryAgain => try_claims = true,
-                    Event::ProducerGone => return Err("the producer is gone".into()),
+                    Notice::TryAgain => try_claims = true,
+                    Notice::ProducerGone => return Err("the producer is gone".into()),
                     _ => {}
                 }
             }

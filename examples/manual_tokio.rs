@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use gpu_ipc::descriptor::BYTES;
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Claims, Descriptor, Event, Gpu, Participant, ReceivedBlock, Session, Stream, To,
+    After, BackendKind, ClaimError, Claims, Descriptor, Gpu, Notice, Participant, ReceivedBlock, Session, Stream, To,
     Wait, detect,
 };
 use tokio::io::unix::AsyncFd;
@@ -171,7 +171,7 @@ fn produce(session: &Session, stream: &Stream, number: u64) -> Result<Descriptor
     let backend = stream.gpu().backend();
     // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `contents` is
     // as long as the block, and both go after the stream is synchronised.
-    unsafe { backend.copy_to_device(stream.raw(), block.ptr(), contents.as_ptr(), contents.len()) }?;
+    unsafe { backend.copy_to_device(stream.raw(), block.device_ptr(), contents.as_ptr(), contents.len()) }?;
     let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(stream));
     stream.synchronize()?;
     Ok(descriptor?)
@@ -201,8 +201,8 @@ async fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
     tokio::spawn(serve(watch(&participant)?, move || {
         served.turn()?;
         // All of them: while one is unread the descriptor stays readable, and the runtime tells of changes only.
-        while let Some(event) = served.next_event() {
-            if matches!(event, Event::TryAgain | Event::ProducerGone) {
+        while let Some(event) = served.next_notice() {
+            if matches!(event, Notice::TryAgain | Notice::ProducerGone) {
                 tell.notify_one();
             }
         }

@@ -41,7 +41,7 @@ fn produce() -> Result<(), Box<dyn Error>> {
         let bytes = number.to_le_bytes();
         // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: the
         // stream is synchronised before `bytes` goes, and the block is shared after the stream.
-        unsafe { gpu.backend().copy_to_device(stream.raw(), block.ptr(), bytes.as_ptr(), bytes.len()) }?;
+        unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), bytes.as_ptr(), bytes.len()) }?;
         let descriptor = block.share(To::Participant(consumer), After::Stream(&stream))?;
         stream.synchronize()?;
         println!("{}", descriptor.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());

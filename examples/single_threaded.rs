@@ -95,7 +95,7 @@ fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
         let contents = number.to_le_bytes().repeat(BLOCK / 8);
         // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done:
         // `contents` is as long as the block, and both go after the stream is synchronised.
-        unsafe { gpu.backend().copy_to_device(stream.raw(), block.ptr(), contents.as_ptr(), contents.len()) }?;
+        unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), contents.as_ptr(), contents.len()) }?;
         // By turns, so that both ways of claiming are seen to work.
         let whom = if number % 2 == 0 { To::Participant(consumer) } else { To::Ticket(Claims::Once) };
         let descriptor = block.share(whom, After::Stream(&stream));

@@ -157,7 +157,7 @@ fn train(stream: &Stream, block: &SentBlock, generation: u64) -> Result<(), Box<
     let backend = stream.gpu().backend();
     // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `weights` is
     // as long as the block and goes after the stream is synchronised, and the caller holds the block.
-    unsafe { backend.copy_to_device(stream.raw(), block.ptr(), weights.as_ptr(), weights.len()) }?;
+    unsafe { backend.copy_to_device(stream.raw(), block.device_ptr(), weights.as_ptr(), weights.len()) }?;
     // For `weights` alone; a kernel that computes them in place needs no wait.
     Ok(stream.synchronize()?)
 }
@@ -238,7 +238,7 @@ fn reader(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
         let line = line?;
         let (generation, hex) = line.split_once(' ').ok_or("an announcement has two words")?;
         let (generation, descriptor) = (generation.parse()?, unhex(hex)?);
-        let next = trainer.claim(&descriptor, Wait::On(&stream), Some(PATIENCE))?;
+        let next = trainer.claim(&descriptor, Wait::Stream(&stream), Some(PATIENCE))?;
         check(&stream, &next, &mut weights, generation)?;
         // Until here a real reader serves from the old one. It was not touched all the while.
         if let Some((old_generation, old)) = current.replace((generation, next)) {

@@ -50,7 +50,7 @@ fn a_grant_and_what_is_said_about_it_allocate_nothing() {
         let descriptor = block.share(to, After::Done).expect("shared");
         assert!(block.cancel(&descriptor).expect("it is ours"));
         // What a participant does not read is kept, which takes memory.
-        while participant.next_event().is_none() {
+        while participant.next_notice().is_none() {
             std::thread::yield_now();
         }
     });

@@ -4,9 +4,9 @@ use std::fmt::Debug;
 
 use gpu_ipc::allocators::{Arena, ProcessState};
 use gpu_ipc::{
-    After, Carver, ClaimError, Claims, Collected, Descriptor, Detected, Error, Event, Gpu, GraphBlocks, LeaseId,
-    Participant, ParticipantBuilder, ReceivedBlock, SentBlock, Session, SessionBuilder, SessionReport, ShareOptions,
-    ShutdownReport, State, Stats, Stream, To, Token, Wait,
+    AdoptToken, After, Carver, ClaimError, Claims, Collected, Descriptor, Detected, Error, Gpu, GraphBlocks, LeaseId,
+    Notice, Participant, ParticipantBuilder, ReceivedBlock, SentBlock, Session, SessionBuilder, SessionReport,
+    ShareOptions, ShutdownReport, State, Stats, Stream, To, Wait,
 };
 
 fn crosses<T: Send + Sync + Debug + 'static>() {}
@@ -35,14 +35,14 @@ fn what_is_told_may_go_to_any_thread_and_be_shown() {
     crosses::<ClaimError>();
     crosses::<Collected>();
     crosses::<Descriptor>();
-    crosses::<Event>();
+    crosses::<Notice>();
     crosses::<LeaseId>();
     crosses::<SessionReport>();
     crosses::<ShareOptions>();
     crosses::<ShutdownReport>();
     crosses::<State>();
     crosses::<Stats>();
-    crosses::<Token>();
+    crosses::<AdoptToken>();
     is_copied::<To>();
     is_copied::<Claims>();
     is_copied::<After<'_>>();

@@ -81,7 +81,8 @@ fn both() {
         let block = session.alloc(4096).expect("there is room");
         let stamp = (*kind as u64).to_le_bytes();
         // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: it is waited for.
-        unsafe { gpu.backend().copy_to_device(stream.raw(), block.ptr(), stamp.as_ptr(), 8) }.expect("it queues");
+        unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), stamp.as_ptr(), 8) }
+            .expect("it queues");
         let descriptor = block.share(To::Participant(participant), After::Stream(stream)).expect("shared");
         let hex: String = descriptor.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         std::io::Write::write_all(&mut input, format!("{hex}\n").as_bytes()).expect("it reads");
@@ -107,7 +108,7 @@ fn consume(directory: &Path) {
         std::io::stdin().read_line(&mut line).expect("a descriptor");
         let byte = |at| u8::from_str_radix(&line[at..at + 2], 16).expect("hex");
         let bytes: Vec<u8> = (0..line.trim().len()).step_by(2).map(byte).collect();
-        let block = participant.claim(&bytes, Wait::On(stream), None).expect("claimed");
+        let block = participant.claim(&bytes, Wait::Stream(stream), None).expect("claimed");
         let mut stamp = [0; 8];
         // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done: it is waited for.
         unsafe { gpu.backend().copy_to_host(stream.raw(), stamp.as_mut_ptr(), block.device_ptr(), 8) }.expect("queued");

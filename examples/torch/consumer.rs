@@ -101,7 +101,7 @@ impl Consumer {
         let (receiver, stream) = self.side(&message)?;
         let mut storage = message.fields.decode()?;
         storage.uuid = message.uuid;
-        match receiver.open(&storage, Wait::On(&stream), None) {
+        match receiver.open(&storage, Wait::Stream(&stream), None) {
             Ok(storage) => Ok((Tensor { storage, layout: message.layout }, stream)),
             Err(error) => {
                 // What is not opened here is not to be kept there.

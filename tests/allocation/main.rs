@@ -276,7 +276,7 @@ fn many() {
     for number in 0..200u64 {
         let (consumer, id) = &mut consumers[number as usize % 4];
         let block = producer.session.alloc(REGION / 2).expect("room, sooner or later");
-        write_stamp(&gpu, &stream, block.ptr(), number);
+        write_stamp(&gpu, &stream, block.device_ptr(), number);
         let descriptor = producer.share(&block, *id);
         drop(block);
         let held = consumer.claim(&descriptor);

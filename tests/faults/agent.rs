@@ -148,7 +148,7 @@ fn live(gpu: &Gpu, socket: &str) -> Result<()> {
         let text = hear();
         let bytes: Vec<u8> =
             (0..text.len()).step_by(2).filter_map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect();
-        let claimed = participant.claim(&bytes, Wait::On(&stream), Some(WATCHDOG));
+        let claimed = participant.claim(&bytes, Wait::Stream(&stream), Some(WATCHDOG));
         let block = claimed.map_err(|error| gpu_ipc::Error::Refused { why: error.to_string(), remedy: "-" })?;
         println!("claimed");
         hear();
@@ -179,6 +179,6 @@ pub fn write_stamp(gpu: &Gpu, stream: &Stream, block: &SentBlock, stamp: u64) ->
     block.used_on(stream);
     // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: `bytes` is never
     // freed, and the block, which has 8 bytes, is kept for the stream, whether or not that can be waited for.
-    unsafe { gpu.backend().copy_to_device(stream.raw(), block.ptr(), bytes.as_ptr(), 8) }?;
+    unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), bytes.as_ptr(), 8) }?;
     stream.synchronize()
 }

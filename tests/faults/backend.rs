@@ -95,7 +95,7 @@ fn share_and_claim(session: &Session, stream: &Stream, consumer: &Gpu, left: &mu
         let block = session.alloc(4096)?;
         write_stamp(session.gpu(), stream, &block, stamp)?;
         let descriptor = block.share(To::Participant(participant.id()), After::Stream(stream))?;
-        let claimed = participant.claim(descriptor.as_bytes(), Wait::On(&theirs), Some(WATCHDOG));
+        let claimed = participant.claim(descriptor.as_bytes(), Wait::Stream(&theirs), Some(WATCHDOG));
         let held = claimed.map_err(|error| Error::Refused { why: error.to_string(), remedy: "-" })?;
         drop(block);
         // Another block gets other bytes while this one is held.

@@ -366,7 +366,7 @@ impl State {
                 let wait = match words[0] {
                     "claim" => Wait::Host,
                     "claim-none" => Wait::None,
-                    _ => Wait::On(&self.stream),
+                    _ => Wait::Stream(&self.stream),
                 };
                 let participant = self.participant.as_ref().ok_or("not connected")?;
                 match participant.claim(&unhex(words[1]), wait, Some(WATCHDOG)) {
@@ -417,7 +417,7 @@ impl State {
                     }
                     (None, Some(sent)) => {
                         sent.used_on(&self.stream);
-                        sent.ptr()
+                        sent.device_ptr()
                     }
                     (None, None) => return Err("no such block".into()),
                 };
@@ -464,12 +464,12 @@ impl State {
             }
             "alloc" => {
                 let block = self.session.as_ref().ok_or("no session")?.alloc(index(1)).map_err(text)?;
-                write_stamp(&self.gpu, &self.stream, block.ptr(), index(2));
+                write_stamp(&self.gpu, &self.stream, block.device_ptr(), index(2));
                 self.serial += 1;
                 self.sent.insert(self.serial, block);
                 Ok(self.serial.to_string())
             }
-            "stamp-sent" => Ok(read_stamp(&self.gpu, &self.stream, self.sent[&index(1)].ptr()).to_string()),
+            "stamp-sent" => Ok(read_stamp(&self.gpu, &self.stream, self.sent[&index(1)].device_ptr()).to_string()),
             "outstanding" => {
                 self.session.as_ref().ok_or("no session")?.collect();
                 Ok(self.sent[&index(1)].outstanding().to_string())
@@ -515,7 +515,7 @@ impl State {
         let participant = self.participant.as_ref().ok_or("not connected")?;
         let deadline = Instant::now() + WATCHDOG;
         loop {
-            while let Some(event) = participant.next_event() {
+            while let Some(event) = participant.next_notice() {
                 let event = format!("{event:?}");
                 if event.starts_with(name) {
                     return Ok(event.replace(' ', ""));

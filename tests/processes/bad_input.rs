@@ -164,7 +164,7 @@ fn arguments() {
     assert!(matches!(producer.session.alloc(u64::MAX), Err(Error::OutOfMemory { .. } | Error::Invalid { .. })));
     let stray = gpu_ipc::DevicePtr(0x1000);
     // SAFETY: `adopt` asks that the range stays allocated: it is refused.
-    let error = unsafe { producer.session.adopt(stray, 8, gpu_ipc::Token(1)) }.expect_err("nobody allocated it");
+    let error = unsafe { producer.session.adopt(stray, 8, gpu_ipc::AdoptToken(1)) }.expect_err("nobody allocated it");
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     assert_eq!(producer.session.stats().live_blocks, 0);
 }

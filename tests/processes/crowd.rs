@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use gpu_ipc::{After, ClaimError, Claims, DeviceId, Event, Gpu, Participant, Session, State, Stream, To, Wait};
+use gpu_ipc::{After, ClaimError, Claims, DeviceId, Gpu, Notice, Participant, Session, State, Stream, To, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::{Agent, WATCHDOG, open_gpu, read_stamp, write_stamp};
@@ -61,7 +61,7 @@ fn session_per_device() {
         let participant = Participant::builder(gpu.clone()).connect(&path).expect("connected");
         let stream = Stream::create(&gpu).expect("a stream");
         let block = session.alloc(4096).expect("there is room");
-        write_stamp(&gpu, &stream, block.ptr(), u64::from(device) + 10);
+        write_stamp(&gpu, &stream, block.device_ptr(), u64::from(device) + 10);
         let descriptor = block.share(To::Participant(participant.id()), After::Stream(&stream)).expect("shared");
         kept.push((gpu, session, participant, stream, descriptor, block));
     }
@@ -69,7 +69,7 @@ fn session_per_device() {
     let error = kept[0].2.claim(kept[1].4.as_bytes(), Wait::None, None).expect_err("of another session");
     assert!(matches!(error, ClaimError::Refused { .. }), "{error}");
     for (device, (gpu, _, participant, stream, descriptor, _)) in (0..).zip(&kept) {
-        let received = participant.claim(descriptor.as_bytes(), Wait::On(stream), Some(WATCHDOG)).expect("claimed");
+        let received = participant.claim(descriptor.as_bytes(), Wait::Stream(stream), Some(WATCHDOG)).expect("claimed");
         assert_eq!(read_stamp(gpu, stream, received.device_ptr()), device + 10);
     }
 }
@@ -171,7 +171,7 @@ impl ByHand {
             }
             if fds[1].revents().contains(PollFlags::IN) {
                 self.participant.turn().expect("it is by hand");
-                while self.participant.next_event().is_some() {}
+                while self.participant.next_notice().is_some() {}
             }
         }
     }
@@ -181,12 +181,12 @@ fn by_hand() {
     let both = ByHand::new();
     for n in 0..20 {
         let block = both.session.alloc(4096).expect("there is room");
-        write_stamp(&both.gpu, &both.stream, block.ptr(), n);
+        write_stamp(&both.gpu, &both.stream, block.device_ptr(), n);
         let to = if n % 2 == 0 { To::Participant(both.participant.id()) } else { To::Ticket(Claims::Once) };
         let descriptor = block.share(to, After::Stream(&both.stream)).expect("shared");
         drop(block);
         let received = both.turn_until("the claim", || {
-            match both.participant.try_claim(descriptor.as_bytes(), Wait::On(&both.stream)) {
+            match both.participant.try_claim(descriptor.as_bytes(), Wait::Stream(&both.stream)) {
                 Ok(received) => Some(received),
                 Err(ClaimError::WouldBlock) => None,
                 Err(error) => panic!("{error}"),
@@ -207,7 +207,7 @@ fn released_by_hand() {
     // The producer keeps its block and writes into it again: nothing is in limbo, and no call waits.
     let block = both.session.alloc(4096).expect("there is room");
     for round in 0..10 {
-        write_stamp(&both.gpu, &both.stream, block.ptr(), round);
+        write_stamp(&both.gpu, &both.stream, block.device_ptr(), round);
         let descriptor = block.share(To::Participant(both.participant.id()), After::Done).expect("shared");
         let claim = || both.participant.try_claim(descriptor.as_bytes(), Wait::Host).ok();
         let received = both.turn_until("the claim", claim);
@@ -273,7 +273,7 @@ fn producer_dies() {
     producer.kill();
     wait_until("the news", || {
         participant.turn().expect("it is by hand");
-        participant.next_event() == Some(Event::ProducerGone)
+        participant.next_notice() == Some(Notice::ProducerGone)
     });
     wait_until("the poison", || {
         participant.turn().expect("it is by hand");

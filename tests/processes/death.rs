@@ -195,7 +195,7 @@ fn late_write() {
     let reused = reused.expect("just found");
     // The write came during the quarantine: the bytes show it, and what is written now stays.
     assert_eq!(producer.stamp(&reused), 666, "the late write did not happen: the case proves nothing");
-    crate::agent::write_stamp(&producer.gpu, &producer.stream, reused.ptr(), 2);
+    crate::agent::write_stamp(&producer.gpu, &producer.stream, reused.device_ptr(), 2);
     assert_eq!(producer.stamp(&reused), 2);
 }
 
@@ -293,7 +293,7 @@ fn producer_with_work() {
     producer.must("stick");
     let pending = unhex(&producer.must(&format!("share-stream {first} {to}"))[0]);
     let done = participant.claim(&done, Wait::None, None).expect("claimed");
-    let waiting = participant.claim(&pending, Wait::On(&stream), None).expect("claimed");
+    let waiting = participant.claim(&pending, Wait::Stream(&stream), None).expect("claimed");
     assert_eq!((done.state(), waiting.state()), (State::Ready, State::Pending));
     producer.kill();
     // The stream waits for a value that never comes, and goes on all the same.
@@ -311,7 +311,7 @@ fn broken_context() {
     let first: u64 = number(&producer.must("alloc 4096 5")[0]);
     producer.must("stick");
     let pending = unhex(&producer.must(&format!("share-stream {first} {to}"))[0]);
-    let waiting = participant.claim(&pending, Wait::On(&stream), None).expect("claimed");
+    let waiting = participant.claim(&pending, Wait::Stream(&stream), None).expect("claimed");
     producer.must("break");
     stream.synchronize().expect("it runs");
     assert_eq!(waiting.state(), State::Poisoned);

@@ -65,7 +65,8 @@ fn contents(gpu: &Gpu, stream: &Stream, block: &SentBlock) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(block.len()).expect("it fits")];
     // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the stream
     // is synchronised before `bytes` is read, and it is as long as the block.
-    unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), block.ptr(), bytes.len()) }.expect("queued");
+    unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), block.device_ptr(), bytes.len()) }
+        .expect("queued");
     stream.synchronize().expect("it runs");
     bytes
 }
@@ -73,7 +74,7 @@ fn contents(gpu: &Gpu, stream: &Stream, block: &SentBlock) -> Vec<u8> {
 fn fill(gpu: &Gpu, stream: &Stream, block: &SentBlock, byte: u8) {
     // SAFETY: `fill` asks for a live stream and a range that is valid until it is done: the stream is synchronised, and
     // the block is held.
-    unsafe { gpu.backend().fill(stream.raw(), block.ptr(), byte, block.len()) }.expect("queued");
+    unsafe { gpu.backend().fill(stream.raw(), block.device_ptr(), byte, block.len()) }.expect("queued");
     stream.synchronize().expect("it runs");
 }
 
@@ -134,7 +135,7 @@ fn wait_behind_the_kernel(producer: &mut Agent, block: &str, participant: &Parti
     let descriptor = producer.must(&format!("share-stream {block} {}", participant.id().0))[0].clone();
     let stream = Stream::create(participant.gpu()).expect("a stream");
     let bytes = crate::agent::unhex(&descriptor);
-    let received = participant.claim(&bytes, Wait::On(&stream), Some(WATCHDOG)).expect("claimed");
+    let received = participant.claim(&bytes, Wait::Stream(&stream), Some(WATCHDOG)).expect("claimed");
     assert_eq!(received.state(), State::Pending);
     end(producer);
     stream.synchronize().expect("the wait is over");
@@ -198,7 +199,8 @@ fn endless_kernel() {
         let block = other.block(round);
         let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
         let stream = Stream::create(&other.gpu).expect("a stream");
-        let received = participant.claim(descriptor.as_bytes(), Wait::On(&stream), Some(WATCHDOG)).expect("claimed");
+        let received =
+            participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), Some(WATCHDOG)).expect("claimed");
         assert_eq!(read_stamp(&other.gpu, &stream, received.device_ptr()), round);
     }
     assert_eq!(block.outstanding(), 1, "the kernel still writes");
@@ -254,7 +256,7 @@ fn large_region() {
     let len = 32u64 << 30;
     let producer = Producer::new();
     let block = producer.session.alloc(len).expect("the device has room");
-    let end = block.ptr().offset(len - 4096);
+    let end = block.device_ptr().offset(len - 4096);
     write_stamp(&producer.gpu, &producer.stream, end, 77);
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
@@ -276,14 +278,14 @@ fn global_capture() {
         (Stream::create(&producer.gpu).expect("a stream"), Stream::create(&producer.gpu).expect("a stream"));
     let target = producer.session.alloc(4096).expect("there is room");
     let graph = kernels.capture(&captured, || {
-        kernels.write_once(&captured, target.ptr(), 512);
+        kernels.write_once(&captured, target.device_ptr(), 512);
         // Shares, claims, drops, collects and times out while the application captures.
         for n in 0..200 {
             let block = producer.session.alloc(4096).expect("there is room");
             let to = if n % 2 == 0 { To::Participant(participant.id()) } else { To::Ticket(Claims::Once) };
             let descriptor = block.share(to, After::Stream(&stream)).expect("shared");
             drop(block);
-            let claimed = participant.claim(descriptor.as_bytes(), Wait::On(&stream), Some(WATCHDOG));
+            let claimed = participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), Some(WATCHDOG));
             drop(claimed.expect("claimed"));
             producer.session.collect();
         }
@@ -310,7 +312,7 @@ fn graph_again() {
         drop(received);
     });
     for stamp in [60, 70] {
-        write_stamp(&producer.gpu, &producer.stream, block.ptr(), stamp);
+        write_stamp(&producer.gpu, &producer.stream, block.device_ptr(), stamp);
         list.launched_on(&stream);
         kernels.launch_graph(&graph, &stream);
         stream.synchronize().expect("it runs");

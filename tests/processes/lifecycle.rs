@@ -1,6 +1,6 @@
 //! The main job: share, claim, use, drop, collect.
 
-use gpu_ipc::{After, Error, Participant, State, To, Token, Wait};
+use gpu_ipc::{AdoptToken, After, Error, Participant, State, To, Wait};
 
 use crate::agent::Agent;
 use crate::{Case, Producer, wait_until};
@@ -156,7 +156,7 @@ fn same_process() {
     let block = producer.block(3);
     let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
     let received = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
-    assert_eq!(received.device_ptr(), block.ptr());
+    assert_eq!(received.device_ptr(), block.device_ptr());
     assert_eq!(received.state(), State::Ready);
 }
 
@@ -169,8 +169,8 @@ fn adopted() {
     let part = own.base.offset(4096);
     // SAFETY: `adopt` asks that the range stays allocated until the token comes back, and overlaps no other block: it
     // is freed below, after the token.
-    let block = unsafe { producer.session.adopt(part, 4096, Token(42)) }.expect("it can be shared");
-    crate::agent::write_stamp(&producer.gpu, &producer.stream, block.ptr(), 9);
+    let block = unsafe { producer.session.adopt(part, 4096, AdoptToken(42)) }.expect("it can be shared");
+    crate::agent::write_stamp(&producer.gpu, &producer.stream, block.device_ptr(), 9);
     let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
     assert_eq!(consumer.must(&format!("stamp {index}")), ["9"]);
     drop(block);
@@ -181,7 +181,7 @@ fn adopted() {
         tokens.extend(producer.session.collect());
         !tokens.is_empty()
     });
-    assert_eq!(tokens, [Token(42)]);
+    assert_eq!(tokens, [AdoptToken(42)]);
     assert_eq!(consumer.must("mappings"), ["0"], "the owner may free what is still mapped");
     // SAFETY: `free` asks for an allocation of this backend that nobody uses or maps: the token says so.
     unsafe { backend.free(own.base) }.expect("it frees");

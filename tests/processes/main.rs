@@ -126,12 +126,12 @@ impl Producer {
     /// Allocates a block with a stamp in it.
     fn block(&self, stamp: u64) -> gpu_ipc::SentBlock {
         let block = self.session.alloc(4096).expect("there is room");
-        agent::write_stamp(&self.gpu, &self.stream, block.ptr(), stamp);
+        agent::write_stamp(&self.gpu, &self.stream, block.device_ptr(), stamp);
         block
     }
 
     fn stamp(&self, block: &gpu_ipc::SentBlock) -> u64 {
-        agent::read_stamp(&self.gpu, &self.stream, block.ptr())
+        agent::read_stamp(&self.gpu, &self.stream, block.device_ptr())
     }
 
     /// Waits until nothing is in limbo, in flight or held.

@@ -34,7 +34,7 @@ fn waited_on_stream() {
         let bytes = stamp.to_le_bytes();
         // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: the stream is
         // synchronised before `bytes` goes.
-        unsafe { producer.gpu.backend().copy_to_device(producer.stream.raw(), block.ptr(), bytes.as_ptr(), 8) }
+        unsafe { producer.gpu.backend().copy_to_device(producer.stream.raw(), block.device_ptr(), bytes.as_ptr(), 8) }
             .expect("it copies");
         let descriptor = block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared");
         let index: u64 = number(&consumer.must(&format!("claim-stream {}", hex(descriptor.as_bytes())))[0]);
@@ -54,7 +54,7 @@ fn waited_on_host() {
     let bytes = 9u64.to_le_bytes();
     // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: the stream is
     // synchronised before `bytes` goes.
-    unsafe { producer.gpu.backend().copy_to_device(producer.stream.raw(), block.ptr(), bytes.as_ptr(), 8) }
+    unsafe { producer.gpu.backend().copy_to_device(producer.stream.raw(), block.device_ptr(), bytes.as_ptr(), 8) }
         .expect("queued");
     let share = |after: After<'_>| block.share(To::Participant(id), after).expect("shared");
     let (early, late) = (share(After::Stream(&producer.stream)), share(After::Stream(&producer.stream)));
@@ -152,7 +152,8 @@ fn many_streams() {
         let bytes = n.to_le_bytes();
         // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: the stream is
         // synchronised before `bytes` goes.
-        unsafe { producer.gpu.backend().copy_to_device(stream.raw(), block.ptr(), bytes.as_ptr(), 8) }.expect("queued");
+        unsafe { producer.gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), bytes.as_ptr(), 8) }
+            .expect("queued");
         let descriptor = block.share(To::Participant(participant.id()), After::Stream(&stream)).expect("shared");
         let received = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
         assert_eq!(received.state(), State::Ready);
@@ -231,7 +232,7 @@ fn under_capture() {
     backend.set_capture(stream.raw(), gpu_ipc::CaptureStatus::Active);
     let error = block.share(to, After::Stream(&stream)).expect_err("the stream is being captured");
     assert!(matches!(error, Error::Capturing { .. }), "{error}");
-    let error = participant.claim(descriptor.as_bytes(), Wait::On(&stream), None).expect_err("as above");
+    let error = participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), None).expect_err("as above");
     assert!(matches!(error, ClaimError::Capturing), "{error}");
     // Neither took anything: the grant is there to be claimed.
     let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
@@ -256,9 +257,9 @@ fn without_stream_words() {
         let bytes = stamp.to_le_bytes();
         // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: the stream is
         // synchronised before `bytes` goes.
-        unsafe { gpu.backend().copy_to_device(ours.raw(), block.ptr(), bytes.as_ptr(), 8) }.expect("queued");
+        unsafe { gpu.backend().copy_to_device(ours.raw(), block.device_ptr(), bytes.as_ptr(), 8) }.expect("queued");
         let descriptor = block.share(To::Participant(participant.id()), After::Stream(&ours)).expect("shared");
-        let received = participant.claim(descriptor.as_bytes(), Wait::On(&theirs), None).expect("claimed");
+        let received = participant.claim(descriptor.as_bytes(), Wait::Stream(&theirs), None).expect("claimed");
         assert_eq!(crate::agent::read_stamp(&gpu, &theirs, received.device_ptr()), stamp);
         ours.synchronize().expect("it runs");
         drop((block, received));
@@ -282,7 +283,7 @@ fn blocking_calls() {
     let to = To::Participant(participant.id());
     let block = session.alloc(64).expect("there is room");
     let descriptor = block.share(to, After::Stream(&producing)).expect("shared");
-    let held = participant.claim(descriptor.as_bytes(), Wait::On(&waiting), None).expect("claimed");
+    let held = participant.claim(descriptor.as_bytes(), Wait::Stream(&waiting), None).expect("claimed");
     assert_eq!(held.state(), State::Pending);
     // Another participant comes and goes: its files are unregistered on a thread that blocks, and nobody else does.
     let other = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
@@ -325,7 +326,7 @@ fn foreign_streams() {
             assert!(matches!(refused, Err(Error::Mismatch { what: "the stream's device", .. })), "{refused:?}");
         }
         let descriptor = block.share(to, After::Done).expect("shared");
-        let refused = participant.claim(descriptor.as_bytes(), Wait::On(&stream), None);
+        let refused = participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), None);
         assert!(matches!(refused, Err(ClaimError::Backend(Error::Mismatch { .. }))), "{refused:?}");
         let received = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("the refusal took nothing");
         // The work of both sides on it stands still, then goes on.

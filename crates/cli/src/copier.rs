@@ -16,7 +16,7 @@ pub trait Block {
 
 impl Block for SentBlock {
     fn address(&self) -> DevicePtr {
-        self.ptr()
+        self.device_ptr()
     }
 
     fn bytes(&self) -> u64 {

@@ -12,8 +12,8 @@ use crate::clock::Tick;
 use crate::counter_file::{GROUP, HeapFile, SlotFile};
 use crate::descriptor::{self, Descriptor};
 use crate::message::{MOST_BYTES, ToParticipant, ToProducer};
-use crate::producer::found::Found;
 use crate::producer::ledger::{Effort, Entry, Ledger, Refusal};
+use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::slot::{Claim, Generation, Seen, State, decode};
 
 /// Reads bytes as a descriptor, as they are and with a good checksum; what is read has the meaning of these bytes and
@@ -130,7 +130,7 @@ pub fn counter_file(bytes: &[u8]) -> usize {
             rest = &rest[len..];
             u64::from_le_bytes(bytes)
         };
-        let mut found: Found<Block> = Found::new();
+        let mut found: ReclaimedBlocks<Block> = ReclaimedBlocks::new();
         let pick = |side: &Side| (!side.granted.is_empty()).then(|| side.granted[number % side.granted.len()].0);
         match step % 12 {
             kind @ 0..=1 => {
@@ -237,7 +237,7 @@ pub fn counter_file(bytes: &[u8]) -> usize {
         }
     }
     // The hostile one dies; the honest one's leases are not touched by that.
-    let mut found: Found<Block> = Found::new();
+    let mut found: ReclaimedBlocks<Block> = ReclaimedBlocks::new();
     hostile.ledger.close(&mut found);
     hostile.ledger.bury(&mut found);
     for block in found.drain() {

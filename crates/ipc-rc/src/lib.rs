@@ -46,8 +46,8 @@ pub mod descriptor;
 mod dirty;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod gpu_event;
 mod manual;
-mod mark;
 mod message;
 mod poller;
 mod process;
@@ -55,21 +55,21 @@ mod producer;
 mod slot;
 mod snapshot_file;
 mod socket;
-mod step;
 mod stream;
 mod sync;
 mod timeline;
+mod trace_point;
 mod waker;
 
 pub use carver::Carver;
 pub use consumer::claim::{ClaimError, Wait};
-pub use consumer::event::Event;
 pub use consumer::graph::GraphBlocks;
 pub use consumer::inspect::{SessionReport, inspect, sessions, snapshot};
+pub use consumer::notice::Notice;
 pub use consumer::participant::{Participant, ParticipantBuilder};
 pub use consumer::received_block::{ReceivedBlock, State};
 pub use descriptor::{Descriptor, LeaseId, SessionId};
-pub use producer::block::{SentBlock, Token};
+pub use producer::block::{AdoptToken, SentBlock};
 pub use producer::builder::SessionBuilder;
 pub use producer::report::{ShutdownReport, Stats};
 pub use producer::session::{Collected, Session};
@@ -80,8 +80,8 @@ pub use stream::Stream;
 /// The protocols, for model checkers: not part of the API.
 #[cfg(gpu_ipc_loom)]
 pub mod model {
-    pub use crate::consumer::holders::Holders;
-    pub use crate::consumer::uses::{Leave, Uses};
+    pub use crate::consumer::handle_count::HandleCount;
+    pub use crate::consumer::use_count::{Leave, UseCount};
     pub use crate::dirty::Dirty;
     pub use crate::producer::count::{Amount, Cell as Count};
     pub use crate::slot::{Claim, Generation, Revoke, Seen, Slot};

@@ -63,7 +63,7 @@ impl Receiver {
     }
 
     /// Opens a storage: waits for the sender's work in the way that `wait` says, and maps the storage's segment unless
-    /// another storage has it mapped. The stream of [`Wait::On`] counts as used.
+    /// another storage has it mapped. The stream of [`Wait::Stream`] counts as used.
     ///
     /// With [`Wait::None`] nobody waits: right for a storage whose `event` is `None`, and otherwise the caller's own
     /// concern.
@@ -96,7 +96,7 @@ impl Receiver {
                 remedy: "make a receiver on that device with `Gpu::with_uuid`",
             });
         }
-        if let Wait::On(stream) = wait {
+        if let Wait::Stream(stream) = wait {
             same_gpu(stream, gpu)?;
         }
         let Some(place) = &storage.place else {
@@ -112,7 +112,7 @@ impl Receiver {
                 let opened =
                     Opened { receiver: self.clone(), ptr, len: place.len, held: Some(held), used_on: Mutex::default() };
                 let received = ReceivedStorage(Arc::new(opened));
-                if let Wait::On(stream) = wait {
+                if let Wait::Stream(stream) = wait {
                     received.used_on(stream)?;
                 }
                 Ok(received)
@@ -190,7 +190,7 @@ impl Receiver {
 
     fn wait(&self, handle: &EventHandle, wait: Wait<'_>, timeout: Option<Duration>) -> Result<()> {
         let backend = self.0.gpu.backend();
-        if let Wait::On(stream) = wait {
+        if let Wait::Stream(stream) = wait {
             // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
             if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
                 return Err(Error::Capturing { stream: stream.raw().0, remedy: "open the storage before the capture" });
@@ -202,7 +202,7 @@ impl Receiver {
         let event = backend.open_event(self.0.gpu.device(), handle)?;
         let waited = match wait {
             // SAFETY: `stream_wait_event` asks for a live event and stream: just opened, and kept by `stream`.
-            Wait::On(stream) => unsafe { backend.stream_wait_event(stream.raw(), event) },
+            Wait::Stream(stream) => unsafe { backend.stream_wait_event(stream.raw(), event) },
             _ => self.wait_here(event, timeout),
         };
         // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards; a queued wait stays good.

@@ -168,7 +168,7 @@ impl Sender {
         }
         self.look();
         let backend = self.gpu.backend();
-        let info = backend.classify(block.ptr())?;
+        let info = backend.classify(block.device_ptr())?;
         if let Some(device) = info.device
             && device != self.gpu.device()
         {
@@ -188,7 +188,7 @@ impl Sender {
         }
         let range = match info.range {
             Some(range) => range,
-            None => backend.address_range(block.ptr())?,
+            None => backend.address_range(block.device_ptr())?,
         };
         let handle = backend.export_handle(range.base)?;
         let event = match after {
@@ -219,7 +219,7 @@ impl Sender {
             // The driver's handle alone: every version of PyTorch reads that.
             handle: Some(handle.0.to_vec()),
             size_bytes: block.len(),
-            offset_bytes: block.ptr().0 - range.base.0,
+            offset_bytes: block.device_ptr().0 - range.base.0,
             ref_counter_handle: Some(file.name().as_str().as_bytes().to_vec()),
             ref_counter_offset: u64::from(slot),
             event_handle: Some(event.map_or_else(|| vec![0; 64], |(_, handle)| handle.0.to_vec())),

@@ -125,7 +125,7 @@ impl Consumer<'_> {
         for _ in 0..descriptors.len() / CALLS {
             let ours = || {
                 let bytes = left.next().ok_or("no descriptor is left")?;
-                self.held.push_back(claim(&self.participant, bytes, Wait::On(&self.stream))?);
+                self.held.push_back(claim(&self.participant, bytes, Wait::Stream(&self.stream))?);
                 Ok(())
             };
             pairs.sample(ours, || self.naked.wait())?;

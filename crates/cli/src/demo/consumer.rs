@@ -106,7 +106,7 @@ impl Consumer {
 
     fn claim(&self, descriptor: &str) -> Result<ReceivedBlock, ClaimError> {
         let bytes = hex::decode(descriptor).unwrap_or_default();
-        self.participant.claim(&bytes, Wait::On(self.copier.stream()), Some(PATIENCE))
+        self.participant.claim(&bytes, Wait::Stream(self.copier.stream()), Some(PATIENCE))
     }
 
     fn forward(&self, id: &str) -> Result<String, String> {

@@ -32,7 +32,7 @@ fn serve(options: &ConsumerOptions) -> Result<(), String> {
         let stamp = stamp.parse().map_err(|e| format!("{stamp}: {e}"))?;
         let bytes = hex::decode(descriptor).ok_or("the descriptor is no hex")?;
         let block = participant
-            .claim(&bytes, Wait::On(copier.stream()), Some(Duration::from_secs(30)))
+            .claim(&bytes, Wait::Stream(copier.stream()), Some(Duration::from_secs(30)))
             .map_err(|e| device::explain(&e))?;
         let good = copier.holds(&block, stamp).map_err(|e| device::explain(&e))?;
         if !options.read_only {

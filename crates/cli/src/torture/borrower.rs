@@ -97,7 +97,7 @@ impl Borrower for Leases {
     }
 
     fn take(&mut self, message: &Message, dice: &mut Dice) -> Result<Taken<ReceivedBlock>, String> {
-        let wait = if dice.in_thousand(700) { Wait::On(self.copier.stream()) } else { Wait::Host };
+        let wait = if dice.in_thousand(700) { Wait::Stream(self.copier.stream()) } else { Wait::Host };
         match self.participant.claim(&message.bytes, wait, Some(CLAIMING)) {
             Ok(block) => Ok(Taken::Held(block)),
             Err(ClaimError::AlreadyClaimed) => Ok(Taken::Refused),

@@ -7,7 +7,7 @@ use gpu_api::{Error, RegionId, StreamOp};
 
 use crate::consumer::lease::{Held, Lease};
 use crate::consumer::link::{File, Link};
-use crate::consumer::mapping::NotMapped;
+use crate::consumer::mapping_cache::NotMapped;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::counter_file::{TIMELINES, timeline_word};
 use crate::descriptor::{Fence, Fields, GrantKind, View};
@@ -15,9 +15,9 @@ use crate::manual::drive;
 use crate::message::TicketId;
 use crate::producer::ledger::Entry;
 use crate::slot::{Claim, Generation};
-use crate::step::step;
 use crate::stream::Stream;
 use crate::timeline;
+use crate::trace_point::trace_point;
 
 /// How a claim waits for the producer's work on the block.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub enum Wait<'a> {
     Host,
     /// On this stream of the participant's device, which counts as [used](ReceivedBlock::used_on): nothing is queued if
     /// the CPU sees that the work is done.
-    On(&'a Stream),
+    Stream(&'a Stream),
 }
 
 /// Why a claim gave no block. Closed, so that callers handle each.
@@ -100,16 +100,16 @@ impl From<Error> for ClaimError {
 
 /// Where a block lies.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct SlotGroups {
     region: RegionId,
     offset: u64,
     len: u64,
 }
 
-impl Part {
+impl SlotGroups {
     #[inline(always)]
-    fn of(fields: &Fields) -> Part {
-        Part { region: fields.region, offset: fields.offset, len: fields.len }
+    fn of(fields: &Fields) -> SlotGroups {
+        SlotGroups { region: fields.region, offset: fields.offset, len: fields.len }
     }
 }
 
@@ -132,7 +132,7 @@ impl Link {
         if self.is_gone() {
             return Err(ClaimError::ProducerGone);
         }
-        if let Wait::On(stream) = wait {
+        if let Wait::Stream(stream) = wait {
             stream.require(&self.gpu)?;
             if stream.is_capturing()? {
                 return Err(ClaimError::Capturing);
@@ -141,15 +141,15 @@ impl Link {
         let generation = Generation::new(fields.generation).ok_or(ClaimError::Stale)?;
         if fields.kind == GrantKind::Addressed {
             let lease = Entry { file: fields.file, slot: fields.slot, generation };
-            return self.take(Part::of(&fields), lease, fields.fence, wait, deadline);
+            return self.take(SlotGroups::of(&fields), lease, fields.fence, wait, deadline);
         }
-        self.claim_ticket(Part::of(&fields), TicketId { number: fields.slot, generation }, wait, deadline)
+        self.claim_ticket(SlotGroups::of(&fields), TicketId { number: fields.slot, generation }, wait, deadline)
     }
 
     #[inline(never)]
     fn claim_ticket(
         self: &Arc<Link>,
-        part: Part,
+        part: SlotGroups,
         ticket: TicketId,
         wait: Wait<'_>,
         deadline: Option<Instant>,
@@ -169,7 +169,7 @@ impl Link {
     #[inline(always)]
     fn take(
         self: &Arc<Link>,
-        part: Part,
+        part: SlotGroups,
         entry: Entry,
         fence: Option<Fence>,
         wait: Wait<'_>,
@@ -180,7 +180,7 @@ impl Link {
             self.check_fence(&fence)?;
             // In manual mode nobody is sure to poison a wait that is queued.
             let host_waits = self.manual || self.file(fence.file).is_none_or(|file| file.registered.is_none());
-            if matches!(wait, Wait::Host) || (host_waits && matches!(wait, Wait::On(_))) {
+            if matches!(wait, Wait::Host) || (host_waits && matches!(wait, Wait::Stream(_))) {
                 // Before the claim, so that a deadline that passes loses nothing.
                 self.wait_on_host(&fence, deadline)?;
             }
@@ -218,10 +218,10 @@ impl Link {
                 });
             }
         }
-        step!("claim");
+        trace_point!("claim");
         // From here on the drop of the lease ends it.
         let block = ReceivedBlock::new(Lease::new(held, record, fence), part.offset, part.len);
-        if let Wait::On(stream) = wait {
+        if let Wait::Stream(stream) = wait {
             if let Some(fence) = fence
                 && self.look(&fence) == timeline::Fence::Pending
             {
@@ -375,7 +375,7 @@ impl Link {
 
 #[cold]
 #[inline(never)]
-fn beyond(part: Part, region: u64) -> ClaimError {
+fn beyond(part: SlotGroups, region: u64) -> ClaimError {
     let got = format!("{} bytes at offset {} of {region}", part.len, part.offset);
     Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into()
 }

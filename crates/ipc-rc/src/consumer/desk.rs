@@ -16,7 +16,7 @@ use crate::consumer::link::Link;
 use crate::descriptor::Descriptor;
 use crate::message::{Granted, Heir, MOST_TICKETS, Outcome, RefusalCode, TicketAnswer, TicketId, ToProducer};
 use crate::producer::ledger::Entry;
-use crate::step::step;
+use crate::trace_point::trace_point;
 
 /// What was asked and what was answered.
 #[derive(Debug, Default)]
@@ -93,7 +93,7 @@ impl Link {
             if ask.is_empty() {
                 continue;
             }
-            step!("ask");
+            trace_point!("ask");
             let message = ToProducer::ClaimTickets { request: self.desk.number(), tickets: ask.clone() };
             if let Err(error) = self.send(&message, deadline) {
                 ask.iter().for_each(|ticket| self.desk.forget(*ticket));
@@ -143,7 +143,7 @@ impl Link {
     ) -> Result<Descriptor, ClaimError> {
         let request = self.desk.number();
         self.desk.forwards().insert(request, None);
-        step!("forward");
+        trace_point!("forward");
         let done = self
             .send(&ToProducer::Forward { request, lease, heir, user }, deadline)
             .map_err(ClaimError::from)

@@ -11,9 +11,9 @@ use gpu_api::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::consumer::desk::Forwarded;
-use crate::consumer::event::Event;
 use crate::consumer::link::{Link, SOCKET};
-use crate::consumer::mapping::Answer;
+use crate::consumer::mapping_cache::Answer;
+use crate::consumer::notice::Notice;
 use crate::counter_file::CounterFile;
 use crate::descriptor::LeaseId;
 use crate::message::{MOST_BYTES, ToParticipant};
@@ -121,7 +121,7 @@ impl Link {
                 self.note_asked(region);
                 self.wants_idle.store(true, Ordering::Relaxed);
                 self.waker.nudge();
-                self.events.push(Event::PleaseUnmap { region });
+                self.notices.push(Notice::PleaseUnmap { region });
             }
             ToParticipant::Tickets { answers, .. } => {
                 self.desk.tickets_answered(&answers);
@@ -137,9 +137,9 @@ impl Link {
             }
             ToParticipant::Revoked { lease } => {
                 let lease = LeaseId::new(lease.file, lease.slot, lease.generation.get());
-                self.events.push(Event::Revoked { lease });
+                self.notices.push(Notice::Revoked { lease });
             }
-            ToParticipant::Closing => self.events.push(Event::Closing),
+            ToParticipant::Closing => self.notices.push(Notice::Closing),
             ToParticipant::Report { .. }
             | ToParticipant::Snapshot { .. }
             | ToParticipant::Welcome { .. }

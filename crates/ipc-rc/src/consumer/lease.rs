@@ -11,19 +11,19 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::consumer::holders::Holders;
-use crate::consumer::lane::Ending;
+use crate::consumer::handle_count::HandleCount;
 use crate::consumer::link::{File, Link};
-use crate::consumer::users::Entered;
+use crate::consumer::mapping::Entered;
+use crate::consumer::release_queue::Ending;
 use crate::descriptor::{Fence, NO_FENCE};
 use crate::producer::ledger::Entry;
-use crate::step::step;
 use crate::stream::Stream;
+use crate::trace_point::trace_point;
 
 /// What the handles of one lease share.
 #[derive(Debug)]
 pub(crate) struct Record {
-    holders: Holders<AtomicU64>,
+    holders: HandleCount<AtomicU64>,
     /// The timeline word that the contents wait for, in the first counter file; or none.
     fence_word: AtomicU32,
     fence_value: AtomicU64,
@@ -36,7 +36,7 @@ impl Record {
     /// Makes the record of a slot that nobody holds.
     pub const fn new() -> Record {
         Record {
-            holders: Holders::new(AtomicU64::new(0)),
+            holders: HandleCount::new(AtomicU64::new(0)),
             fence_word: AtomicU32::new(NO_FENCE),
             fence_value: AtomicU64::new(0),
             is_used: AtomicBool::new(false),
@@ -83,7 +83,7 @@ impl Held {
     /// Ends the lease at once: no GPU work on its block is left.
     #[inline]
     pub fn release(self) {
-        step!("release");
+        trace_point!("release");
         let counters = &self.file().counters;
         counters.slot(self.entry.slot).release(self.entry.generation);
         counters.dirty_of(self.entry.slot).mark();

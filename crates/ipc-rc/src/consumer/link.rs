@@ -10,10 +10,10 @@ use gpu_api::{Access, BackendKind, Error, ForkGuard, Gpu, ParticipantId, RegionI
 use rustix::event::PollFlags;
 
 use crate::consumer::desk::Desk;
-use crate::consumer::event::{Event, Events};
-use crate::consumer::lane::Lanes;
 use crate::consumer::lease::Record;
-use crate::consumer::mapping::{Cache, Mappings};
+use crate::consumer::mapping_cache::{Cache, Mappings};
+use crate::consumer::notice::{Notice, Notices};
+use crate::consumer::release_queue::ReleaseQueues;
 use crate::consumer::service::Service;
 use crate::counter_file::{CounterFile, GROUP, MOST_SLOTS, TIMELINES};
 use crate::descriptor::{self, SessionId};
@@ -78,13 +78,13 @@ pub(crate) struct Link {
     files: Box<[OnceLock<File>]>,
     pub mappings: Mappings,
     pub cache: Cache,
-    pub lanes: Lanes,
+    pub lanes: ReleaseQueues,
     pub desk: Desk,
     pub waker: Waker,
     pub poller: Poller,
     /// Whose turn it is to read the socket.
     pub hearing: Mutex<()>,
-    pub events: Events,
+    pub notices: Notices,
     /// Nobody is sure to look after what is queued.
     pub manual: bool,
     /// In manual mode: what a thread of the participant's own would run.
@@ -126,7 +126,7 @@ impl Link {
         // As many files as the quota takes, and a few for the smaller first ones; each place is 40 bytes.
         let places = (welcome.max_slots / u64::from(MOST_SLOTS)).min(MOST_FILES) as usize + 4;
         let link = Link {
-            lanes: Lanes::new(welcome.gpu.clone()),
+            lanes: ReleaseQueues::new(welcome.gpu.clone()),
             backend: welcome.gpu.kind(),
             gpu: welcome.gpu,
             access: welcome.access,
@@ -140,7 +140,7 @@ impl Link {
             mappings: Mappings::default(),
             cache: welcome.cache,
             desk: Desk::default(),
-            events: Events::new()?,
+            notices: Notices::new()?,
             manual: welcome.manual,
             driver: Driver::new(),
             tries: AtomicBool::new(false),
@@ -289,7 +289,7 @@ impl Link {
         *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.changes.1.notify_all();
         if self.tries.load(Ordering::Relaxed) && self.tries.swap(false, Ordering::SeqCst) {
-            self.events.push(Event::TryAgain);
+            self.notices.push(Notice::TryAgain);
         }
     }
 

@@ -13,17 +13,17 @@
 
 pub(crate) mod claim;
 pub(crate) mod desk;
-pub(crate) mod event;
 pub(crate) mod graph;
+pub(crate) mod handle_count;
 pub(crate) mod hear;
-pub(crate) mod holders;
 pub(crate) mod inspect;
-pub(crate) mod lane;
 pub(crate) mod lease;
 pub(crate) mod link;
 pub(crate) mod mapping;
+pub(crate) mod mapping_cache;
+pub(crate) mod notice;
 pub(crate) mod participant;
 pub(crate) mod received_block;
+pub(crate) mod release_queue;
 pub(crate) mod service;
-pub(crate) mod users;
-pub(crate) mod uses;
+pub(crate) mod use_count;

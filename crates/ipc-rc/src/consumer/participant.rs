@@ -11,9 +11,9 @@ use gpu_api::{Access, Error, Gpu, ParticipantId, Result};
 use rustix::event::PollFlags;
 
 use crate::consumer::claim::{ClaimError, Wait};
-use crate::consumer::event::Event;
 use crate::consumer::link::{Link, Welcome};
-use crate::consumer::mapping::Cache;
+use crate::consumer::mapping_cache::Cache;
+use crate::consumer::notice::Notice;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::service::Service;
 use crate::counter_file::CounterFile;
@@ -22,7 +22,7 @@ use crate::manual::{self, Manual, not_manual};
 use crate::message::{MOST_BYTES, ToParticipant, ToProducer};
 use crate::process;
 use crate::socket::{self, ReceiveOutcome, SendOutcome};
-use crate::step::step;
+use crate::trace_point::trace_point;
 
 /// Opens a [`Participant`].
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ impl ParticipantBuilder {
     /// Starts no thread for the participant: the application polls its [`AsFd`] and calls [`Participant::turn`] when it
     /// is readable.
     ///
-    /// Nobody could be sure to end a wait on the GPU when the producer dies, so none is queued: [`Wait::On`] waits on
+    /// Nobody could be sure to end a wait on the GPU when the producer dies, so none is queued: [`Wait::Stream`] waits on
     /// the host. Calls that wait turn the participant themselves. Driver calls that may block (unmap, unregister) still
     /// run on a thread of their own, started with the first of them, and what is left when the last handle is dropped
     /// on another.
@@ -134,7 +134,7 @@ impl ParticipantBuilder {
         };
         let mut bytes = [0; MOST_BYTES];
         let len = hello.encode(&mut bytes);
-        step!("hello");
+        trace_point!("hello");
         match socket::send(socket.as_fd(), &bytes[..len], &fds) {
             Ok(SendOutcome::Sent) => {}
             Ok(_) => return Err(refused("the producer closed the connection", "start it, or look at its log")),
@@ -301,8 +301,8 @@ impl Participant {
     }
 
     /// Claims what a descriptor grants if that needs no waiting. Otherwise whatever can be asked for is asked for, and
-    /// when it may have come the participant's [`AsFd`] is readable and [`next_event`](Participant::next_event) gives
-    /// [`Event::TryAgain`].
+    /// when it may have come the participant's [`AsFd`] is readable and [`next_notice`](Participant::next_notice) gives
+    /// [`Notice::TryAgain`].
     ///
     /// # Errors
     ///
@@ -318,7 +318,7 @@ impl Participant {
     /// # let dir = tempfile::tempdir()?;
     /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
     /// # use ipc_rc::{After, Claims, Participant, Session, To};
-    /// # use ipc_rc::{ClaimError, Event, Wait};
+    /// # use ipc_rc::{ClaimError, Notice, Wait};
     /// use rustix::event::{PollFd, PollFlags, poll};
     /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
     /// # let block = session.alloc(4096)?;
@@ -332,8 +332,8 @@ impl Participant {
     ///     loop {
     ///         poll(&mut [PollFd::new(&participant, PollFlags::IN)], None)?;
     ///         participant.turn()?; // in manual mode alone
-    ///         match participant.next_event() {
-    ///             Some(Event::TryAgain | Event::ProducerGone) => break,
+    ///         match participant.next_notice() {
+    ///             Some(Notice::TryAgain | Notice::ProducerGone) => break,
     ///             _ => {}
     ///         }
     ///     }
@@ -398,8 +398,8 @@ impl Participant {
     }
 
     /// Takes the oldest event that was not read yet. While there is one, the participant's [`AsFd`] is readable.
-    pub fn next_event(&self) -> Option<Event> {
-        if self.link().guard.is_child() { None } else { self.link().events.take() }
+    pub fn next_notice(&self) -> Option<Notice> {
+        if self.link().guard.is_child() { None } else { self.link().notices.take() }
     }
 
     /// Does what there is to do at this moment: hears the producer, ends leases, unmaps (manual mode). Never waits.
@@ -436,12 +436,12 @@ impl AsRawFd for Participant {
 }
 
 impl AsFd for Participant {
-    /// Returns what is readable while there is an [event](Participant::next_event) to read; in manual mode also while
+    /// Returns what is readable while there is an [event](Participant::next_notice) to read; in manual mode also while
     /// [`turn`](Participant::turn) has something to do.
     ///
     /// An event loop that tells of changes only (edge-triggered, as tokio's) must read events until there is none.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.manual.as_ref().map_or_else(|| self.link().events.as_fd(), Manual::as_fd)
+        self.0.manual.as_ref().map_or_else(|| self.link().notices.as_fd(), Manual::as_fd)
     }
 }
 

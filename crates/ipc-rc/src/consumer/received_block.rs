@@ -93,7 +93,7 @@ impl ReceivedBlock {
     /// let mut received = Vec::new();
     /// for block in &blocks {
     ///     let descriptor = block.share(To::Participant(participant.id()), After::Done)?;
-    ///     let layer = participant.claim(descriptor.as_bytes(), Wait::On(&stream), None)?;
+    ///     let layer = participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), None)?;
     ///     layer.used_on(&stream);
     ///     received.push(layer);
     /// }

@@ -9,15 +9,15 @@ use gpu_api::Result;
 
 use crate::blocking::Blocking;
 use crate::clock::Tick;
-use crate::consumer::event::Event;
 use crate::consumer::hear::Heard;
 use crate::consumer::link::{Link, SOCKET};
-use crate::consumer::mapping;
-use crate::consumer::users::Mapping;
+use crate::consumer::mapping::Mapping;
+use crate::consumer::mapping_cache;
+use crate::consumer::notice::Notice;
 use crate::manual;
 use crate::message::ToProducer;
 use crate::poller::Poller;
-use crate::step::step;
+use crate::trace_point::trace_point;
 use crate::waker::Waker;
 
 /// The shortest and the longest time between two looks at what the kernel does not announce.
@@ -49,7 +49,7 @@ impl Service {
         link.poller.add(link.waker.fd(), WAKER)?;
         if link.manual {
             // One descriptor tells the application of turns and of events.
-            link.poller.add(link.events.as_fd(), EVENTS)?;
+            link.poller.add(link.notices.as_fd(), EVENTS)?;
         }
         Ok(Service {
             link,
@@ -122,7 +122,7 @@ impl manual::Service for Service {
             }
             // A producer that cannot be told is gone.
             let _ = link.send(&ToProducer::Bye, None);
-            step!("bye");
+            trace_point!("bye");
         });
     }
 
@@ -165,14 +165,14 @@ impl Service {
         self.lose_producer();
         self.poisoning = true;
         self.link.poison();
-        step!("poison");
+        trace_point!("poison");
         tracing::debug!(pid = self.link.producer_pid, "the producer is dead");
     }
 
     fn lose_producer(&mut self) {
         // Before the poison: who sees a poisoned word knows why.
         if !self.link.gone.swap(true, Ordering::Release) {
-            self.link.events.push(Event::ProducerGone);
+            self.link.notices.push(Notice::ProducerGone);
         }
         self.link.wants_idle.store(true, Ordering::Relaxed);
         self.link.announce_change();
@@ -239,6 +239,6 @@ fn unmap_if_idle(link: &Arc<Link>, blocking: &mut Blocking, mapping: &Arc<Mappin
         return false;
     }
     let (link, mapping) = (link.clone(), mapping.clone());
-    blocking.run(move || mapping::unmap(&link, &mapping));
+    blocking.run(move || mapping_cache::unmap(&link, &mapping));
     true
 }

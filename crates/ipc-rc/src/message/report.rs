@@ -10,7 +10,7 @@ use crate::descriptor::SessionId;
 /// Numbers in a report: the fields of `Stats` and of the source's usage.
 pub(crate) const NUMBERS: usize = 21;
 
-/// Holders in one message.
+/// HandleCount in one message.
 pub(crate) const MOST_HOLDERS: usize = 40;
 
 const MOST_COMMAND: usize = 32;

@@ -15,7 +15,7 @@ use crate::producer::peer::{Arrival, Peer};
 use crate::producer::service::{Service, Watch};
 use crate::producer::share::{MOST_PARTICIPANTS, participant_id};
 use crate::socket::{self, ReceiveOutcome};
-use crate::step::step;
+use crate::trace_point::trace_point;
 
 /// Connections that have not said hello yet, at most. Who connects says hello at once, so of more than these the one
 /// that has been silent for longest goes: otherwise whoever may reach the socket could keep everybody else out.
@@ -195,7 +195,7 @@ impl Service {
             peer.ledger.leave();
             return Err(internal(error));
         }
-        step!("welcome");
+        trace_point!("welcome");
         tracing::debug!(participant = %id, pid, command = %peer.command, "a participant is connected");
         core.announce_change();
         Ok(())

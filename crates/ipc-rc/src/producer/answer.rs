@@ -16,7 +16,7 @@ use crate::producer::service::Service;
 use crate::producer::share::To;
 use crate::producer::ticket::Claims;
 use crate::socket::{self, ReceiveOutcome};
-use crate::step::step;
+use crate::trace_point::trace_point;
 
 /// Packets read from one participant before the others get their turn.
 const PACKETS_A_TURN: usize = 64;
@@ -176,7 +176,7 @@ impl Service {
                 ToParticipant::Declined { request, code, why: error.to_string() }
             }
         };
-        step!("forward");
+        trace_point!("forward");
         self.tell(peer, &answer);
     }
 

@@ -16,12 +16,12 @@ use crate::descriptor::Descriptor;
 use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
 use crate::producer::share::{After, ShareOptions, To};
-use crate::step::step;
 use crate::stream::Stream;
+use crate::trace_point::trace_point;
 
 /// What the owner of adopted memory chose to know it by; [`Session::collect`](crate::Session::collect) returns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
-pub struct Token(pub u64);
+pub struct AdoptToken(pub u64);
 
 /// Where a block's bytes go when nothing holds them any more.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) enum Origin {
     /// Back to the session's source.
     Source,
     /// Back to the owner, by its token.
-    Adopted(Token),
+    Adopted(AdoptToken),
 }
 
 /// A block, as ledgers and limbo hold it.
@@ -119,7 +119,7 @@ impl Drop for Block {
         // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is the block's own drop.
         let piece = unsafe { ManuallyDrop::take(&mut self.piece) };
         let len = piece.len;
-        step!("retire");
+        trace_point!("retire");
         // Before the counts, so that who sees in them that a block is gone finds its bytes free.
         match self.origin {
             Origin::Source => self.core.source.give_back(piece),
@@ -155,7 +155,7 @@ impl SentBlock {
     ///
     /// Work that is queued on a stream and touches the block must have its stream named with
     /// [`used_on`](SentBlock::used_on) before the drop, unless the block was shared after that stream.
-    pub fn ptr(&self) -> DevicePtr {
+    pub fn device_ptr(&self) -> DevicePtr {
         self.block.piece.ptr()
     }
 
@@ -272,7 +272,7 @@ impl Drop for SentBlock {
             std::mem::forget(block);
             return;
         }
-        step!("drop");
+        trace_point!("drop");
         let core = &block.core;
         block.limbo.store(true, Ordering::SeqCst);
         core.limbo.add(block.len());

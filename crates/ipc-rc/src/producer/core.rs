@@ -14,19 +14,19 @@ use crate::clock::Tick;
 use crate::descriptor::SessionId;
 use crate::manual::{Driver, drive};
 use crate::message::ToParticipant;
-use crate::producer::block::{Block, Token};
+use crate::producer::block::{AdoptToken, Block};
 use crate::producer::count::Count;
 use crate::producer::fence::Fences;
-use crate::producer::found::Found;
 use crate::producer::ledger::{Effort, Entry, SHARDS, own_shard};
+use crate::producer::ledger_table::LedgerTable;
 use crate::producer::outbox::Outbox;
-use crate::producer::own_work::OwnWork;
 use crate::producer::peer::Peer;
-use crate::producer::places::Places;
-use crate::producer::point::Lanes;
+use crate::producer::pending_work::PendingWork;
+use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::producer::service::Service;
 use crate::producer::ticket::Tickets;
-use crate::step::step;
+use crate::producer::ticket_event::Lanes;
+use crate::trace_point::trace_point;
 use crate::waker::Waker;
 
 /// Every so many drops one looks at a few dirty words, so many: what is in no near cache costs it as much as all else.
@@ -51,11 +51,11 @@ pub(crate) struct Core {
     pub max_slots: u64,
     pub start: Tick,
     pub peers: ArcSwap<Peers>,
-    pub places: Places,
+    pub places: LedgerTable,
     pub fences: Fences,
     pub tickets: Tickets,
     pub lanes: Lanes,
-    pub own_work: OwnWork<Arc<Block>>,
+    pub own_work: PendingWork<Arc<Block>>,
     pub outbox: Outbox,
     pub waker: Waker,
     /// Blocks that exist.
@@ -81,7 +81,7 @@ pub(crate) struct Core {
     pub watches_lapses: AtomicBool,
     /// A region that nobody maps any more goes back to the driver.
     pub trims: AtomicBool,
-    returned: Mutex<Vec<(Token, Piece)>>,
+    returned: Mutex<Vec<(AdoptToken, Piece)>>,
     /// How many of those there are. Changed under the lock, read without it.
     returned_count: AtomicUsize,
     drops: [Drops; SHARDS],
@@ -120,7 +120,7 @@ impl Core {
     pub fn new(settings: Settings) -> Result<Core> {
         Ok(Core {
             id: settings.id,
-            own_work: OwnWork::new(settings.gpu.clone()),
+            own_work: PendingWork::new(settings.gpu.clone()),
             backend: settings.gpu.kind(),
             gpu: settings.gpu,
             guard: ForkGuard::new()?,
@@ -131,7 +131,7 @@ impl Core {
             max_slots: settings.max_slots,
             start: Tick::now(),
             peers: ArcSwap::default(),
-            places: Places::default(),
+            places: LedgerTable::default(),
             fences: Fences::default(),
             tickets: Tickets::default(),
             lanes: Lanes::default(),
@@ -171,11 +171,11 @@ impl Core {
 
     /// Looks for ended leases and finished work everywhere; the blocks found are given back if these were the last.
     pub fn collect(&self, effort: Effort) -> Reclaimed {
-        let mut out = Found::new();
+        let mut out = ReclaimedBlocks::new();
         self.places.all().for_each(|ledger| ledger.collect(effort, &mut out));
         self.own_work.poll(&mut out);
         if !out.is_empty() {
-            step!("collect");
+            trace_point!("collect");
         }
         self.retire(&mut out)
     }
@@ -203,13 +203,13 @@ impl Core {
         }
         let turn = drops / GLANCES;
         let Some(ledger) = self.places.get(turn % places) else { return };
-        let mut out = Found::new();
+        let mut out = ReclaimedBlocks::new();
         ledger.glance(own.wrapping_add(turn / places), GLANCE, &mut out);
         self.retire(&mut out);
     }
 
     /// Drops what ledgers gave back, with no lock held, and counts the blocks of which these were the last.
-    pub fn retire(&self, out: &mut Found<Arc<Block>>) -> Reclaimed {
+    pub fn retire(&self, out: &mut ReclaimedBlocks<Arc<Block>>) -> Reclaimed {
         let mut reclaimed = Reclaimed::default();
         let found = !out.is_empty();
         for block in out.drain() {
@@ -229,14 +229,14 @@ impl Core {
     }
 
     /// Keeps an adopted block's token until somebody collects.
-    pub fn return_token(&self, token: Token, piece: Piece) {
+    pub fn return_token(&self, token: AdoptToken, piece: Piece) {
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
         returned.push((token, piece));
         self.returned_count.store(returned.len(), Ordering::Relaxed);
     }
 
     /// Takes the tokens of adopted blocks that nothing holds any more and that nobody maps.
-    pub fn take_tokens(&self) -> Vec<Token> {
+    pub fn take_tokens(&self) -> Vec<AdoptToken> {
         if self.returned_count.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }

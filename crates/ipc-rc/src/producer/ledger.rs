@@ -18,8 +18,8 @@ use gpu_api::ParticipantId;
 
 use crate::clock::Tick;
 use crate::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
-use crate::producer::found::Found;
-use crate::producer::part::{NO_LAPSE, Part};
+use crate::producer::reclaimed::ReclaimedBlocks;
+use crate::producer::slot_group::{NO_LAPSE, SlotGroups};
 use crate::slot::{Generation, Seen};
 
 /// Locks that a participant's slots are spread over.
@@ -71,7 +71,7 @@ pub struct Tally {
 
 #[derive(Debug)]
 struct Shard<B, F> {
-    parts: Vec<Part<B, F>>,
+    parts: Vec<SlotGroups<B, F>>,
     /// Whose leases these are; `None` while nobody is granted anything.
     owner: Option<ParticipantId>,
     /// No part before this one has a free slot.
@@ -107,7 +107,7 @@ impl<B, F: SlotFile> Locked<B, F> {
 
     /// Brings `busy` up to date before the lock is let go.
     fn note(&self, shard: &Shard<B, F>) {
-        let busy = shard.parts.iter().any(Part::has_leases);
+        let busy = shard.parts.iter().any(SlotGroups::has_leases);
         if busy != self.is_busy() {
             self.busy.store(busy, Ordering::Relaxed);
         }
@@ -161,7 +161,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Adds a counter file; its number is how many there were before, the same in every shard.
     pub fn add_file(&self, file: &Arc<F>) {
         for (number, shard) in (0..).zip(&self.shards) {
-            shard.lock().parts.push(Part::new(file, number));
+            shard.lock().parts.push(SlotGroups::new(file, number));
         }
     }
 
@@ -263,7 +263,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Looks for released leases and moves their blocks to `out`.
-    pub fn collect(&self, effort: Effort, out: &mut Found<B>) {
+    pub fn collect(&self, effort: Effort, out: &mut ReclaimedBlocks<B>) {
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
             let mut shard = locked.lock();
             for number in 0..shard.parts.len() {
@@ -286,7 +286,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Looks at no more than `words` dirty words, going on where the last call stopped, in one shard that is free.
-    pub fn glance(&self, shard: usize, words: usize, out: &mut Found<B>) {
+    pub fn glance(&self, shard: usize, words: usize, out: &mut ReclaimedBlocks<B>) {
         let locked = &self.shards[shard % SHARDS];
         if !locked.is_busy() {
             return;
@@ -330,7 +330,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
 
     /// Takes back every grant whose time to live has passed unclaimed, names it in `lapsed`, and says when to come
     /// again.
-    pub fn expire(&self, now: Tick, out: &mut Found<B>, lapsed: &mut Vec<Entry>) -> Tick {
+    pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<B>, lapsed: &mut Vec<Entry>) -> Tick {
         let packed = now.pack(self.start);
         let mut next = NO_LAPSE;
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
@@ -352,7 +352,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Refuses every later grant, and takes back those that nobody claimed. What is held stays.
-    pub fn close(&self, out: &mut Found<B>) {
+    pub fn close(&self, out: &mut ReclaimedBlocks<B>) {
         for locked in &self.shards {
             let mut shard = locked.lock();
             shard.owner = None;
@@ -364,7 +364,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Ends every lease, whatever its word says: the participant is proven dead and the quarantine is over.
-    pub fn bury(&self, out: &mut Found<B>) {
+    pub fn bury(&self, out: &mut ReclaimedBlocks<B>) {
         for locked in &self.shards {
             let mut shard = locked.lock();
             debug_assert!(shard.owner.is_none(), "buried before it was closed");

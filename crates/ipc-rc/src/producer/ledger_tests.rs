@@ -86,7 +86,7 @@ impl World {
 
     /// Takes leases out of the map for the blocks that came back, preferring `likely`; a block that the map does not
     /// expect is an early or a double retirement.
-    fn returned(&mut self, mut out: Found<Block>, likely: impl Fn(&Lease) -> bool) {
+    fn returned(&mut self, mut out: ReclaimedBlocks<Block>, likely: impl Fn(&Lease) -> bool) {
         for block in out.drain() {
             let found = self.leases.iter().find(|(_, l)| l.block == *block as usize && likely(l)).map(|(&key, _)| key);
             let key = found.expect("a block came back that nobody has let go of");
@@ -169,7 +169,7 @@ impl World {
                 }
             }
             Step::Collect { everything } => {
-                let mut out = Found::new();
+                let mut out = ReclaimedBlocks::new();
                 let effort = if everything { Effort::Everything } else { Effort::Marked };
                 self.ledger.collect(effort, &mut out);
                 self.returned(out, |lease| lease.stands == Stands::Released);
@@ -179,13 +179,13 @@ impl World {
                 );
             }
             Step::Glance { shard } => {
-                let mut out = Found::new();
+                let mut out = ReclaimedBlocks::new();
                 self.ledger.glance(shard, 4, &mut out);
                 self.returned(out, |lease| lease.stands == Stands::Released);
             }
             Step::Expire => {
                 self.now = self.now.after(Duration::from_secs(11));
-                let mut out = Found::new();
+                let mut out = ReclaimedBlocks::new();
                 let mut lapsed = Vec::new();
                 self.ledger.expire(self.now, &mut out, &mut lapsed);
                 assert_eq!(lapsed.len(), out.len(), "a lapse without its name");
@@ -193,16 +193,16 @@ impl World {
                 assert!(!self.leases.values().any(|l| l.stands == Stands::InFlight && l.lapses), "one did not lapse");
             }
             Step::Die => {
-                let mut out = Found::new();
+                let mut out = ReclaimedBlocks::new();
                 self.ledger.close(&mut out);
                 self.returned(out, |lease| lease.stands == Stands::InFlight);
                 assert_eq!(self.ledger.grant(OWNER, &self.blocks[0], self.now, None), Err(Refusal::Gone));
                 self.check();
-                let mut out = Found::new();
+                let mut out = ReclaimedBlocks::new();
                 self.ledger.bury(&mut out);
                 self.returned(out, |_| true);
                 assert!(self.leases.is_empty(), "a burial left leases");
-                let mut again = Found::new();
+                let mut again = ReclaimedBlocks::new();
                 self.ledger.bury(&mut again);
                 assert!(again.is_empty(), "buried twice");
                 // A dead participant's file is never granted from again: the next one has its own.
@@ -317,7 +317,7 @@ fn a_grant_that_races_a_burial_is_seen_by_it_or_refused() {
             let (ledger, block) = (ledger.clone(), block.clone());
             std::thread::spawn(move || while ledger.grant(OWNER, &block, Tick::default(), None).is_ok() {})
         };
-        let mut out = Found::new();
+        let mut out = ReclaimedBlocks::new();
         ledger.close(&mut out);
         granting.join().expect("no panic");
         ledger.bury(&mut out);
@@ -344,7 +344,7 @@ fn a_ledger_that_was_left_is_its_next_owners_alone() {
     ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
     let first = ledger.grant(OWNER, &block, Tick::default(), None).expect("a free slot");
     assert_eq!(ledger.grant(next, &block, Tick::default(), None), Err(Refusal::Gone), "another's");
-    let mut out = Found::new();
+    let mut out = ReclaimedBlocks::new();
     ledger.close(&mut out);
     assert_eq!(out.len(), 1);
     out.drain().for_each(drop);
@@ -360,7 +360,7 @@ fn a_ledger_that_was_left_is_its_next_owners_alone() {
 fn a_file_that_came_too_late_is_not_the_next_participants() {
     let ledger: Ledger<Block, HeapFile> = Ledger::new(Tick::default());
     ledger.open(OWNER);
-    let mut out = Found::new();
+    let mut out = ReclaimedBlocks::new();
     ledger.close(&mut out);
     ledger.bury(&mut out);
     ledger.leave();

@@ -12,9 +12,9 @@ use crate::clock::Tick;
 use crate::counter_file::CounterFile;
 use crate::producer::block::Block;
 use crate::producer::fence::Words;
-use crate::producer::found::Found;
 use crate::producer::ledger::{Entry, Refusal};
-use crate::producer::places::Leases;
+use crate::producer::ledger_table::Leases;
+use crate::producer::reclaimed::ReclaimedBlocks;
 
 /// How far the proof of a participant's death has come.
 ///
@@ -201,7 +201,7 @@ impl Peer {
     }
 
     /// Takes back the unclaimed and refuses what comes.
-    pub fn close(&self, out: &mut Found<Arc<Block>>) {
+    pub fn close(&self, out: &mut ReclaimedBlocks<Arc<Block>>) {
         self.gone.store(true, Ordering::Relaxed);
         self.ledger.close(out);
     }

@@ -20,12 +20,12 @@ use crate::message::{MOST_TICKETS, TicketId, ToParticipant};
 use crate::poller::Poller;
 use crate::process;
 use crate::producer::core::Core;
-use crate::producer::found::Found;
 use crate::producer::ledger::Effort;
 use crate::producer::peer::Peer;
+use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::producer::share::{find, place_of};
 use crate::socket::Listener;
-use crate::step::step;
+use crate::trace_point::trace_point;
 use crate::waker::Waker;
 
 /// The shortest and the longest time between two looks at leases.
@@ -281,14 +281,14 @@ impl Service {
         let mut proof = peer.proof();
         if proof.is_complete() && proof.complete.is_none() {
             proof.complete = Some(Instant::now());
-            step!("death");
+            trace_point!("death");
             tracing::debug!(participant = %id, pid = peer.pid, "a participant is proven dead; the quarantine begins");
         }
     }
 
     /// Grants nothing more and takes back what was not claimed.
     pub(super) fn close(&self, peer: &Arc<Peer>) {
-        let mut out = Found::new();
+        let mut out = ReclaimedBlocks::new();
         peer.close(&mut out);
         self.core.revoked.fetch_add(out.len() as u64, Ordering::Relaxed);
         self.core.retire(&mut out);
@@ -306,7 +306,7 @@ impl Service {
     fn expire(&mut self) {
         let now = Tick::now();
         let mut next = Tick::NEVER;
-        let (mut out, mut lapsed) = (Found::new(), Vec::new());
+        let (mut out, mut lapsed) = (ReclaimedBlocks::new(), Vec::new());
         let mut grants = 0;
         for peer in self.core.peers.load().iter().flatten() {
             next = next.min(peer.ledger.expire(now, &mut out, &mut lapsed));
@@ -334,7 +334,7 @@ impl Service {
                 (over, proof.farewell && proof.hung_up)
             };
             if dead {
-                let mut out = Found::new();
+                let mut out = ReclaimedBlocks::new();
                 peer.ledger.bury(&mut out);
                 let grave = out.len();
                 self.end(peer);
@@ -345,7 +345,7 @@ impl Service {
                 } else {
                     self.core.retire(&mut out);
                 }
-                step!("bury");
+                trace_point!("bury");
                 tracing::debug!(participant = %peer.id, leases = grave, "a dead participant's leases are ended");
                 self.core.announce_change();
             } else if departed && peer.ledger.is_empty() && peer.mappings() == 0 {

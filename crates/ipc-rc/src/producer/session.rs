@@ -12,7 +12,7 @@ use gpu_api::{DevicePtr, Error, Gpu, ParticipantId, Reclaim, Result};
 use crate::descriptor::{Descriptor, SessionId};
 use crate::manual::{Manual, not_manual};
 use crate::producer::adopted::Adopted;
-use crate::producer::block::{self, Block, Origin, SentBlock, Token};
+use crate::producer::block::{self, AdoptToken, Block, Origin, SentBlock};
 use crate::producer::builder::SessionBuilder;
 use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
@@ -67,12 +67,12 @@ pub struct Collected {
     /// Their bytes.
     pub bytes: u64,
     /// Tokens of adopted memory that nobody holds or maps any more: it is the owner's again.
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<AdoptToken>,
 }
 
 impl IntoIterator for Collected {
-    type Item = Token;
-    type IntoIter = std::vec::IntoIter<Token>;
+    type Item = AdoptToken;
+    type IntoIter = std::vec::IntoIter<AdoptToken>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.tokens.into_iter()
@@ -257,21 +257,21 @@ impl Session {
     /// # let dir = tempfile::tempdir()?;
     /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
     /// # use gpu_api::Sharing;
-    /// # use ipc_rc::{Session, Token};
+    /// # use ipc_rc::{Session, AdoptToken};
     ///
     /// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
     /// let pool = gpu.backend().alloc(gpu.device(), 1 << 20, Sharing::Fd)?; // another allocator's
     /// // SAFETY: `adopt` asks that the range stays allocated until its token is back: it is freed below; and that no
     /// // other block overlaps it: it is the only one.
-    /// let block = unsafe { session.adopt(pool.base, 4096, Token(1)) }?;
+    /// let block = unsafe { session.adopt(pool.base, 4096, AdoptToken(1)) }?;
     /// // ... share it ...
     /// drop(block);
-    /// assert_eq!(session.collect().tokens, [Token(1)]); // nobody holds or maps it any more
+    /// assert_eq!(session.collect().tokens, [AdoptToken(1)]); // nobody holds or maps it any more
     /// // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: its token is back.
     /// unsafe { gpu.backend().free(pool.base) }?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub unsafe fn adopt(&self, ptr: DevicePtr, len: u64, token: Token) -> Result<SentBlock> {
+    pub unsafe fn adopt(&self, ptr: DevicePtr, len: u64, token: AdoptToken) -> Result<SentBlock> {
         let core = self.core();
         core.check_open()?;
         let piece = self.0.adopted.piece(&core.gpu, ptr, len)?;

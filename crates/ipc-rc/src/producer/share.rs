@@ -13,11 +13,11 @@ use crate::producer::block::Block;
 use crate::producer::core::Core;
 use crate::producer::ledger::{Entry, Refusal};
 use crate::producer::peer::Peer;
-use crate::producer::point::{Await, Point};
 use crate::producer::ticket::Claims;
+use crate::producer::ticket_event::{Await, TicketEvent};
 use crate::slot::Generation;
-use crate::step::step;
 use crate::stream::Stream;
+use crate::trace_point::trace_point;
 
 /// Whom a lease is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,7 +105,7 @@ impl Core {
                     After::Done => None,
                     After::Stream(stream) => {
                         block.note_use(stream);
-                        Some(Arc::new(Point::mark(&self.gpu, stream)?))
+                        Some(Arc::new(TicketEvent::mark(&self.gpu, stream)?))
                     }
                 };
                 Named::Ticket(self.tickets.issue(block, claims, point, time_to_live)?)
@@ -114,7 +114,7 @@ impl Core {
         if time_to_live.is_some() {
             self.watch_lapses();
         }
-        step!("share");
+        trace_point!("share");
         Ok(self.describe(block, named, &options.user))
     }
 
@@ -132,7 +132,7 @@ impl Core {
         if let After::Stream(stream) = after {
             grants.iter().for_each(|(block, _)| block.note_use(stream));
             if grants.iter().any(|(_, to)| matches!(to, To::Ticket(_))) {
-                point = Some(Arc::new(Point::mark(&self.gpu, stream)?));
+                point = Some(Arc::new(TicketEvent::mark(&self.gpu, stream)?));
             }
             fences = Some(self.fence_all(grants, stream)?);
             self.waker.remind();
@@ -160,7 +160,7 @@ impl Core {
         if time_to_live.is_some() {
             self.watch_lapses();
         }
-        step!("share");
+        trace_point!("share");
         Ok(descriptors)
     }
 
@@ -214,7 +214,7 @@ impl Core {
         let peers = self.peers.load();
         match self.tickets.note(peer.id, ticket, granted, |id| find(&peers, id).is_some()) {
             Ok(()) => {
-                step!("redeem");
+                trace_point!("redeem");
                 Some(Outcome::Granted(granted))
             }
             Err(outcome) => {
@@ -324,7 +324,7 @@ impl Core {
         if taken.is_some() {
             self.revoked.fetch_add(1, Ordering::Relaxed);
             self.tell_revoked(peer, entry);
-            step!("cancel");
+            trace_point!("cancel");
         }
         Ok(taken.is_some())
     }

@@ -26,8 +26,8 @@ use gpu_api::{Error, ParticipantId, Result};
 use crate::clock::Tick;
 use crate::message::{Granted, Outcome, TicketId};
 use crate::producer::block::Block;
-use crate::producer::found::Found;
-use crate::producer::point::Point;
+use crate::producer::reclaimed::ReclaimedBlocks;
+use crate::producer::ticket_event::TicketEvent;
 use crate::slot::Generation;
 
 /// How often a ticket can be claimed, each time by another participant.
@@ -92,7 +92,7 @@ enum State {
 #[derive(Debug)]
 struct Live {
     hold: Hold,
-    point: Option<Arc<Point>>,
+    point: Option<Arc<TicketEvent>>,
     time_to_live: Option<Duration>,
     lapses: Tick,
 }
@@ -107,7 +107,7 @@ enum Hold {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub block: Arc<Block>,
-    pub point: Option<Arc<Point>>,
+    pub point: Option<Arc<TicketEvent>>,
     pub time_to_live: Option<Duration>,
 }
 
@@ -140,7 +140,7 @@ impl Tickets {
         &self,
         block: &Arc<Block>,
         claims: Claims,
-        point: Option<Arc<Point>>,
+        point: Option<Arc<TicketEvent>>,
         time_to_live: Option<Duration>,
     ) -> Result<TicketId> {
         let mut table = self.table();
@@ -273,7 +273,7 @@ impl Tickets {
     }
 
     /// Ends the tickets whose time to live is over, moving what they held to `out`; returns how many there were.
-    pub fn expire(&self, now: Tick, out: &mut Found<Arc<Block>>) -> u64 {
+    pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<Arc<Block>>) -> u64 {
         let mut table = self.table();
         if table.first_lapse > now {
             return 0;

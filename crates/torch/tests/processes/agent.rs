@@ -170,12 +170,12 @@ impl State {
             }
             "on-stream" => {
                 println!("opening");
-                let storage = self.open(rest, Wait::On(&self.stream), None)?;
+                let storage = self.open(rest, Wait::Stream(&self.stream), None)?;
                 self.content(&storage)
             }
             // Opens and drops at once: what is queued is the wait for the sender alone.
             "on-stream-drop" => {
-                drop(self.open(rest, Wait::On(&self.stream), None)?);
+                drop(self.open(rest, Wait::Stream(&self.stream), None)?);
                 // Long enough to give back what waits for nothing.
                 match self.receiver.wait_released(Duration::from_millis(200)) {
                     true => "given back".into(),
@@ -209,7 +209,7 @@ impl State {
                         scope.spawn(move || {
                             let stream = Stream::create(this.receiver.gpu()).expect("a stream");
                             for (hex, expected) in share.iter().filter_map(|message| message.split_once('=')) {
-                                let storage = this.open(hex, Wait::On(&stream), None).expect("opened");
+                                let storage = this.open(hex, Wait::Stream(&stream), None).expect("opened");
                                 let byte: u8 = expected.parse().expect("a number");
                                 assert_eq!(bytes(&stream, storage.device_ptr(), storage.len())[..], [byte; 4096]);
                             }

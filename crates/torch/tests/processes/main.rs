@@ -79,7 +79,7 @@ impl Side {
 
     fn block(&self, byte: u8) -> Arc<SentBlock> {
         let block = Arc::new(self.session.alloc(4096).expect("room"));
-        fill(&self.stream, block.ptr(), byte, 4096);
+        fill(&self.stream, block.device_ptr(), byte, 4096);
         block
     }
 
@@ -149,7 +149,7 @@ fn a_drop_blocks_nobody_and_counts_when_the_work_is_done() {
     assert_eq!(agent.ask("go"), "1 released, 0 segments, 0 kept");
     assert_eq!(side.sender.collect().released, 1);
     // Released means that its last work is here.
-    assert_eq!(bytes(&side.stream, block.ptr(), 4096), [9; 4096]);
+    assert_eq!(bytes(&side.stream, block.device_ptr(), 4096), [9; 4096]);
 }
 
 fn the_senders_work_is_waited_for() {
@@ -157,7 +157,7 @@ fn the_senders_work_is_waited_for() {
     let block = side.block(1);
     side.stream.synchronize().expect("done");
     let gate = stop(&side.stream);
-    fill(&side.stream, block.ptr(), 2, 4096);
+    fill(&side.stream, block.device_ptr(), 2, 4096);
     let (_, message) = side.send(&block, Recipient::Unknown);
     let answer = agent.ask(&line("hurry", &message));
     assert!(answer.starts_with("error: ") && answer.contains("the work of the process that shared"), "{answer}");
@@ -206,7 +206,7 @@ fn storages_of_a_segment_share_one_mapping() {
         agent.ask(&line("open", &side.send(block, Recipient::Unknown).1));
     }
     assert_eq!(agent.ask("settled"), "0 released, 1 segments, 0 kept");
-    let mut here: Vec<u64> = blocks.iter().map(|block| block.ptr().0).collect();
+    let mut here: Vec<u64> = blocks.iter().map(|block| block.device_ptr().0).collect();
     here.sort_unstable();
     let there = agent.ask("bases");
     let there: Vec<u64> = there.split_whitespace().map(|at| at.parse().expect("a number")).collect();
@@ -454,7 +454,7 @@ fn a_stream_of_another_gpu_is_refused_and_nothing_is_counted_down() {
     let block = side.block(1);
     let (_, message) = side.send(&block, Recipient::Unknown);
     let storage = message.fields.decode().expect("good");
-    let refused = receiver.open(&storage, Wait::On(&foreign), None);
+    let refused = receiver.open(&storage, Wait::Stream(&foreign), None);
     assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
     let refused = side.sender.send(&block, Recipient::Unknown, After::Stream(&foreign));
     assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");

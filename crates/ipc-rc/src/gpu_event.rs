@@ -10,20 +10,20 @@ use crate::stream::Stream;
 
 /// An event on the device of the streams that it is recorded on.
 #[derive(Debug)]
-pub(crate) struct Mark {
+pub(crate) struct GpuEvent {
     gpu: Gpu,
     event: RawEvent,
 }
 
-impl Mark {
+impl GpuEvent {
     /// Makes one for streams of a device.
     ///
     /// # Errors
     ///
     /// What the driver gives.
-    pub fn new(gpu: &Gpu) -> Result<Mark> {
+    pub fn new(gpu: &Gpu) -> Result<GpuEvent> {
         let event = gpu.backend().create_event(gpu.device(), EventKind::Local)?;
-        Ok(Mark { gpu: gpu.clone(), event })
+        Ok(GpuEvent { gpu: gpu.clone(), event })
     }
 
     /// Returns the device on whose streams it can be recorded.
@@ -71,7 +71,7 @@ impl Mark {
     }
 }
 
-impl Drop for Mark {
+impl Drop for GpuEvent {
     fn drop(&mut self) {
         // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: a wait that was queued for it stays
         // good. An error leaks it.

@@ -27,7 +27,7 @@
 //! leave is a method of a cell, which consists of its word alone: a reference to more would promise that the rest is there
 //! until the method returns.
 //!
-//! Checked by `tests/loom_uses.rs`; weakening `ENTER`, `LEAVE`, `CLOSE` or `OPEN` to Relaxed fails it. That a leave touches
+//! Checked by `tests/loom_use_count.rs`; weakening `ENTER`, `LEAVE`, `CLOSE` or `OPEN` to Relaxed fails it. That a leave touches
 //! nothing after it, by the interpreter on this file's tests.
 
 use std::sync::atomic::Ordering;
@@ -106,12 +106,12 @@ struct Apart<W>(Cell<W>);
 
 /// A mapping's count.
 #[derive(Debug)]
-pub struct Uses<W, const N: usize>([Apart<W>; N]);
+pub struct UseCount<W, const N: usize>([Apart<W>; N]);
 
-impl<W: Tally, const N: usize> Uses<W, N> {
+impl<W: Tally, const N: usize> UseCount<W, N> {
     /// Makes the count of a mapping that is closed.
-    pub fn closed(word: impl Fn(u64) -> W) -> Uses<W, N> {
-        Uses(std::array::from_fn(|_| Apart(Cell(word(CLOSING)))))
+    pub fn closed(word: impl Fn(u64) -> W) -> UseCount<W, N> {
+        UseCount(std::array::from_fn(|_| Apart(Cell(word(CLOSING)))))
     }
 
     /// Returns the cell to enter and leave by.
@@ -165,7 +165,7 @@ mod tests {
 
     /// A count in memory with something else beside it, as in a mapping.
     struct Beside {
-        uses: Uses<AtomicU64, 1>,
+        uses: UseCount<AtomicU64, 1>,
         other: u64,
     }
 
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn the_memory_may_go_while_a_leave_returns() {
         for _ in 0..if cfg!(miri) { 150 } else { 1_000 } {
-            let beside = Box::new(Beside { uses: Uses::closed(AtomicU64::new), other: 7 });
+            let beside = Box::new(Beside { uses: UseCount::closed(AtomicU64::new), other: 7 });
             beside.uses.open(0);
             let place = NonNull::from(Box::leak(beside));
             let leaving = Place(place);

@@ -1,17 +1,17 @@
 //! The count of a lease's handles under a model checker:
-//! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_holders`.
+//! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_handle_count`.
 //!
 //! The lease is a plain cell: its holders read, who ends it writes. So a missing order is a data race that loom reports.
 #![cfg(gpu_ipc_loom)]
 
-use ipc_rc::model::Holders;
+use ipc_rc::model::HandleCount;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
 struct Shared {
-    holders: Holders<AtomicU64>,
+    holders: HandleCount<AtomicU64>,
     lease: UnsafeCell<u32>,
 }
 
@@ -19,14 +19,14 @@ struct Shared {
 unsafe impl Sync for Shared {}
 
 fn held() -> Arc<Shared> {
-    let shared = Arc::new(Shared { holders: Holders::new(AtomicU64::new(0)), lease: UnsafeCell::new(0) });
+    let shared = Arc::new(Shared { holders: HandleCount::new(AtomicU64::new(0)), lease: UnsafeCell::new(0) });
     assert!(!shared.holders.is_held());
     shared.holders.take();
     shared
 }
 
 impl Shared {
-    /// Uses the lease and drops one handle; says whether that ended it.
+    /// UseCount the lease and drops one handle; says whether that ended it.
     fn finish(&self) -> bool {
         self.lease.with(|lease| {
             // SAFETY: loom checks that nobody writes the cell meanwhile.

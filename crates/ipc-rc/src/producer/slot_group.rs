@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use crate::counter_file::{GROUP, SlotFile};
-use crate::producer::found::Found;
 use crate::producer::ledger::{Effort, SHARDS};
+use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::slot::{Generation, Revoke, Seen};
 
 /// Never lapses.
@@ -50,7 +50,7 @@ impl<B> Group<B> {
 
 /// Up to 64 groups, made when they are first needed.
 #[derive(Debug)]
-pub(super) struct Part<B, F> {
+pub(super) struct SlotGroups<B, F> {
     file: Arc<F>,
     first_group: u32,
     groups: Vec<Group<B>>,
@@ -61,7 +61,7 @@ pub(super) struct Part<B, F> {
     with_out: u64,
 }
 
-impl<B: Clone, F: SlotFile> Part<B, F> {
+impl<B: Clone, F: SlotFile> SlotGroups<B, F> {
     /// Writes a block down in a free slot and grants it; `None` when there is none. `times` are when, and when it lapses.
     #[inline]
     pub fn grant(&mut self, block: &B, times: (u32, u32)) -> Option<(u32, Generation)> {
@@ -90,14 +90,14 @@ impl<B: Clone, F: SlotFile> Part<B, F> {
     }
 }
 
-impl<B, F: SlotFile> Part<B, F> {
+impl<B, F: SlotFile> SlotGroups<B, F> {
     /// Makes the part of a file that belongs to the shard of this number.
-    pub fn new(file: &Arc<F>, shard: u32) -> Part<B, F> {
+    pub fn new(file: &Arc<F>, shard: u32) -> SlotGroups<B, F> {
         let groups = file.slots().len() as u32 / GROUP;
         let share = groups.div_ceil(SHARDS as u32);
         let first_group = (shard * share).min(groups);
         let capacity = share.min(groups - first_group);
-        Part {
+        SlotGroups {
             file: file.clone(),
             first_group,
             groups: Vec::new(),
@@ -134,7 +134,7 @@ impl<B, F: SlotFile> Part<B, F> {
     /// Looks for released leases in every group that has any, or in those that are marked. Returns whether it looked
     /// anywhere, and how many words were newly found corrupt.
     #[inline]
-    pub fn collect(&mut self, effort: Effort, out: &mut Found<B>) -> (bool, usize) {
+    pub fn collect(&mut self, effort: Effort, out: &mut ReclaimedBlocks<B>) -> (bool, usize) {
         let mut groups = self.with_out;
         if effort == Effort::Marked {
             let words = &self.file.dirty()[self.first_group as usize..][..self.groups.len()];
@@ -150,7 +150,7 @@ impl<B, F: SlotFile> Part<B, F> {
     }
 
     /// Looks for released leases in a group, and returns how many words were newly found corrupt.
-    pub fn sweep(&mut self, index: u32, effort: Effort, out: &mut Found<B>) -> usize {
+    pub fn sweep(&mut self, index: u32, effort: Effort, out: &mut ReclaimedBlocks<B>) -> usize {
         let group_number = self.first_group + index;
         let first_slot = group_number * GROUP;
         // The mark is taken before the slots are read, whatever the effort: `dirty` says why.
@@ -193,12 +193,12 @@ impl<B, F: SlotFile> Part<B, F> {
     }
 
     /// Takes every grant back that nobody claimed.
-    pub fn revoke_all(&mut self, out: &mut Found<B>) {
+    pub fn revoke_all(&mut self, out: &mut ReclaimedBlocks<B>) {
         self.revoke_where(|_| true, out, |_, _| {});
     }
 
     /// Takes back what has lapsed, and returns when the next lapses.
-    pub fn expire(&mut self, now: u32, out: &mut Found<B>, lapsed: impl FnMut(u32, Generation)) -> u32 {
+    pub fn expire(&mut self, now: u32, out: &mut ReclaimedBlocks<B>, lapsed: impl FnMut(u32, Generation)) -> u32 {
         let mut next = NO_LAPSE;
         self.revoke_where(
             |row| {
@@ -216,7 +216,7 @@ impl<B, F: SlotFile> Part<B, F> {
     fn revoke_where(
         &mut self,
         mut due: impl FnMut(&mut Row<B>) -> bool,
-        out: &mut Found<B>,
+        out: &mut ReclaimedBlocks<B>,
         mut revoked: impl FnMut(u32, Generation),
     ) {
         for index in 0..self.groups.len() as u32 {
@@ -244,7 +244,7 @@ impl<B, F: SlotFile> Part<B, F> {
     }
 
     /// Ends every lease, whatever its word says.
-    pub fn bury(&mut self, out: &mut Found<B>) {
+    pub fn bury(&mut self, out: &mut ReclaimedBlocks<B>) {
         for index in 0..self.groups.len() as u32 {
             let group = &mut self.groups[index as usize];
             let mut bits = group.out | group.barred;

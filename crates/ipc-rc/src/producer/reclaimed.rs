@@ -7,16 +7,16 @@ const NEAR: usize = 16;
 
 /// What a collect found. Takes memory only when that is much.
 #[derive(Debug)]
-pub struct Found<B> {
+pub struct ReclaimedBlocks<B> {
     near: ArrayVec<B, NEAR>,
     far: Vec<B>,
 }
 
-impl<B> Found<B> {
+impl<B> ReclaimedBlocks<B> {
     /// Makes an empty list.
     #[inline]
-    pub const fn new() -> Found<B> {
-        Found { near: ArrayVec::new_const(), far: Vec::new() }
+    pub const fn new() -> ReclaimedBlocks<B> {
+        ReclaimedBlocks { near: ArrayVec::new_const(), far: Vec::new() }
     }
 
     /// Adds a block.
@@ -46,7 +46,7 @@ impl<B> Found<B> {
     }
 }
 
-impl<B> Extend<B> for Found<B> {
+impl<B> Extend<B> for ReclaimedBlocks<B> {
     #[inline]
     fn extend<I: IntoIterator<Item = B>>(&mut self, blocks: I) {
         blocks.into_iter().for_each(|block| self.push(block));

@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 use gpu_api::{Gpu, Result};
 
-use crate::mark::Mark;
-use crate::producer::found::Found;
+use crate::gpu_event::GpuEvent;
+use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::stream::{Stream, StreamKey};
 
 /// Events kept for use again.
@@ -19,30 +19,30 @@ const SPARE_EVENTS: usize = 256;
 
 #[derive(Debug)]
 struct Entry<B> {
-    event: Mark,
+    event: GpuEvent,
     block: B,
-    rest: Vec<(StreamKey, Mark)>,
+    rest: Vec<(StreamKey, GpuEvent)>,
 }
 
 #[derive(Debug)]
 struct State<B> {
     queues: HashMap<StreamKey, VecDeque<Entry<B>>>,
-    spare: Vec<Mark>,
+    spare: Vec<GpuEvent>,
 }
 
 /// Blocks that wait for the producer's own work.
 #[derive(Debug)]
-pub struct OwnWork<B> {
+pub struct PendingWork<B> {
     gpu: Gpu,
     state: Mutex<State<B>>,
     /// Blocks in the queues. Changed under the lock, read without it.
     waiting: AtomicUsize,
 }
 
-impl<B> OwnWork<B> {
+impl<B> PendingWork<B> {
     /// Makes an empty list.
-    pub fn new(gpu: Gpu) -> OwnWork<B> {
-        OwnWork {
+    pub fn new(gpu: Gpu) -> PendingWork<B> {
+        PendingWork {
             gpu,
             state: Mutex::new(State { queues: HashMap::new(), spare: Vec::new() }),
             waiting: AtomicUsize::new(0),
@@ -81,10 +81,10 @@ impl<B> OwnWork<B> {
         }
     }
 
-    fn record(&self, state: &mut State<B>, stream: &Stream) -> Result<Mark> {
+    fn record(&self, state: &mut State<B>, stream: &Stream) -> Result<GpuEvent> {
         stream.refuse_capture("drop the block after the capture ended")?;
         let spare = state.spare.pop_if(|spare| spare.gpu() == stream.gpu());
-        let event = spare.map_or_else(|| Mark::new(stream.gpu()), Ok)?;
+        let event = spare.map_or_else(|| GpuEvent::new(stream.gpu()), Ok)?;
         match event.record(stream) {
             Ok(()) => Ok(event),
             Err(error) => {
@@ -95,7 +95,7 @@ impl<B> OwnWork<B> {
     }
 
     /// Moves blocks whose work has finished to `out`.
-    pub fn poll(&self, out: &mut Found<B>) {
+    pub fn poll(&self, out: &mut ReclaimedBlocks<B>) {
         if self.waiting() == 0 {
             return;
         }
@@ -124,7 +124,7 @@ impl<B> OwnWork<B> {
         state.queues.retain(|_, queue| !queue.is_empty());
     }
 
-    fn retire_event(&self, state: &mut State<B>, event: Mark) {
+    fn retire_event(&self, state: &mut State<B>, event: GpuEvent) {
         if state.spare.len() < SPARE_EVENTS && *event.gpu() == self.gpu {
             state.spare.push(event);
         }

@@ -4,10 +4,10 @@
 //! at a step listen for them.
 
 /// Emits the event of a step.
-macro_rules! step {
+macro_rules! trace_point {
     ($name:literal) => {
         ::tracing::trace!(target: "gpu_ipc::step", step = $name)
     };
 }
 
-pub(crate) use step;
+pub(crate) use trace_point;

@@ -9,14 +9,14 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::descriptor::LeaseId;
 
-/// Events kept for an application that does not read them; what comes on top is dropped, and a claim or a look at the
+/// Notices kept for an application that does not read them; what comes on top is dropped, and a claim or a look at the
 /// participant still tells.
 const MOST_KEPT: usize = 4096;
 
 /// Something an application may want to know at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Event {
+pub enum Notice {
     /// The producer is dead or has closed its session: nothing new comes. What is held stays readable.
     ProducerGone,
     /// The producer is closing its session: nothing new comes, but what was granted can still be claimed.
@@ -36,30 +36,30 @@ pub enum Event {
     TryAgain,
 }
 
-/// Events that were not read yet.
+/// Notices that were not read yet.
 #[derive(Debug)]
-pub(crate) struct Events {
+pub(crate) struct Notices {
     fd: OwnedFd,
-    kept: Mutex<VecDeque<Event>>,
+    kept: Mutex<VecDeque<Notice>>,
 }
 
-impl Events {
+impl Notices {
     /// Makes an empty queue.
     ///
     /// # Errors
     ///
     /// [`Error::System`] when the process has no descriptor left.
-    pub fn new() -> Result<Events> {
+    pub fn new() -> Result<Notices> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("eventfd", "raise RLIMIT_NOFILE or close descriptors", e))?;
-        Ok(Events { fd, kept: Mutex::default() })
+        Ok(Notices { fd, kept: Mutex::default() })
     }
 
     /// Adds an event, unless the same one waits already.
-    pub fn push(&self, event: Event) {
+    pub fn push(&self, event: Notice) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = !matches!(event, Event::Revoked { .. }) && kept.contains(&event);
-        if told || (kept.len() >= MOST_KEPT && event != Event::ProducerGone) {
+        let told = !matches!(event, Notice::Revoked { .. }) && kept.contains(&event);
+        if told || (kept.len() >= MOST_KEPT && event != Notice::ProducerGone) {
             return;
         }
         kept.push_back(event);
@@ -68,7 +68,7 @@ impl Events {
     }
 
     /// Takes the oldest event. The descriptor is readable while there is one.
-    pub fn take(&self) -> Option<Event> {
+    pub fn take(&self) -> Option<Notice> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let event = kept.pop_front();
         if kept.is_empty() {
@@ -79,7 +79,7 @@ impl Events {
     }
 }
 
-impl AsFd for Events {
+impl AsFd for Notices {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -90,33 +90,33 @@ mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    fn is_readable(events: &Events) -> bool {
+    fn is_readable(events: &Notices) -> bool {
         let mut fds = [PollFd::new(events, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).expect("poll") == 1
     }
 
     #[test]
     fn the_descriptor_is_readable_while_an_event_waits() {
-        let events = Events::new().expect("a queue");
+        let events = Notices::new().expect("a queue");
         assert!(!is_readable(&events) && events.take().is_none());
-        events.push(Event::TryAgain);
-        events.push(Event::ProducerGone);
-        events.push(Event::TryAgain);
-        assert_eq!(events.take(), Some(Event::TryAgain));
+        events.push(Notice::TryAgain);
+        events.push(Notice::ProducerGone);
+        events.push(Notice::TryAgain);
+        assert_eq!(events.take(), Some(Notice::TryAgain));
         assert!(is_readable(&events));
-        assert_eq!(events.take(), Some(Event::ProducerGone));
+        assert_eq!(events.take(), Some(Notice::ProducerGone));
         assert!(!is_readable(&events) && events.take().is_none());
     }
 
     #[test]
     fn who_does_not_read_still_learns_that_the_producer_is_gone() {
-        let events = Events::new().expect("a queue");
+        let events = Notices::new().expect("a queue");
         for slot in 0..2 * MOST_KEPT as u32 {
-            events.push(Event::Revoked { lease: LeaseId::new(0, slot, 1) });
+            events.push(Notice::Revoked { lease: LeaseId::new(0, slot, 1) });
         }
-        events.push(Event::ProducerGone);
-        let all: Vec<Event> = std::iter::from_fn(|| events.take()).collect();
+        events.push(Notice::ProducerGone);
+        let all: Vec<Notice> = std::iter::from_fn(|| events.take()).collect();
         assert_eq!(all.len(), MOST_KEPT + 1);
-        assert_eq!(all.last(), Some(&Event::ProducerGone));
+        assert_eq!(all.last(), Some(&Notice::ProducerGone));
     }
 }

@@ -1,7 +1,7 @@
 //! Points in a stream's order, for readers who are not known yet.
 //!
 //! A grant to a participant writes a value into that participant's word at once. A ticket has no participant, so it
-//! keeps a [`Point`]: an event on the stream. When somebody claims the ticket, either the event is done and no fence is
+//! keeps a [`TicketEvent`]: an event on the stream. When somebody claims the ticket, either the event is done and no fence is
 //! needed, or a lane of the producer's own waits for the event and writes the claimant's word.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use gpu_api::{Gpu, Result};
 
 use crate::descriptor::Fence;
-use crate::mark::Mark;
+use crate::gpu_event::GpuEvent;
 use crate::producer::fence::Fences;
 use crate::producer::peer::Peer;
 use crate::stream::{Stream, StreamKey};
@@ -22,24 +22,24 @@ const MANY_LANES: usize = 64;
 
 /// A point in the order of a stream's work.
 #[derive(Debug)]
-pub(crate) struct Point {
+pub(crate) struct TicketEvent {
     gpu: Gpu,
-    mark: Mark,
+    mark: GpuEvent,
     stream: StreamKey,
 }
 
-impl Point {
+impl TicketEvent {
     /// Marks what is queued on `stream` at this moment.
     ///
     /// # Errors
     ///
     /// [`Error::Capturing`](gpu_api::Error::Capturing), [`Error::Mismatch`](gpu_api::Error::Mismatch) for a stream of
     /// another device, and what the driver gives.
-    pub fn mark(gpu: &Gpu, stream: &Stream) -> Result<Point> {
+    pub fn mark(gpu: &Gpu, stream: &Stream) -> Result<TicketEvent> {
         stream.refuse_capture("share before the capture begins or after it ended")?;
-        let mark = Mark::new(gpu)?;
+        let mark = GpuEvent::new(gpu)?;
         mark.record(stream)?;
-        Ok(Point { gpu: gpu.clone(), mark, stream: stream.key() })
+        Ok(TicketEvent { gpu: gpu.clone(), mark, stream: stream.key() })
     }
 }
 
@@ -81,7 +81,7 @@ impl Lanes {
     /// # Errors
     ///
     /// What the driver gives: nothing was queued then.
-    pub fn fence(&self, point: &Point, fences: &Fences, peer: &Peer) -> Result<Await> {
+    pub fn fence(&self, point: &TicketEvent, fences: &Fences, peer: &Peer) -> Result<Await> {
         if point.mark.is_passed()? {
             return Ok(Await::Nothing);
         }

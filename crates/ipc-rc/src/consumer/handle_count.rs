@@ -20,10 +20,10 @@
 //!
 //! # Not covered here
 //!
-//! A producer that grants a slot that is held: [`is_held`](Holders::is_held) finds it, unless it happens while another
+//! A producer that grants a slot that is held: [`is_held`](HandleCount::is_held) finds it, unless it happens while another
 //! claim of the slot is under way. A participant trusts its producer with more than this.
 //!
-//! Checked by `tests/loom_holders.rs`; weakening `LET_GO`, `LAST` or `LAST_AFTER_ALL` to Relaxed fails it.
+//! Checked by `tests/loom_handle_count.rs`; weakening `LET_GO`, `LAST` or `LAST_AFTER_ALL` to Relaxed fails it.
 
 use std::sync::atomic::Ordering;
 
@@ -39,12 +39,12 @@ pub const LAST_AFTER_ALL: Ordering = ordering("last_after_all", Ordering::Acquir
 /// The count of a lease's handles. Only these methods touch the word.
 #[derive(Debug)]
 #[repr(transparent)]
-pub struct Holders<W>(W);
+pub struct HandleCount<W>(W);
 
-impl<W: Tally> Holders<W> {
+impl<W: Tally> HandleCount<W> {
     /// Wraps a word that holds 0: nobody.
-    pub const fn new(word: W) -> Holders<W> {
-        Holders(word)
+    pub const fn new(word: W) -> HandleCount<W> {
+        HandleCount(word)
     }
 
     /// Says whether anybody holds a lease of the slot.

@@ -1,4 +1,4 @@
-//! Lanes: streams of the library's own that end leases once the caller's GPU work is done.
+//! ReleaseQueues: streams of the library's own that end leases once the caller's GPU work is done.
 //!
 //! A lane serves one *set* of streams. To end a lease it records an event on each stream of the set, waits for them on
 //! its own stream, and stores RELEASED into the slot and 1 into its dirty word, all queued and never waited for. The
@@ -25,7 +25,7 @@ use gpu_api::{Gpu, MAX_BATCH, Result, StreamOp};
 use crate::consumer::lease::Held;
 use crate::counter_file::{dirty_word, slot_word};
 use crate::dirty::MARKED;
-use crate::mark::Mark;
+use crate::gpu_event::GpuEvent;
 use crate::slot::released_word;
 use crate::stream::{Stream, StreamKey, advise};
 
@@ -40,7 +40,7 @@ const FEW: usize = 8;
 const UNCAPTURED: &str = "drop the block after the capture, or keep it for the graph";
 /// Leases that end by one batch: each takes a store, and in the worst case one more into its dirty word.
 pub(crate) const MOST_TOGETHER: usize = MAX_BATCH / 2;
-/// Lanes after which idle ones are given up before another is made.
+/// ReleaseQueues after which idle ones are given up before another is made.
 const MANY_LANES: usize = 64;
 
 /// Ends that found the lane full.
@@ -53,7 +53,7 @@ struct Later {
     /// The set's streams, kept while anything gathers.
     streams: Vec<Stream>,
     /// One for each stream, made when first needed.
-    marks: Vec<Mark>,
+    marks: Vec<GpuEvent>,
 }
 
 impl Later {
@@ -63,14 +63,14 @@ impl Later {
 }
 
 #[derive(Debug)]
-struct Lane {
+struct ReleaseQueue {
     /// Taken out of the table: whoever still finds it looks again.
     retired: bool,
     stream: Stream,
     /// One for each stream of the set, recorded again by every end: a wait keeps what was recorded when it was queued.
     /// `None` for a set of more than [`FEW`], or with a stream of another device or backend: the participant's thread
     /// stores its ends.
-    marks: Option<Vec<Mark>>,
+    marks: Option<Vec<GpuEvent>>,
     pending: VecDeque<Held>,
     later: Later,
 }
@@ -99,16 +99,16 @@ fn list_stores(ending: &[Held], ops: &mut ArrayVec<StreamOp, MAX_BATCH>) -> Opti
 
 /// A participant's lanes.
 #[derive(Debug)]
-pub(crate) struct Lanes {
+pub(crate) struct ReleaseQueues {
     gpu: Gpu,
-    table: ArcSwap<BTreeMap<Key, Arc<Mutex<Lane>>>>,
+    table: ArcSwap<BTreeMap<Key, Arc<Mutex<ReleaseQueue>>>>,
     kept: AtomicU64,
     logged: AtomicBool,
 }
 
-impl Lanes {
-    pub fn new(gpu: Gpu) -> Lanes {
-        Lanes { gpu, table: ArcSwap::default(), kept: AtomicU64::new(0), logged: AtomicBool::new(false) }
+impl ReleaseQueues {
+    pub fn new(gpu: Gpu) -> ReleaseQueues {
+        ReleaseQueues { gpu, table: ArcSwap::default(), kept: AtomicU64::new(0), logged: AtomicBool::new(false) }
     }
 
     /// Counts the leases that are kept until the process ends.
@@ -168,7 +168,7 @@ impl Lanes {
         Ok(unneeded.is_some())
     }
 
-    fn queue(&self, lane: &Lane, marks: &[Mark], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
+    fn queue(&self, lane: &ReleaseQueue, marks: &[GpuEvent], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
         let others: ArrayVec<_, FEW> = marks.iter().zip(streams).map(|(mark, stream)| mark.on(stream)).collect();
         // SAFETY: `batch_behind` asks for
         // - live streams and events of one device: the lane keeps its own, the caller its streams, and a lane has marks
@@ -181,7 +181,7 @@ impl Lanes {
     /// Ends what is behind events that are done, and records them anew for what has gathered. Returns streams that are
     /// not needed any more, to be dropped with no lock held.
     #[must_use]
-    fn look_after(&self, lane: &mut Lane) -> Vec<Stream> {
+    fn look_after(&self, lane: &mut ReleaseQueue) -> Vec<Stream> {
         let later = &mut lane.later;
         if !later.recorded.is_empty() {
             // An error means that nobody knows whether the work is done: the leases stay held.
@@ -206,13 +206,13 @@ impl Lanes {
 
     fn record_all(later: &mut Later) -> Result<()> {
         for stream in &later.streams[later.marks.len()..] {
-            later.marks.push(Mark::new(stream.gpu())?);
+            later.marks.push(GpuEvent::new(stream.gpu())?);
         }
         later.marks.iter().zip(&later.streams).try_for_each(|(mark, stream)| mark.record(stream))
     }
 
     /// Calls `run` with the lane of a set of streams, locked; makes it first if need be.
-    fn with_lane<T>(&self, streams: &[Stream], run: impl FnOnce(&mut Lane) -> Result<T>) -> Result<T> {
+    fn with_lane<T>(&self, streams: &[Stream], run: impl FnOnce(&mut ReleaseQueue) -> Result<T>) -> Result<T> {
         // Most leases are used on few streams, whose lane is found without taking memory.
         let (few, many): (ArrayVec<StreamKey, FEW>, Key);
         let key: &[StreamKey] = if streams.len() <= FEW {
@@ -237,8 +237,8 @@ impl Lanes {
     #[cold]
     fn make_lane(&self, key: &[StreamKey], streams: &[Stream]) -> Result<()> {
         let is_own = streams.len() <= FEW && streams.iter().all(|stream| *stream.gpu() == self.gpu);
-        let marks = is_own.then(|| streams.iter().map(|stream| Mark::new(stream.gpu())).collect());
-        let fresh = Arc::new(Mutex::new(Lane {
+        let marks = is_own.then(|| streams.iter().map(|stream| GpuEvent::new(stream.gpu())).collect());
+        let fresh = Arc::new(Mutex::new(ReleaseQueue {
             retired: false,
             stream: Stream::create(&self.gpu)?,
             marks: marks.transpose()?,
@@ -286,7 +286,7 @@ impl Lanes {
     }
 }
 
-impl Lane {
+impl ReleaseQueue {
     /// Lets go of what the lane's stream has ended.
     fn settle(&mut self) {
         while self.pending.front().is_some_and(Held::is_released) {
@@ -329,12 +329,12 @@ mod tests {
     #[test]
     fn a_set_has_one_lane_until_that_is_retired() {
         let gpu = gpu();
-        let lanes = Lanes::new(gpu.clone());
+        let lanes = ReleaseQueues::new(gpu.clone());
         let streams = [Stream::create(&gpu).expect("a stream")];
-        let own = |lane: &mut Lane| Ok(lane.stream.identity());
+        let own = |lane: &mut ReleaseQueue| Ok(lane.stream.identity());
         let first = lanes.with_lane(&streams, own).expect("a lane");
         assert_eq!(lanes.with_lane(&streams, own).expect("a lane"), first);
-        let retire = |lane: &mut Lane| {
+        let retire = |lane: &mut ReleaseQueue| {
             lane.retired = true;
             Ok(())
         };
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn idle_lanes_are_given_up_before_many_more_are_made() {
         let gpu = gpu();
-        let lanes = Lanes::new(gpu.clone());
+        let lanes = ReleaseQueues::new(gpu.clone());
         for _ in 0..3 * MANY_LANES {
             lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");
             assert!(lanes.table.load().len() <= MANY_LANES);
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn a_lane_whose_stream_has_yet_to_write_stays() {
         let gpu = gpu();
-        let lanes = Lanes::new(gpu.clone());
+        let lanes = ReleaseQueues::new(gpu.clone());
         let stuck = [Stream::create(&gpu).expect("a stream")];
         let (open, gate) = std::sync::mpsc::channel::<()>();
         let wait = Box::new(move || {
@@ -366,7 +366,7 @@ mod tests {
         unsafe { gpu.backend().host_function(stuck[0].raw(), wait) }.expect("queued");
         // Ends nothing, but behind the stream.
         lanes.end(&mut Ending::new(), &mut stuck.clone());
-        let own = |lane: &mut Lane| Ok(lane.stream.identity());
+        let own = |lane: &mut ReleaseQueue| Ok(lane.stream.identity());
         let lane = lanes.with_lane(&stuck, own).expect("a lane");
         for _ in 0..2 * MANY_LANES {
             lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");

@@ -1,18 +1,18 @@
 //! The count of a mapping's uses under a model checker:
-//! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_uses`.
+//! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_use_count`.
 //!
 //! The mapping is a plain cell: who uses it reads, who maps and unmaps writes. So a missing order is a data race that loom
 //! reports.
 #![cfg(gpu_ipc_loom)]
 
-use ipc_rc::model::{Leave, Uses};
+use ipc_rc::model::{Leave, UseCount};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
 struct Shared {
-    uses: Uses<AtomicU64, 2>,
+    uses: UseCount<AtomicU64, 2>,
     mapping: UnsafeCell<u32>,
 }
 
@@ -20,7 +20,7 @@ struct Shared {
 unsafe impl Sync for Shared {}
 
 fn closed() -> Arc<Shared> {
-    Arc::new(Shared { uses: Uses::closed(AtomicU64::new), mapping: UnsafeCell::new(0) })
+    Arc::new(Shared { uses: UseCount::closed(AtomicU64::new), mapping: UnsafeCell::new(0) })
 }
 
 /// A mapping that is open and that nobody uses.
@@ -40,7 +40,7 @@ impl Shared {
         });
     }
 
-    /// Uses the mapping.
+    /// UseCount the mapping.
     fn read(&self) -> u32 {
         self.mapping.with(|mapping| {
             // SAFETY: loom checks that nobody writes the cell meanwhile.
@@ -54,7 +54,7 @@ impl Shared {
         cell.leave() == Leave::Watched && cell.leave_watched()
     }
 
-    /// Uses the mapping if it is open.
+    /// UseCount the mapping if it is open.
     fn visit(&self, by: usize) -> bool {
         if self.uses.cell(by).enter() {
             assert_eq!(self.read(), 1);

@@ -21,19 +21,19 @@ pub(crate) type Leases = Ledger<Arc<Block>, CounterFile>;
 
 /// The ledgers.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct LedgerTable {
     ledgers: Box<[OnceLock<Arc<Leases>>]>,
     /// One more than the highest place that was ever taken.
     used: AtomicUsize,
 }
 
-impl Default for Places {
-    fn default() -> Places {
-        Places { ledgers: (0..MOST_PARTICIPANTS).map(|_| OnceLock::new()).collect(), used: AtomicUsize::new(0) }
+impl Default for LedgerTable {
+    fn default() -> LedgerTable {
+        LedgerTable { ledgers: (0..MOST_PARTICIPANTS).map(|_| OnceLock::new()).collect(), used: AtomicUsize::new(0) }
     }
 }
 
-impl Places {
+impl LedgerTable {
     /// Says whether nobody but this table knows a place's ledger.
     pub fn is_vacant(&self, place: usize) -> bool {
         self.ledgers[place].get().is_none_or(|ledger| Arc::strong_count(ledger) == 1)
