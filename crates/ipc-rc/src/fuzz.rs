@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use gpu_api::ParticipantId;
 
-use crate::clock::Tick;
-use crate::counter_file::{GROUP, HeapFile, SlotFile};
-use crate::descriptor::{self, Descriptor};
-use crate::message::{MOST_BYTES, ToParticipant, ToProducer};
-use crate::producer::ledger::{Effort, Entry, Ledger, Refusal};
+use crate::producer::ledger::{Effort, Ledger, Refusal};
 use crate::producer::reclaimed::ReclaimedBlocks;
-use crate::slot::{Claim, Generation, Seen, State, decode};
+use channel::os::clock::Tick;
+use channel::shared::counter_file::{GROUP, HeapFile, SlotFile};
+use channel::shared::slot::{Claim, Generation, Seen, State, decode};
+use channel::wire::descriptor::{self, Descriptor};
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
 
 /// Reads bytes as a descriptor, as they are and with a good checksum; what is read has the meaning of these bytes and
 /// of no others. Says whether there is one.
@@ -83,7 +84,7 @@ struct Side {
     ledger: Ledger<Block, HeapFile>,
     file: Arc<HeapFile>,
     /// What was granted, with the block's number, in the order of the grants.
-    granted: Vec<(Entry, usize)>,
+    granted: Vec<(LeaseAddress, usize)>,
 }
 
 impl Side {
@@ -208,7 +209,7 @@ pub fn counter_file(bytes: &[u8]) -> usize {
             _ => {
                 // What it sends may name any lease.
                 let generation = Generation::new(word() >> 3).expect("61 bits");
-                let entry = Entry { file: u32::from(step / 12) % 3, slot: number as u32, generation };
+                let entry = LeaseAddress { file: u32::from(step / 12) % 3, slot: number as u32, generation };
                 hostile.ledger.with_block(entry, |block| assert!(!is_honest[**block]));
                 if let Some(entry) = pick(&hostile) {
                     hostile.ledger.with_block(entry, |block| assert!(!is_honest[**block]));

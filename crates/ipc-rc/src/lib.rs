@@ -2,14 +2,10 @@
 //!
 //! Read in this order:
 //!
-//! 1. [`descriptor`], `checksum`: the bytes that travel from producer to consumer.
-//! 2. `slot`, `dirty`, `timeline`: the three words in shared memory, each with its protocol; `counter_file`: where
-//!    they lie.
-//! 3. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect; who is dead and when.
-//! 4. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
-//! 5. `message`, `socket`, `process`: what goes between the two, and how each knows the other.
-//!    `snapshot_file`: what is longer than a message.
-//! 6. `manual`, `poller`, `waker`, `blocking`: who runs what goes on in the background.
+//! 1. [`channel`]: descriptors, messages, words in shared memory, the socket, proof of death.
+//! 2. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect; who is dead and when.
+//! 3. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
+//! 4. `manual`: who runs what goes on in the background.
 //!
 //! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide but a count
 //! of threads, and on a user's thread it makes no call that can block unless the call's documentation says so.
@@ -36,39 +32,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod blocking;
 mod carver;
-mod checksum;
-mod clock;
 mod consumer;
-mod counter_file;
-pub mod descriptor;
-mod dirty;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod gpu_event;
 mod manual;
-mod message;
-mod poller;
-mod process;
 mod producer;
-mod slot;
-mod snapshot_file;
-mod socket;
 mod stream;
-mod sync;
-mod timeline;
-mod trace_point;
-mod waker;
 
 pub use carver::Carver;
+pub use channel::wire::descriptor;
+pub use channel::wire::descriptor::{Descriptor, LeaseId, SessionId};
 pub use consumer::claim::{ClaimError, Wait};
 pub use consumer::graph::GraphBlocks;
 pub use consumer::inspect::{SessionReport, inspect, sessions, snapshot};
 pub use consumer::notice::Notice;
 pub use consumer::participant::{Participant, ParticipantBuilder};
 pub use consumer::received_block::{ReceivedBlock, State};
-pub use descriptor::{Descriptor, LeaseId, SessionId};
 pub use producer::block::{AdoptToken, SentBlock};
 pub use producer::builder::SessionBuilder;
 pub use producer::report::{ShutdownReport, Stats};
@@ -82,9 +63,5 @@ pub use stream::Stream;
 pub mod model {
     pub use crate::consumer::handle_count::HandleCount;
     pub use crate::consumer::use_count::{Leave, UseCount};
-    pub use crate::dirty::Dirty;
     pub use crate::producer::count::{Amount, Cell as Count};
-    pub use crate::slot::{Claim, Generation, Revoke, Seen, Slot};
-    pub use crate::timeline::{Fence, Timeline};
-    pub use crate::waker::Sleep;
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use gpu_api::{Error, Result};
 
-use crate::poller::Poller;
-use crate::waker::Waker;
+use channel::os::poller::Poller;
+use channel::os::waker::Waker;
 
 /// What goes on in the background of a session or participant.
 pub(crate) trait Service: Send + 'static {

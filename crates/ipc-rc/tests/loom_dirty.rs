@@ -1,7 +1,8 @@
 //! The dirty word under a model checker: `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_dirty`.
 #![cfg(gpu_ipc_loom)]
 
-use ipc_rc::model::{Claim, Dirty, Generation, Seen, Slot};
+use channel::shared::dirty::Dirty;
+use channel::shared::slot::{Claim, Generation, Seen, Slot};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;

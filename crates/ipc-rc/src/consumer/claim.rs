@@ -9,15 +9,15 @@ use crate::consumer::lease::{Held, Lease};
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping_cache::NotMapped;
 use crate::consumer::received_block::ReceivedBlock;
-use crate::counter_file::{TIMELINES, timeline_word};
-use crate::descriptor::{Fence, Fields, GrantKind, View};
 use crate::manual::drive;
-use crate::message::TicketId;
-use crate::producer::ledger::Entry;
-use crate::slot::{Claim, Generation};
 use crate::stream::Stream;
-use crate::timeline;
-use crate::trace_point::trace_point;
+use channel::shared::counter_file::{TIMELINES, timeline_word};
+use channel::shared::slot::{Claim, Generation};
+use channel::shared::timeline;
+use channel::trace_point;
+use channel::wire::descriptor::{Fence, Fields, GrantKind, View};
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::TicketId;
 
 /// How a claim waits for the producer's work on the block.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +140,7 @@ impl Link {
         }
         let generation = Generation::new(fields.generation).ok_or(ClaimError::Stale)?;
         if fields.kind == GrantKind::Addressed {
-            let lease = Entry { file: fields.file, slot: fields.slot, generation };
+            let lease = LeaseAddress { file: fields.file, slot: fields.slot, generation };
             return self.take(SlotGroups::of(&fields), lease, fields.fence, wait, deadline);
         }
         self.claim_ticket(SlotGroups::of(&fields), TicketId { number: fields.slot, generation }, wait, deadline)
@@ -170,7 +170,7 @@ impl Link {
     fn take(
         self: &Arc<Link>,
         part: SlotGroups,
-        entry: Entry,
+        entry: LeaseAddress,
         fence: Option<Fence>,
         wait: Wait<'_>,
         deadline: Option<Instant>,
@@ -284,7 +284,7 @@ impl Link {
 
     /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the slot.
     #[inline]
-    fn await_file(&self, lease: Entry, deadline: Option<Instant>) -> Result<&File, ClaimError> {
+    fn await_file(&self, lease: LeaseAddress, deadline: Option<Instant>) -> Result<&File, ClaimError> {
         match self.file(lease.file) {
             Some(file) if lease.slot < file.counters.slot_count() => Ok(file),
             _ => self.await_file_slowly(lease, deadline),
@@ -293,7 +293,7 @@ impl Link {
 
     #[cold]
     #[inline(never)]
-    fn await_file_slowly(&self, lease: Entry, deadline: Option<Instant>) -> Result<&File, ClaimError> {
+    fn await_file_slowly(&self, lease: LeaseAddress, deadline: Option<Instant>) -> Result<&File, ClaimError> {
         let found = self.wait_until(deadline, || match self.file(lease.file) {
             None => self.is_gone().then_some(None),
             file => Some(file),
@@ -359,7 +359,7 @@ impl Link {
     }
 
     /// The producer knows no such lease: the slot says why.
-    fn why_not_leased(&self, entry: Entry) -> ClaimError {
+    fn why_not_leased(&self, entry: LeaseAddress) -> ClaimError {
         let Some(file) = self.file(entry.file) else { return ClaimError::Stale };
         match file.counters.slot(entry.slot).peek(entry.generation) {
             Claim::Revoked => ClaimError::Revoked,

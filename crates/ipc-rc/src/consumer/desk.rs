@@ -13,10 +13,10 @@ use gpu_api::Error;
 
 use crate::consumer::claim::ClaimError;
 use crate::consumer::link::Link;
-use crate::descriptor::Descriptor;
-use crate::message::{Granted, Heir, MOST_TICKETS, Outcome, RefusalCode, TicketAnswer, TicketId, ToProducer};
-use crate::producer::ledger::Entry;
-use crate::trace_point::trace_point;
+use channel::trace_point;
+use channel::wire::descriptor::Descriptor;
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::{Granted, Heir, MOST_TICKETS, Outcome, RefusalCode, TicketAnswer, TicketId, ToProducer};
 
 /// What was asked and what was answered.
 #[derive(Debug, Default)]
@@ -136,7 +136,7 @@ impl Link {
     /// Asks the producer for a descriptor of a block that this participant holds.
     pub fn forward(
         &self,
-        lease: Entry,
+        lease: LeaseAddress,
         heir: Heir,
         user: [u8; 64],
         deadline: Option<Instant>,

@@ -27,7 +27,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::sync::{Tally, ordering};
+use channel::shared::word::{Tally, ordering};
 
 /// Pairs with [`LAST`] and [`LAST_AFTER_ALL`].
 pub const LET_GO: Ordering = ordering("let_go", Ordering::Release);

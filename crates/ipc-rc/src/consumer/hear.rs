@@ -14,10 +14,10 @@ use crate::consumer::desk::Forwarded;
 use crate::consumer::link::{Link, SOCKET};
 use crate::consumer::mapping_cache::Answer;
 use crate::consumer::notice::Notice;
-use crate::counter_file::CounterFile;
-use crate::descriptor::LeaseId;
-use crate::message::{MOST_BYTES, ToParticipant};
-use crate::socket::{self, ReceiveOutcome};
+use channel::os::socket::{self, ReceiveOutcome};
+use channel::shared::counter_file::CounterFile;
+use channel::wire::descriptor::LeaseId;
+use channel::wire::message::{MOST_BYTES, ToParticipant};
 
 /// What there was to hear.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use gpu_api::{BackendKind, DeviceUuid, Error, Holder, Result};
 use rustix::event::PollFlags;
 
-use crate::descriptor::SessionId;
-use crate::message::{MOST_BYTES, ReportPage, ToParticipant, ToProducer};
-use crate::process;
 use crate::producer::report::Stats;
-use crate::snapshot_file;
-use crate::socket::{self, ReceiveOutcome, SendOutcome};
+use channel::os::process;
+use channel::os::socket::{self, ReceiveOutcome, SendOutcome};
+use channel::shared::snapshot_file;
+use channel::wire::descriptor::SessionId;
+use channel::wire::message::{MOST_BYTES, ReportPage, ToParticipant, ToProducer};
 
 /// What a session told of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -186,8 +186,8 @@ mod tests {
     use std::os::fd::BorrowedFd;
 
     use super::*;
-    use crate::message::RefusalCode;
-    use crate::socket::{Listener, Place};
+    use channel::os::socket::{Listener, Place};
+    use channel::wire::message::RefusalCode;
 
     /// Long enough for the slowest machine; whoever waits longer hangs.
     const WATCHDOG: Option<Duration> = Some(Duration::from_secs(60));

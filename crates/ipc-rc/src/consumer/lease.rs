@@ -1,7 +1,7 @@
 //! Leases that this process holds.
 //!
 //! A lease is a slot of this participant's own; what its handles share lies in a [`Record`] beside the slot, so a claim
-//! takes no memory. Who is the last to hold it is counted there: [`holders`](crate::consumer::holders).
+//! takes no memory. Who is the last to hold it is counted there: [`handle_count`](crate::consumer::handle_count).
 //!
 //! Whoever claims the slot next comes after the release, through the producer's grant; so records need no more order
 //! than the slot gives. A record that is held while its slot is granted again is the producer's fault, and refused.
@@ -15,10 +15,10 @@ use crate::consumer::handle_count::HandleCount;
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping::Entered;
 use crate::consumer::release_queue::Ending;
-use crate::descriptor::{Fence, NO_FENCE};
-use crate::producer::ledger::Entry;
 use crate::stream::Stream;
-use crate::trace_point::trace_point;
+use channel::trace_point;
+use channel::wire::descriptor::{Fence, NO_FENCE};
+use channel::wire::lease_address::LeaseAddress;
 
 /// What the handles of one lease share.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Record {
 pub(crate) struct Held {
     /// Entered; the link hangs on it.
     pub mapping: Entered,
-    pub entry: Entry,
+    pub entry: LeaseAddress,
 }
 
 impl Held {
@@ -242,7 +242,7 @@ impl Drop for Together {
 /// Leaves the end of leases that were used on the same streams to a lane.
 #[cold]
 fn end_by_lane(ending: &mut Ending, mut used: Vec<Stream>) {
-    let (link, first): (Arc<Link>, Entry) = (ending[0].mapping.keep_link(), ending[0].entry);
+    let (link, first): (Arc<Link>, LeaseAddress) = (ending[0].mapping.keep_link(), ending[0].entry);
     // From here on the slots, and with them the records, may be other leases'; the link keeps the files.
     if link.lanes.end(ending, &mut used) || link.wants_idle.load(Ordering::Relaxed) {
         link.waker.nudge();

@@ -15,14 +15,14 @@ use crate::consumer::mapping_cache::{Cache, Mappings};
 use crate::consumer::notice::{Notice, Notices};
 use crate::consumer::release_queue::ReleaseQueues;
 use crate::consumer::service::Service;
-use crate::counter_file::{CounterFile, GROUP, MOST_SLOTS, TIMELINES};
-use crate::descriptor::{self, SessionId};
 use crate::manual::{Driver, drive};
-use crate::message::{MOST_BYTES, ToProducer};
-use crate::poller::Poller;
-use crate::socket::{self, SendOutcome};
-use crate::timeline;
-use crate::waker::Waker;
+use channel::os::poller::Poller;
+use channel::os::socket::{self, SendOutcome};
+use channel::os::waker::Waker;
+use channel::shared::counter_file::{CounterFile, GROUP, MOST_SLOTS, TIMELINES};
+use channel::shared::timeline;
+use channel::wire::descriptor::{self, SessionId};
+use channel::wire::message::{MOST_BYTES, ToProducer};
 
 /// A counter file, as its participant has it.
 #[derive(Debug)]

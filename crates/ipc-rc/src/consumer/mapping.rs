@@ -1,6 +1,6 @@
 //! A mapping and who uses it.
 //!
-//! **The count of its [`uses`](crate::consumer::uses) is all that keeps a mapping**: while it is not 0 nobody closes the
+//! **The count of its [`use_count`](crate::consumer::use_count) is all that keeps a mapping**: while it is not 0 nobody closes the
 //! mapping, an open one keeps its link, and the link owns it. So a lease has no count beside this one, and after a leave
 //! nobody may touch either: whoever may have to wake the thread keeps the link first.
 //!

@@ -21,9 +21,10 @@ use gpu_api::{DeviceUuid, Error, RegionId, Result};
 
 use crate::consumer::link::Link;
 use crate::consumer::mapping::{Entered, Mapping, Opened};
-use crate::message::{Place, RefusalCode, ToProducer};
-use crate::producer::ledger::{Entry, own_shard};
-use crate::trace_point::trace_point;
+use crate::producer::ledger::own_shard;
+use channel::trace_point;
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::{Place, RefusalCode, ToProducer};
 
 /// LedgerTable where regions are found without a table: more than most producers have regions.
 const PLACES: usize = 256;
@@ -182,7 +183,7 @@ impl Mappings {
         &self,
         link: &Arc<Link>,
         region: RegionId,
-        lease: Entry,
+        lease: LeaseAddress,
         deadline: Option<Instant>,
     ) -> Result<Entered, NotMapped> {
         enum Turn {

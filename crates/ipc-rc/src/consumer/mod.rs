@@ -3,12 +3,12 @@
 //! | step | where |
 //! |---|---|
 //! | connect | [`participant`] |
-//! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`desk`], [`mapping`], [`users`], [`uses`] |
+//! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`desk`], [`mapping_cache`], [`mapping`], [`use_count`] |
 //! | use: address, slices, state; in a graph | [`received_block`], [`graph`] |
-//! | drop: release by CPU, or by a lane once the GPU is done | [`lease`], [`holders`], [`lane`] |
+//! | drop: release by CPU, or by a lane once the GPU is done | [`lease`], [`handle_count`], [`release_queue`] |
 //! | unmap, and what happens when the producer dies | [`service`], [`link`] |
 //! | what the producer says | [`hear`] |
-//! | what the application is told | [`event`] |
+//! | what the application is told | [`notice`] |
 //! | look at a session from outside | [`inspect`] |
 
 pub(crate) mod claim;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use gpu_api::{Error, RegionId, Result};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::descriptor::LeaseId;
+use channel::wire::descriptor::LeaseId;
 
 /// Notices kept for an application that does not read them; what comes on top is dropped, and a claim or a look at the
 /// participant still tells.

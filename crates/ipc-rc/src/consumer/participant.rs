@@ -16,13 +16,13 @@ use crate::consumer::mapping_cache::Cache;
 use crate::consumer::notice::Notice;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::service::Service;
-use crate::counter_file::CounterFile;
-use crate::descriptor::SessionId;
 use crate::manual::{self, Manual, not_manual};
-use crate::message::{MOST_BYTES, ToParticipant, ToProducer};
-use crate::process;
-use crate::socket::{self, ReceiveOutcome, SendOutcome};
-use crate::trace_point::trace_point;
+use channel::os::process;
+use channel::os::socket::{self, ReceiveOutcome, SendOutcome};
+use channel::shared::counter_file::CounterFile;
+use channel::trace_point;
+use channel::wire::descriptor::SessionId;
+use channel::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
 
 /// Opens a [`Participant`].
 #[derive(Clone, Debug)]

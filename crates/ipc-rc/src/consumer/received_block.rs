@@ -10,12 +10,12 @@ use gpu_api::{DevicePtr, Error, RegionId, Result};
 use crate::consumer::claim::ClaimError;
 use crate::consumer::graph::GraphBlocks;
 use crate::consumer::lease::Lease;
-use crate::descriptor::Descriptor;
-use crate::message::Heir;
 use crate::producer::share::To;
 use crate::producer::ticket::Claims;
 use crate::stream::Stream;
-use crate::timeline;
+use channel::shared::timeline;
+use channel::wire::descriptor::Descriptor;
+use channel::wire::message::Heir;
 
 /// What a received block's contents are worth. Closed, so that callers handle each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

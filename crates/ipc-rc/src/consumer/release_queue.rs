@@ -23,11 +23,11 @@ use arrayvec::ArrayVec;
 use gpu_api::{Gpu, MAX_BATCH, Result, StreamOp};
 
 use crate::consumer::lease::Held;
-use crate::counter_file::{dirty_word, slot_word};
-use crate::dirty::MARKED;
 use crate::gpu_event::GpuEvent;
-use crate::slot::released_word;
 use crate::stream::{Stream, StreamKey, advise};
+use channel::shared::counter_file::{dirty_word, slot_word};
+use channel::shared::dirty::MARKED;
+use channel::shared::slot::released_word;
 
 /// Ends queued on one lane: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;

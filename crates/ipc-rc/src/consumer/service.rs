@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use gpu_api::Result;
 
-use crate::blocking::Blocking;
-use crate::clock::Tick;
 use crate::consumer::hear::Heard;
 use crate::consumer::link::{Link, SOCKET};
 use crate::consumer::mapping::Mapping;
 use crate::consumer::mapping_cache;
 use crate::consumer::notice::Notice;
 use crate::manual;
-use crate::message::ToProducer;
-use crate::poller::Poller;
-use crate::trace_point::trace_point;
-use crate::waker::Waker;
+use channel::os::blocking::Blocking;
+use channel::os::clock::Tick;
+use channel::os::poller::Poller;
+use channel::os::waker::Waker;
+use channel::trace_point;
+use channel::wire::message::ToProducer;
 
 /// The shortest and the longest time between two looks at what the kernel does not announce.
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));

@@ -32,7 +32,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::sync::{Tally, ordering};
+use channel::shared::word::{Tally, ordering};
 
 /// Pairs with [`OPEN`].
 pub const ENTER: Ordering = ordering("enter", Ordering::Acquire);

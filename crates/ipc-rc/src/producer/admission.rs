@@ -8,14 +8,14 @@ use std::sync::{Arc, PoisonError};
 
 use gpu_api::{Error, Result};
 
-use crate::counter_file::bytes_of;
-use crate::message::{DecodeError, MOST_BYTES, RefusalCode, ToParticipant, ToProducer};
-use crate::process;
 use crate::producer::peer::{Arrival, Peer};
 use crate::producer::service::{Service, Watch};
 use crate::producer::share::{MOST_PARTICIPANTS, participant_id};
-use crate::socket::{self, ReceiveOutcome};
-use crate::trace_point::trace_point;
+use channel::os::process;
+use channel::os::socket::{self, ReceiveOutcome};
+use channel::shared::counter_file::bytes_of;
+use channel::trace_point;
+use channel::wire::message::{DecodeError, MOST_BYTES, RefusalCode, ToParticipant, ToProducer};
 
 /// Connections that have not said hello yet, at most. Who connects says hello at once, so of more than these the one
 /// that has been silent for longest goes: otherwise whoever may reach the socket could keep everybody else out.

@@ -7,16 +7,16 @@ use std::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use gpu_api::{Access, Error, Export, ParticipantId, RegionId};
 
-use crate::message::{
-    Heir, MOST_BYTES, MOST_TICKETS, Outcome, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant, ToProducer,
-};
-use crate::producer::ledger::Entry;
 use crate::producer::peer::Peer;
 use crate::producer::service::Service;
 use crate::producer::share::To;
 use crate::producer::ticket::Claims;
-use crate::socket::{self, ReceiveOutcome};
-use crate::trace_point::trace_point;
+use channel::os::socket::{self, ReceiveOutcome};
+use channel::trace_point;
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::{
+    Heir, MOST_BYTES, MOST_TICKETS, Outcome, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant, ToProducer,
+};
 
 /// Packets read from one participant before the others get their turn.
 const PACKETS_A_TURN: usize = 64;
@@ -81,7 +81,7 @@ impl Service {
     }
 
     /// Tells a participant how to map a region, and notes that it may. The lease that it names proves its right.
-    fn map(&self, peer: &Arc<Peer>, request: u64, region: RegionId, access: Access, lease: Entry) {
+    fn map(&self, peer: &Arc<Peer>, request: u64, region: RegionId, access: Access, lease: LeaseAddress) {
         let mut noted = false;
         // Under the ledger's lock, so that the pin is taken while the block is certainly in use.
         let leased = peer.ledger.with_block(lease, |block| {
@@ -156,7 +156,7 @@ impl Service {
         }
     }
 
-    fn forward(&mut self, peer: &Arc<Peer>, request: u64, lease: Entry, heir: Heir, user: [u8; 64]) {
+    fn forward(&mut self, peer: &Arc<Peer>, request: u64, lease: LeaseAddress, heir: Heir, user: [u8; 64]) {
         let to = match heir {
             Heir::Participant(id) => To::Participant(id),
             Heir::Ticket(None) => To::Ticket(Claims::Unlimited),

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, Error, Piece, Region, RegionSource, Result};
 
-use crate::descriptor::Descriptor;
 use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
 use crate::producer::share::{After, ShareOptions, To};
 use crate::stream::Stream;
-use crate::trace_point::trace_point;
+use channel::trace_point;
+use channel::wire::descriptor::Descriptor;
 
 /// What the owner of adopted memory chose to know it by; [`Session::collect`](crate::Session::collect) returns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]

@@ -8,12 +8,12 @@ use std::time::Duration;
 use gpu_api::{Error, Gpu, RegionSource, Result, Sharing};
 
 use crate::carver::Carver;
-use crate::descriptor::SessionId;
 use crate::manual::{self, Manual};
 use crate::producer::core::{Core, Settings};
 use crate::producer::service::Service;
 use crate::producer::session::Session;
-use crate::socket::{self, Listener, Place};
+use channel::os::socket::{self, Listener, Place};
+use channel::wire::descriptor::SessionId;
 
 /// Alignment of blocks, in bytes: what device allocators promise.
 const ALIGN: u64 = 256;

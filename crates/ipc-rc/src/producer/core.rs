@@ -10,14 +10,11 @@ use gpu_api::{
     BackendKind, Error, ForkGuard, Gpu, Holder, Lent, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result,
 };
 
-use crate::clock::Tick;
-use crate::descriptor::SessionId;
 use crate::manual::{Driver, drive};
-use crate::message::ToParticipant;
 use crate::producer::block::{AdoptToken, Block};
 use crate::producer::count::Count;
 use crate::producer::fence::Fences;
-use crate::producer::ledger::{Effort, Entry, SHARDS, own_shard};
+use crate::producer::ledger::{Effort, SHARDS, own_shard};
 use crate::producer::ledger_table::LedgerTable;
 use crate::producer::outbox::Outbox;
 use crate::producer::peer::Peer;
@@ -26,8 +23,12 @@ use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::producer::service::Service;
 use crate::producer::ticket::Tickets;
 use crate::producer::ticket_event::Lanes;
-use crate::trace_point::trace_point;
-use crate::waker::Waker;
+use channel::os::clock::Tick;
+use channel::os::waker::Waker;
+use channel::trace_point;
+use channel::wire::descriptor::SessionId;
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::ToParticipant;
 
 /// Every so many drops one looks at a few dirty words, so many: what is in no near cache costs it as much as all else.
 const GLANCES: usize = 4;
@@ -277,7 +278,7 @@ impl Core {
     }
 
     /// Tells a participant that a grant to it was taken back, if it can be told; otherwise its claim tells.
-    pub fn tell_revoked(&self, peer: &Peer, lease: Entry) {
+    pub fn tell_revoked(&self, peer: &Peer, lease: LeaseAddress) {
         let _ = self.outbox.push(peer, &ToParticipant::Revoked { lease }, None);
     }
 

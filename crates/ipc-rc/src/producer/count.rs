@@ -20,7 +20,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::producer::ledger::{SHARDS, own_shard};
-use crate::sync::{Tally, ordering};
+use channel::shared::word::{Tally, ordering};
 
 /// Pairs with [`SUM`].
 pub const WENT: Ordering = ordering("went", Ordering::Release);

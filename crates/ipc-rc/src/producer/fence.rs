@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamIdentity, StreamOp, WordPtr};
 
-use crate::counter_file::{CounterFile, TIMELINES, timeline_word};
-use crate::descriptor::Fence;
 use crate::producer::peer::Peer;
 use crate::stream::{Stream, advise};
-use crate::timeline::{self, LIMIT, Timeline};
+use channel::shared::counter_file::{CounterFile, TIMELINES, timeline_word};
+use channel::shared::timeline::{self, LIMIT, Timeline};
+use channel::wire::descriptor::Fence;
 
 /// What to do instead of a share under capture.
 const UNCAPTURED: &str = "share before the capture begins or after it ended";
@@ -298,7 +298,7 @@ mod tests {
     use gpu_api::DeviceId;
 
     use super::*;
-    use crate::counter_file::FIRST_SLOTS;
+    use channel::shared::counter_file::FIRST_SLOTS;
 
     #[test]
     fn no_value_is_queued_for_who_has_gone() {

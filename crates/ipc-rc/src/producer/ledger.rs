@@ -16,25 +16,15 @@ use std::time::Duration;
 
 use gpu_api::ParticipantId;
 
-use crate::clock::Tick;
-use crate::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
 use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::producer::slot_group::{NO_LAPSE, SlotGroups};
-use crate::slot::{Generation, Seen};
+use channel::os::clock::Tick;
+use channel::shared::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
+use channel::shared::slot::Seen;
+use channel::wire::lease_address::LeaseAddress;
 
 /// Locks that a participant's slots are spread over.
 pub const SHARDS: usize = 16;
-
-/// Where a lease is written down.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub struct Entry {
-    /// The counter file, counted from 0.
-    pub file: u32,
-    /// The slot in it.
-    pub slot: u32,
-    /// The slot's generation.
-    pub generation: Generation,
-}
 
 /// Why a grant was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -182,7 +172,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         block: &B,
         now: Tick,
         time_to_live: Option<Duration>,
-    ) -> Result<Entry, Refusal> {
+    ) -> Result<LeaseAddress, Refusal> {
         let packed = now.pack(self.start);
         // One step of the packed clock later, so that rounding never lapses a grant early.
         let lapses = time_to_live.map_or(NO_LAPSE, |time| now.after(time).pack(self.start).saturating_add(1));
@@ -210,7 +200,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         owner: ParticipantId,
         block: &B,
         times: (u32, u32),
-    ) -> Result<Entry, Refusal> {
+    ) -> Result<LeaseAddress, Refusal> {
         for n in (own..own + SHARDS).map(|n| n % SHARDS) {
             let locked = &self.shards[n];
             if let Ok(mut shard) = locked.shard.try_lock() {
@@ -244,7 +234,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         owner: ParticipantId,
         block: &B,
         times: (u32, u32),
-    ) -> Result<Entry, Refusal> {
+    ) -> Result<LeaseAddress, Refusal> {
         if shard.owner != Some(owner) {
             return Err(Refusal::Gone);
         }
@@ -257,7 +247,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             if !locked.is_busy() {
                 locked.busy.store(true, Ordering::Relaxed);
             }
-            return Ok(Entry { file: shard.first_free as u32, slot, generation });
+            return Ok(LeaseAddress { file: shard.first_free as u32, slot, generation });
         }
         Err(Refusal::Full)
     }
@@ -313,7 +303,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Takes a grant back if nobody claimed it, and returns its block then.
-    pub fn revoke(&self, entry: Entry) -> Option<B> {
+    pub fn revoke(&self, entry: LeaseAddress) -> Option<B> {
         let locked = self.shard_of(entry)?;
         let mut shard = locked.lock();
         let block = shard.parts.get_mut(entry.file as usize)?.revoke(entry.slot, entry.generation)?;
@@ -323,14 +313,14 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Looks at the block behind an outstanding lease, without holding it: a block's count stays exact.
-    pub fn with_block<T>(&self, entry: Entry, look: impl FnOnce(&B) -> T) -> Option<T> {
+    pub fn with_block<T>(&self, entry: LeaseAddress, look: impl FnOnce(&B) -> T) -> Option<T> {
         let shard = self.shard_of(entry)?.lock();
         shard.parts.get(entry.file as usize)?.block(entry.slot, entry.generation).map(look)
     }
 
     /// Takes back every grant whose time to live has passed unclaimed, names it in `lapsed`, and says when to come
     /// again.
-    pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<B>, lapsed: &mut Vec<Entry>) -> Tick {
+    pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<B>, lapsed: &mut Vec<LeaseAddress>) -> Tick {
         let packed = now.pack(self.start);
         let mut next = NO_LAPSE;
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
@@ -339,7 +329,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
                 let mut first = NO_LAPSE;
                 for (file, part) in (0..).zip(&mut shard.parts) {
                     first = first.min(part.expire(packed, out, |slot, generation| {
-                        lapsed.push(Entry { file, slot, generation });
+                        lapsed.push(LeaseAddress { file, slot, generation });
                     }));
                 }
                 shard.first_lapse = first;
@@ -414,7 +404,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     }
 
     /// Finds the shard that a slot belongs to. The first shard's part is as large as any, so it tells the division.
-    fn shard_of(&self, entry: Entry) -> Option<&Locked<B, F>> {
+    fn shard_of(&self, entry: LeaseAddress) -> Option<&Locked<B, F>> {
         let share = self.shards[0].lock().parts.get(entry.file as usize)?.capacity();
         self.shards.get((entry.slot / GROUP).checked_div(share)? as usize)
     }

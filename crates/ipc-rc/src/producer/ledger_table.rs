@@ -10,11 +10,11 @@ use std::sync::{Arc, OnceLock};
 
 use gpu_api::ParticipantId;
 
-use crate::clock::Tick;
-use crate::counter_file::CounterFile;
 use crate::producer::block::Block;
 use crate::producer::ledger::Ledger;
 use crate::producer::share::MOST_PARTICIPANTS;
+use channel::os::clock::Tick;
+use channel::shared::counter_file::CounterFile;
 
 /// A participant's ledger.
 pub(crate) type Leases = Ledger<Arc<Block>, CounterFile>;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::counter_file::HeapFile;
-use crate::slot::{Claim, Slot, State, encode};
+use channel::shared::counter_file::HeapFile;
+use channel::shared::slot::{Claim, Slot, State, encode};
 
 type Block = Arc<u32>;
 
@@ -53,7 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 struct Lease {
-    entry: Entry,
+    entry: LeaseAddress,
     block: usize,
     stands: Stands,
     marked: bool,

@@ -3,10 +3,10 @@
 //! | step | where |
 //! |---|---|
 //! | open a session, allocate or adopt | [`builder`], [`session`], [`adopted`] |
-//! | share: fence, grant, descriptor | [`share`], [`fence`], [`places`], [`ledger`], [`part`] |
-//! | share with whoever asks | [`ticket`], [`point`] |
-//! | drop: limbo | [`block`], [`own_work`] |
-//! | collect, retire, give back | [`core`], [`ledger`], [`part`], [`found`] |
+//! | share: fence, grant, descriptor | [`share`], [`fence`], [`ledger_table`], [`ledger`], [`slot_group`] |
+//! | share with whoever asks | [`ticket`], [`ticket_event`] |
+//! | drop: limbo | [`block`], [`pending_work`] |
+//! | collect, retire, give back | [`core`], [`ledger`], [`slot_group`], [`reclaimed`] |
 //! | who connects, and what they ask | [`admission`], [`answer`] |
 //! | deaths, mappings, time to live | [`service`], [`peer`] |
 //! | who holds what, and where it lies | [`report`], [`snapshot`] |

@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use gpu_api::{Error, ParticipantId, Result};
 
-use crate::message::{MOST_BYTES, ToParticipant};
 use crate::producer::peer::Peer;
-use crate::socket::{self, SendOutcome};
+use channel::os::socket::{self, SendOutcome};
+use channel::wire::message::{MOST_BYTES, ToParticipant};
 
 /// Messages kept for one participant before it counts as not reading: it is refused more.
 const MOST_KEPT: usize = 256;

@@ -8,13 +8,14 @@ use std::time::Instant;
 
 use gpu_api::{Error, Gpu, HostPtr, ParticipantId, Region, RegionId, Result};
 
-use crate::clock::Tick;
-use crate::counter_file::CounterFile;
 use crate::producer::block::Block;
 use crate::producer::fence::Words;
-use crate::producer::ledger::{Entry, Refusal};
+use crate::producer::ledger::Refusal;
 use crate::producer::ledger_table::Leases;
 use crate::producer::reclaimed::ReclaimedBlocks;
+use channel::os::clock::Tick;
+use channel::shared::counter_file::CounterFile;
+use channel::wire::lease_address::LeaseAddress;
 
 /// How far the proof of a participant's death has come.
 ///
@@ -129,7 +130,7 @@ impl Peer {
         time_to_live: Option<std::time::Duration>,
         max_slots: u64,
         announce: impl Fn(u32, &CounterFile) -> Result<()>,
-    ) -> Result<Entry> {
+    ) -> Result<LeaseAddress> {
         loop {
             match self.ledger.grant(self.id, block, now, time_to_live) {
                 Ok(entry) => return Ok(entry),

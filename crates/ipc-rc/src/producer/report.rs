@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 
 use gpu_api::{Holder, Reclaim, SourceUsage};
 
-use crate::clock::Tick;
-use crate::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
 use crate::producer::core::Core;
 use crate::producer::ledger::Tally;
+use channel::os::clock::Tick;
+use channel::wire::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
 
 /// A session at one moment. Numbers are of blocks unless they say bytes; a sum taken while others work is a picture
 /// of that moment, not a transaction.

@@ -13,20 +13,20 @@ use std::time::{Duration, Instant};
 use arrayvec::ArrayVec;
 use gpu_api::{EventKind, ParticipantId, RawEvent, Reclaim, Result};
 
-use crate::blocking::Blocking;
-use crate::clock::Tick;
 use crate::manual;
-use crate::message::{MOST_TICKETS, TicketId, ToParticipant};
-use crate::poller::Poller;
-use crate::process;
 use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
 use crate::producer::peer::Peer;
 use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::producer::share::{find, place_of};
-use crate::socket::Listener;
-use crate::trace_point::trace_point;
-use crate::waker::Waker;
+use channel::os::blocking::Blocking;
+use channel::os::clock::Tick;
+use channel::os::poller::Poller;
+use channel::os::process;
+use channel::os::socket::Listener;
+use channel::os::waker::Waker;
+use channel::trace_point;
+use channel::wire::message::{MOST_TICKETS, TicketId, ToParticipant};
 
 /// The shortest and the longest time between two looks at leases.
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));

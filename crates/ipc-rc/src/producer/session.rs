@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, Error, Gpu, ParticipantId, Reclaim, Result};
 
-use crate::descriptor::{Descriptor, SessionId};
 use crate::manual::{Manual, not_manual};
 use crate::producer::adopted::Adopted;
 use crate::producer::block::{self, AdoptToken, Block, Origin, SentBlock};
@@ -19,7 +18,8 @@ use crate::producer::ledger::Effort;
 use crate::producer::report::{ShutdownReport, Stats};
 use crate::producer::service::Service;
 use crate::producer::share::{After, ShareOptions, To};
-use crate::socket;
+use channel::os::socket;
+use channel::wire::descriptor::{Descriptor, SessionId};
 
 /// A producer's session: blocks, who may have them, and when they are free.
 ///

@@ -6,18 +6,19 @@ use std::time::Duration;
 
 use gpu_api::{Error, ParticipantId, Result};
 
-use crate::clock::Tick;
-use crate::descriptor::{Descriptor, Fence, Fields, GrantKind};
-use crate::message::{Granted, Outcome, TicketId, ToParticipant};
 use crate::producer::block::Block;
 use crate::producer::core::Core;
-use crate::producer::ledger::{Entry, Refusal};
+use crate::producer::ledger::Refusal;
 use crate::producer::peer::Peer;
 use crate::producer::ticket::Claims;
 use crate::producer::ticket_event::{Await, TicketEvent};
-use crate::slot::Generation;
 use crate::stream::Stream;
-use crate::trace_point::trace_point;
+use channel::os::clock::Tick;
+use channel::shared::slot::Generation;
+use channel::trace_point;
+use channel::wire::descriptor::{Descriptor, Fence, Fields, GrantKind};
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::{Granted, Outcome, TicketId, ToParticipant};
 
 /// Whom a lease is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -230,7 +231,7 @@ impl Core {
     /// # Errors
     ///
     /// [`Error::Invalid`] when the participant has no such lease, and as [`share`](Core::share).
-    pub(crate) fn forward(&self, from: &Peer, lease: Entry, to: To, user: [u8; 64]) -> Result<Descriptor> {
+    pub(crate) fn forward(&self, from: &Peer, lease: LeaseAddress, to: To, user: [u8; 64]) -> Result<Descriptor> {
         let block = from.ledger.with_block(lease, Arc::clone).ok_or(Error::Invalid {
             what: "the lease to forward",
             got: "none of yours".into(),
@@ -243,7 +244,7 @@ impl Core {
     /// Grants a lease to the participant of this number. The ledger's lock alone is taken, unless its slots are all in
     /// use.
     #[inline]
-    fn grant_to(&self, id: ParticipantId, block: &Arc<Block>, time_to_live: Option<Duration>) -> Result<Entry> {
+    fn grant_to(&self, id: ParticipantId, block: &Arc<Block>, time_to_live: Option<Duration>) -> Result<LeaseAddress> {
         let gone = || Error::ParticipantGone { participant: id };
         let ledger = self.places.get(place_of(id)).ok_or_else(gone)?;
         match ledger.grant(id, block, Tick::now(), time_to_live) {
@@ -254,7 +255,7 @@ impl Core {
     }
 
     /// Grants a lease in a participant's own file.
-    fn grant(&self, peer: &Arc<Peer>, block: &Arc<Block>, time_to_live: Option<Duration>) -> Result<Entry> {
+    fn grant(&self, peer: &Arc<Peer>, block: &Arc<Block>, time_to_live: Option<Duration>) -> Result<LeaseAddress> {
         peer.grant(block, Tick::now(), time_to_live, self.max_slots, |index, file| {
             self.outbox.push(peer, &ToParticipant::CounterFile { index, slots: file.slot_count() }, Some(file.fd()))
         })
@@ -314,7 +315,7 @@ impl Core {
         }
         let peers = self.peers.load();
         let Some(peer) = find(&peers, fields.participant) else { return Ok(false) };
-        let entry = Entry { file: fields.file, slot: fields.slot, generation };
+        let entry = LeaseAddress { file: fields.file, slot: fields.slot, generation };
         match peer.ledger.with_block(entry, |leased| (!Arc::ptr_eq(leased, block)).then(|| place(leased))) {
             None => return Ok(false),
             Some(Some(other)) => return Err(foreign("the descriptor's block", other, place(block))),
@@ -332,7 +333,7 @@ impl Core {
 
 /// What a descriptor names.
 enum Named {
-    Lease(ParticipantId, Entry, Option<Fence>),
+    Lease(ParticipantId, LeaseAddress, Option<Fence>),
     Ticket(TicketId),
 }
 

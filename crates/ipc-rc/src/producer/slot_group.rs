@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use crate::counter_file::{GROUP, SlotFile};
 use crate::producer::ledger::{Effort, SHARDS};
 use crate::producer::reclaimed::ReclaimedBlocks;
-use crate::slot::{Generation, Revoke, Seen};
+use channel::shared::counter_file::{GROUP, SlotFile};
+use channel::shared::slot::{Generation, Revoke, Seen};
 
 /// Never lapses.
 pub(super) const NO_LAPSE: u32 = u32::MAX;

@@ -2,9 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::message::{MOST_SNAPSHOT, RefusalCode, ToParticipant};
 use crate::producer::core::Core;
-use crate::snapshot_file;
+use channel::shared::snapshot_file;
+use channel::wire::message::{MOST_SNAPSHOT, RefusalCode, ToParticipant};
 
 impl Core {
     /// Answers who asks for a snapshot; the file goes with the message.

@@ -23,12 +23,12 @@ use std::time::Duration;
 
 use gpu_api::{Error, ParticipantId, Result};
 
-use crate::clock::Tick;
-use crate::message::{Granted, Outcome, TicketId};
 use crate::producer::block::Block;
 use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::producer::ticket_event::TicketEvent;
-use crate::slot::Generation;
+use channel::os::clock::Tick;
+use channel::shared::slot::Generation;
+use channel::wire::message::{Granted, Outcome, TicketId};
 
 /// How often a ticket can be claimed, each time by another participant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

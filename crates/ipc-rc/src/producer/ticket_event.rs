@@ -9,11 +9,11 @@ use std::sync::{Mutex, PoisonError};
 
 use gpu_api::{Gpu, Result};
 
-use crate::descriptor::Fence;
 use crate::gpu_event::GpuEvent;
 use crate::producer::fence::Fences;
 use crate::producer::peer::Peer;
 use crate::stream::{Stream, StreamKey};
+use channel::wire::descriptor::Fence;
 
 /// Writes queued on one lane: far below the 1,020 entries at which a driver blocks; each write has a wait before it.
 const MOST_QUEUED: u32 = 64;

@@ -1,0 +1,15 @@
+//! What stands between two processes that share GPU memory: bytes, words in shared memory, a socket, and proof of death.
+//!
+//! Read in this order:
+//!
+//! 1. [`wire`]: the descriptor, the address of a lease, the messages.
+//! 2. [`shared`]: slot, dirty word and timeline word, each with its protocol, and the counter file they lie in.
+//! 3. [`os`]: the socket, the process at its other end, waiting and waking.
+//!
+//! Sessions and participants (`ipc-rc`) stand on this crate. It knows no block, no region and no vendor. Its items are
+//! for the crates of this workspace: users depend on `gpu-ipc`.
+
+pub mod os;
+pub mod shared;
+mod trace_point;
+pub mod wire;

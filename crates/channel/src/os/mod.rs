@@ -1,0 +1,8 @@
+//! What the kernel provides: sockets, processes and the proof of their death, waiting and waking, a clock.
+
+pub mod blocking;
+pub mod clock;
+pub mod poller;
+pub mod process;
+pub mod socket;
+pub mod waker;

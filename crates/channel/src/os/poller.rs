@@ -1,0 +1,141 @@
+//! Waiting for descriptors and for a time: by a thread of the library's own, or by the application.
+//!
+//! In manual mode nobody sleeps in [`Poller::wait`]; the application polls [`Poller::fd`], which a timer makes readable
+//! when the next turn is due.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use gpu_api::{Error, Result};
+use rustix::event::{Timespec, epoll};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
+
+/// Descriptors that one call of [`Poller::wait`] tells of.
+const MOST_READY: usize = 64;
+/// The timer's key.
+const TIMER: u64 = u64::MAX;
+
+/// An epoll instance, with a timer in manual mode.
+#[derive(Debug)]
+pub struct Poller {
+    epoll: OwnedFd,
+    timer: Option<OwnedFd>,
+}
+
+impl Poller {
+    /// Makes one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] when the process has no descriptor left.
+    pub fn new(manual: bool) -> Result<Poller> {
+        let remedy = "raise RLIMIT_NOFILE or close descriptors";
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::system("epoll_create", remedy, e))?;
+        let mut poller = Poller { epoll, timer: None };
+        if manual {
+            let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
+                .map_err(|e| Error::system("timerfd_create", remedy, e))?;
+            poller.add(timer.as_fd(), TIMER)?;
+            poller.timer = Some(timer);
+        }
+        Ok(poller)
+    }
+
+    /// Watches a descriptor for something to read.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] when the user's limit of watches is reached.
+    pub fn add(&self, fd: BorrowedFd<'_>, key: u64) -> Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(key), epoll::EventFlags::IN)
+            .map_err(|e| Error::system("epoll_ctl", "raise fs.epoll.max_user_watches", e))
+    }
+
+    /// Does not tell of a descriptor until it is resumed, its end excepted.
+    pub fn pause(&self, fd: BorrowedFd<'_>, key: u64) {
+        self.modify(fd, key, epoll::EventFlags::empty());
+    }
+
+    /// Tells of a paused descriptor again, also of what came meanwhile.
+    pub fn resume(&self, fd: BorrowedFd<'_>, key: u64) {
+        self.modify(fd, key, epoll::EventFlags::IN);
+    }
+
+    fn modify(&self, fd: BorrowedFd<'_>, key: u64, flags: epoll::EventFlags) {
+        // The only failure is a descriptor whose watch has ended: then there is nothing to change.
+        let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(key), flags);
+    }
+
+    /// Ends a watch.
+    pub fn remove(&self, fd: BorrowedFd<'_>) {
+        // The only failure is a descriptor that epoll does not know: that is what is wanted.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Waits until something can be read, at most so long, and returns the keys of what can.
+    pub fn wait(&self, timeout: Option<Duration>) -> ArrayVec<u64, MOST_READY> {
+        let empty = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [empty; MOST_READY];
+        let timeout = timeout.map(timespec);
+        // An interruption is a wake-up with nothing to read.
+        let count = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()).unwrap_or(0);
+        events[..count].iter().map(|event| event.data.u64()).filter(|&key| key != TIMER).collect()
+    }
+
+    /// Makes [`fd`](Poller::fd) readable after `timeout`, or not by itself (manual mode).
+    pub fn arm(&self, timeout: Option<Duration>) {
+        let Some(timer) = &self.timer else { return };
+        // Zero would disarm it.
+        let value = timeout.map_or(timespec(Duration::ZERO), |timeout| timespec(timeout.max(Duration::from_nanos(1))));
+        let once = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: value };
+        if let Err(error) = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once) {
+            tracing::warn!(%error, "the timer of a manual mode cannot be set; turns come late");
+        }
+    }
+
+    /// Returns the descriptor that is readable while there is something to do.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(time.subsec_nanos()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+    fn is_readable(poller: &Poller, timeout: i64) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(poller.fd(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: timeout, tv_nsec: 0 })).expect("poll") == 1
+    }
+
+    #[test]
+    fn what_can_be_read_is_told_by_its_key() {
+        let poller = Poller::new(false).expect("a poller");
+        let event = eventfd(1, EventfdFlags::CLOEXEC).expect("an eventfd");
+        poller.add(event.as_fd(), 7).expect("watched");
+        assert_eq!(poller.wait(None).as_slice(), [7]);
+        poller.pause(event.as_fd(), 7);
+        assert!(poller.wait(Some(Duration::ZERO)).is_empty());
+        poller.resume(event.as_fd(), 7);
+        assert_eq!(poller.wait(None).as_slice(), [7]);
+        poller.remove(event.as_fd());
+        assert!(poller.wait(Some(Duration::ZERO)).is_empty());
+    }
+
+    #[test]
+    fn a_due_time_makes_the_descriptor_readable_and_is_no_key() {
+        let poller = Poller::new(true).expect("a poller");
+        assert!(!is_readable(&poller, 0));
+        poller.arm(Some(Duration::ZERO));
+        assert!(is_readable(&poller, 60), "the timer did not fire within 60 s");
+        assert!(poller.wait(None).is_empty());
+        poller.arm(None);
+        assert!(!is_readable(&poller, 0));
+    }
+}

@@ -1,0 +1,73 @@
+//! Who is at the other end of a connection, as the kernel says.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+/// Returns the user whose process called `connect`.
+pub fn peer_uid(fd: impl AsFd) -> io::Result<u32> {
+    // rustix reads the same option into a pid that must not be 0, which it is for a peer in a hidden namespace.
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `getsockopt` asks for
+    // - `len` writable bytes: `peer` lives on this frame and is as long as `len` says;
+    // - a place for the length: `len` lives there too.
+    // Any bytes are a good `ucred`.
+    let answer = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    if answer == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Returns a pidfd of the process that called `connect`; `None` before Linux 6.5 and for a process that is gone.
+///
+/// It names the wrong process for a connection that was passed on or inherited, so it serves only for a peer that
+/// never said hello.
+pub fn peer_pidfd(fd: impl AsFd) -> Option<OwnedFd> {
+    let mut pidfd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: as in `peer_uid`, with an integer.
+    let answer = unsafe {
+        libc::getsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut pidfd).cast(),
+            &raw mut len,
+        )
+    };
+    if answer != 0 || pidfd < 0 {
+        return None;
+    }
+    // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else owns: the kernel has just made it
+    // for this call.
+    Some(unsafe { OwnedFd::from_raw_fd(pidfd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connect::connect;
+    use super::super::scratch::ScratchDir;
+    use super::super::{Listener, Place};
+    use super::*;
+    use crate::os::process::same_process;
+
+    #[test]
+    fn the_peer_is_who_connected() {
+        let dir = ScratchDir::new();
+        let listener = Listener::bind(&Place::Path { path: dir.join("s"), others: false }).expect("bind");
+        let _here = connect(listener.path()).expect("connect");
+        let there = listener.accept().expect("accept").expect("one that waits");
+        assert_eq!(peer_uid(&there).expect("its user"), rustix::process::geteuid().as_raw());
+        let pidfd = peer_pidfd(&there).expect("Linux 6.5 or later");
+        assert!(same_process(pidfd.as_fd()).expect("a readable /proc"));
+        let (no_socket, _) = io::pipe().expect("a pipe");
+        assert!(peer_uid(&no_socket).is_err());
+        assert!(peer_pidfd(&no_socket).is_none());
+    }
+}

@@ -1,0 +1,8 @@
+//! The memory that producer and participant share: words, each with its protocol, and the files they lie in.
+
+pub mod counter_file;
+pub mod dirty;
+pub mod slot;
+pub mod snapshot_file;
+pub mod timeline;
+pub mod word;

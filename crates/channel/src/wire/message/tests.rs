@@ -1,0 +1,345 @@
+use super::packet::*;
+use super::*;
+use crate::os::process::MOST_DESCENDANTS;
+use crate::shared::slot::Generation;
+use crate::wire::descriptor::{Descriptor, Fence, SessionId};
+use crate::wire::lease_address::LeaseAddress;
+use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId};
+use proptest::prelude::*;
+
+fn device() -> impl Strategy<Value = DeviceUuid> {
+    any::<[u8; 16]>().prop_map(DeviceUuid)
+}
+
+fn region() -> impl Strategy<Value = RegionId> {
+    any::<u64>().prop_map(RegionId)
+}
+
+fn access() -> impl Strategy<Value = Access> {
+    prop_oneof![Just(Access::ReadWrite), Just(Access::ReadOnly)]
+}
+
+fn refusal() -> impl Strategy<Value = (RefusalCode, String)> {
+    let plain = any::<char>().prop_map(|c| if c.is_control() { ' ' } else { c });
+    // 64 characters of at most 4 bytes: the longest text that no cut touches.
+    let text = proptest::collection::vec(plain, 0..=64).prop_map(String::from_iter);
+    (proptest::sample::select(RefusalCode::ALL.to_vec()), text)
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    prop_oneof![
+        any::<u64>().prop_map(|ptr| Place::Local(DevicePtr(ptr))),
+        (any::<[u8; 32]>(), any::<[u8; 32]>()).prop_map(|(a, b)| {
+            let mut handle = [0; 64];
+            handle[..32].copy_from_slice(&a);
+            handle[32..].copy_from_slice(&b);
+            Place::Handle(MemHandle(handle))
+        }),
+        Just(Place::Fd),
+    ]
+}
+
+fn lease() -> impl Strategy<Value = LeaseAddress> {
+    (any::<u32>(), any::<u32>(), generation()).prop_map(|(file, slot, generation)| LeaseAddress {
+        file,
+        slot,
+        generation,
+    })
+}
+
+fn generation() -> impl Strategy<Value = Generation> {
+    (0..1u64 << 61).prop_map(|number| Generation::new(number).expect("in range"))
+}
+
+fn ticket() -> impl Strategy<Value = TicketId> {
+    (any::<u32>(), generation()).prop_map(|(number, generation)| TicketId { number, generation })
+}
+
+fn heir() -> impl Strategy<Value = Heir> {
+    prop_oneof![
+        any::<u64>().prop_map(|id| Heir::Participant(ParticipantId(id))),
+        any::<u32>().prop_map(|claims| Heir::Ticket(std::num::NonZeroU32::new(claims))),
+    ]
+}
+
+fn answer() -> impl Strategy<Value = TicketAnswer> {
+    let fence = proptest::option::of((0..u32::MAX, 1..1u64 << 61));
+    let outcome = prop_oneof![
+        (lease(), fence).prop_map(|(lease, fence)| {
+            let fence = fence.map(|(word, value)| Fence { file: 0, word, value });
+            Outcome::Granted(Granted { lease, fence })
+        }),
+        Just(Outcome::Revoked),
+        Just(Outcome::AlreadyClaimed),
+        Just(Outcome::Stale),
+        Just(Outcome::Limit),
+        Just(Outcome::Failed),
+    ];
+    (ticket(), outcome).prop_map(|(ticket, outcome)| TicketAnswer { ticket, outcome })
+}
+
+fn page() -> impl Strategy<Value = ReportPage> {
+    let names = (any::<[u8; 16]>(), device(), proptest::sample::select(BackendKind::ALL.to_vec()), any::<u32>());
+    let numbers = proptest::collection::vec(any::<u64>(), NUMBERS);
+    let command = "[a-z\u{20ac}]{0,10}";
+    let holder =
+        (any::<[u64; 5]>(), any::<u32>(), any::<bool>(), command).prop_map(|(numbers, pid, dying, command)| {
+            let [participant, leases, bytes, mappings, oldest_ms] = numbers;
+            let participant = ParticipantId(participant);
+            HolderRow { participant, leases, bytes, mappings, oldest_ms, pid, dying, command }
+        });
+    let next = proptest::option::of(0..u32::MAX);
+    (names, any::<u64>(), numbers, next, proptest::collection::vec(holder, 0..=MOST_HOLDERS)).prop_map(
+        |((session, device, backend, pid), age_ms, numbers, next, holders)| ReportPage {
+            session: SessionId(session),
+            device,
+            backend,
+            pid,
+            age_ms,
+            numbers: numbers.try_into().expect("as many"),
+            next,
+            holders,
+        },
+    )
+}
+
+fn descriptor() -> impl Strategy<Value = Descriptor> {
+    (1..1u64 << 40, any::<[u8; 16]>()).prop_map(|(len, session)| {
+        let fields = crate::wire::descriptor::Fields {
+            backend: BackendKind::Host,
+            kind: crate::wire::descriptor::GrantKind::Ticket,
+            device: DeviceUuid([1; 16]),
+            session: SessionId(session),
+            participant: ParticipantId(0),
+            file: 0,
+            slot: 3,
+            generation: 1,
+            region: RegionId(2),
+            offset: 256,
+            len,
+            fence: None,
+        };
+        Descriptor::encode(&fields, &[5; 64])
+    })
+}
+
+fn to_producer() -> impl Strategy<Value = ToProducer> {
+    let backend = proptest::sample::select(BackendKind::ALL.to_vec());
+    prop_oneof![
+        (backend, device(), 0..=MOST_DESCENDANTS as u16, any::<bool>()).prop_map(
+            |(backend, device, descendants, manual)| ToProducer::Hello { backend, device, descendants, manual }
+        ),
+        (any::<u64>(), region(), access(), lease())
+            .prop_map(|(request, region, access, lease)| { ToProducer::MapRegion { request, region, access, lease } }),
+        (any::<u64>(), proptest::collection::vec(ticket(), 1..=MOST_TICKETS)).prop_map(|(request, tickets)| {
+            ToProducer::ClaimTickets { request, tickets: tickets.into_iter().collect() }
+        }),
+        (any::<u64>(), lease(), heir(), any::<[u8; 32]>()).prop_map(|(request, lease, heir, half)| {
+            let mut user = [0; 64];
+            user[16..48].copy_from_slice(&half);
+            ToProducer::Forward { request, lease, heir, user }
+        }),
+        (any::<u64>(), any::<u32>()).prop_map(|(request, from)| ToProducer::Inspect { request, from }),
+        any::<u64>().prop_map(|request| ToProducer::TakeSnapshot { request }),
+        region().prop_map(|region| ToProducer::Unmapped { region }),
+        Just(ToProducer::Bye),
+    ]
+}
+
+fn to_participant() -> impl Strategy<Value = ToParticipant> {
+    let welcome = (any::<[u8; 16]>(), any::<u64>(), any::<u32>(), any::<u32>(), any::<u64>());
+    prop_oneof![
+        welcome.prop_map(|(session, participant, pid, slots, max_slots)| ToParticipant::Welcome {
+            session: SessionId(session),
+            participant: ParticipantId(participant),
+            pid,
+            slots,
+            max_slots,
+        }),
+        refusal().prop_map(|(code, why)| ToParticipant::Refused { code, why }),
+        (any::<u32>(), any::<u32>()).prop_map(|(index, slots)| ToParticipant::CounterFile { index, slots }),
+        (any::<u64>(), region(), 1..=u64::MAX, device(), access(), place()).prop_map(
+            |(request, region, len, device, access, place)| ToParticipant::Region {
+                request,
+                region,
+                len,
+                device,
+                access,
+                place
+            }
+        ),
+        (any::<u64>(), region(), refusal()).prop_map(|(request, region, (code, why))| ToParticipant::NoRegion {
+            request,
+            region,
+            code,
+            why
+        }),
+        region().prop_map(|region| ToParticipant::PleaseUnmap { region }),
+        Just(ToParticipant::Closing),
+        (any::<u64>(), proptest::collection::vec(answer(), 1..=MOST_TICKETS))
+            .prop_map(|(request, answers)| ToParticipant::Tickets { request, answers: answers.into_iter().collect() }),
+        (any::<u64>(), descriptor()).prop_map(|(request, descriptor)| ToParticipant::Forwarded { request, descriptor }),
+        (any::<u64>(), page()).prop_map(|(request, page)| ToParticipant::Report { request, page: Box::new(page) }),
+        (any::<u64>(), refusal()).prop_map(|(request, (code, why))| ToParticipant::Declined { request, code, why }),
+        lease().prop_map(|lease| ToParticipant::Revoked { lease }),
+        (any::<u64>(), 1..=MOST_SNAPSHOT).prop_map(|(request, len)| ToParticipant::Snapshot { request, len }),
+    ]
+}
+
+/// What every message of either direction owes.
+macro_rules! check_message {
+    ($kind:ident, $message:expr) => {{
+        let message = $message;
+        let mut packet = [0xff; MOST_BYTES];
+        let len = message.encode(&mut packet);
+        let fds = message.fds();
+        prop_assert_eq!($kind::decode(&packet[..len], fds), Ok(message));
+        for end in 0..len {
+            prop_assert!($kind::decode(&packet[..end], fds).is_err(), "cut at {}", end);
+        }
+        prop_assert!($kind::decode(&packet[..len + 1], fds).is_err(), "a byte too many");
+        prop_assert!($kind::decode(&packet[..len], fds + 1).is_err(), "a descriptor too many");
+        if fds > 0 {
+            prop_assert!($kind::decode(&packet[..len], fds - 1).is_err(), "a descriptor too few");
+        }
+        packet[2..4].copy_from_slice(&7u16.to_le_bytes());
+        for end in 16..=len {
+            prop_assert_eq!($kind::decode(&packet[..end], 9), Err(DecodeError::Version { theirs: 7 }));
+        }
+    }};
+}
+
+proptest! {
+    #[test]
+    fn what_goes_to_a_producer_arrives(message in to_producer()) {
+        check_message!(ToProducer, message);
+    }
+
+    #[test]
+    fn what_goes_to_a_participant_arrives(message in to_participant()) {
+        check_message!(ToParticipant, message);
+    }
+
+    #[test]
+    fn bytes_without_meaning_never_panic(
+        number in prop_oneof![0..10u16, 128..143u16],
+        body in proptest::collection::vec(prop_oneof![Just(0), Just(1), any::<u8>()], 0..600),
+        fds in 0..4usize,
+    ) {
+        let mut packet = b"GI\x01\x00".to_vec();
+        packet.extend(number.to_le_bytes());
+        packet.extend((fds as u16).to_le_bytes());
+        packet.extend(body);
+        let mut again = [0; MOST_BYTES];
+        if let Ok(message) = ToProducer::decode(&packet, fds) {
+            let len = message.encode(&mut again);
+            prop_assert_eq!(&again[..len], &packet);
+        }
+        if let Ok(message) = ToParticipant::decode(&packet, fds) {
+            let len = message.encode(&mut again);
+            prop_assert_eq!(&again[..len], &packet);
+        }
+        let _ = ToProducer::decode(&packet[4..], fds);
+    }
+
+    #[test]
+    fn an_altered_byte_changes_the_meaning_or_is_refused(
+        message in to_participant(),
+        at in 0..MOST_BYTES,
+        mask in 1..=u8::MAX,
+    ) {
+        let mut packet = [0; MOST_BYTES];
+        let len = message.encode(&mut packet);
+        packet[at % len] ^= mask;
+        prop_assert_ne!(ToParticipant::decode(&packet[..len], message.fds()), Ok(message));
+    }
+}
+
+#[test]
+fn the_bytes_are_where_the_tables_say() {
+    let mut packet = [0; MOST_BYTES];
+    let hello = ToProducer::Hello {
+        backend: BackendKind::Cuda,
+        device: DeviceUuid(*b"0123456789abcdef"),
+        descendants: 3,
+        manual: true,
+    };
+    let len = hello.encode(&mut packet);
+    let start = b"GI\x01\0\x01\0\x04\0\0\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], b"\x02\x01\x03\0\0\0\0\0", b"0123456789abcdef"].concat());
+
+    let region = ToParticipant::Region {
+        request: 9,
+        region: RegionId(2),
+        len: 4096,
+        device: DeviceUuid(*b"0123456789abcdef"),
+        access: Access::ReadOnly,
+        place: Place::Fd,
+    };
+    let len = region.encode(&mut packet);
+    let start = b"GI\x01\0\x84\0\x01\0\x09\0\0\0\0\0\0\0";
+    let body = b"\x02\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\x000123456789abcdef\x01\x03\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], body].concat());
+
+    let generation = Generation::new(7).expect("in range");
+    let lease = LeaseAddress { file: 5, slot: 6, generation };
+    let map = ToProducer::MapRegion { request: 9, region: RegionId(2), access: Access::ReadOnly, lease };
+    let len = map.encode(&mut packet);
+    let start = b"GI\x01\0\x02\0\0\0\x09\0\0\0\0\0\0\0";
+    let body = b"\x02\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], body].concat());
+
+    let ticket = TicketId { number: 4, generation };
+    let claim = ToProducer::ClaimTickets { request: 9, tickets: [ticket].into_iter().collect() };
+    let len = claim.encode(&mut packet);
+    let start = b"GI\x01\0\x05\0\0\0\x09\0\0\0\0\0\0\0";
+    let body = b"\x01\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], body].concat());
+
+    let forward = ToProducer::Forward { request: 9, lease, heir: Heir::Participant(ParticipantId(3)), user: [8; 64] };
+    let len = forward.encode(&mut packet);
+    let start = b"GI\x01\0\x06\0\0\0\x09\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
+    let body = b"\x01\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], body, &[8; 64]].concat());
+
+    let fence = Some(Fence { file: 0, word: 2, value: 3 });
+    let answer = TicketAnswer { ticket, outcome: Outcome::Granted(Granted { lease, fence }) };
+    let tickets = ToParticipant::Tickets { request: 9, answers: [answer].into_iter().collect() };
+    let len = tickets.encode(&mut packet);
+    let start = b"GI\x01\0\x88\0\0\0\x09\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0";
+    let body = b"\x04\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
+    let fence = b"\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], body, fence].concat());
+
+    let snapshot = ToParticipant::Snapshot { request: 9, len: 4097 };
+    let len = snapshot.encode(&mut packet);
+    let start = b"GI\x01\0\x8d\0\x01\0\x09\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], b"\x01\x10\0\0\0\0\0\0"].concat());
+
+    let refused = ToParticipant::Refused { code: RefusalCode::User, why: "uid 7".into() };
+    let len = refused.encode(&mut packet);
+    let start = b"GI\x01\0\x82\0\0\0\0\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], b"\x02\0\x05\0uid 7"].concat());
+}
+
+#[test]
+fn the_longest_message_fits() {
+    let mut packet = [0; MOST_BYTES];
+    let why = "x".repeat(10_000);
+    let message = ToParticipant::NoRegion { request: 1, region: RegionId(1), code: RefusalCode::Failed, why };
+    let len = message.encode(&mut packet);
+    let Ok(ToParticipant::NoRegion { why, .. }) = ToParticipant::decode(&packet[..len], 0) else {
+        panic!("the longest message is refused");
+    };
+    assert_eq!(why.len(), 256);
+}
+
+#[test]
+fn a_snapshot_is_neither_empty_nor_longer_than_the_most() {
+    let mut packet = [0; MOST_BYTES];
+    for len in [0, MOST_SNAPSHOT + 1, u64::MAX] {
+        let written = ToParticipant::Snapshot { request: 1, len }.encode(&mut packet);
+        let refused = ToParticipant::decode(&packet[..written], 1).expect_err("a bad length");
+        assert!(refused.to_string().contains("the length of a snapshot"), "{refused}");
+    }
+}
