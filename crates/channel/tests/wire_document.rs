@@ -17,7 +17,7 @@ fn rows(module: &str) -> Vec<String> {
 fn every_row_of_the_modules_is_a_row_of_the_document() {
     let document = read("../../docs/WIRE.md");
     let lines: Vec<&str> = document.lines().collect();
-    for (module, least) in [("src/descriptor.rs", 22), ("src/message.rs", 18)] {
+    for (module, least) in [("src/wire/descriptor.rs", 22), ("src/wire/message.rs", 18)] {
         let rows = rows(module);
         assert!(rows.len() >= least, "{module} has only {} rows", rows.len());
         for row in rows {
@@ -28,7 +28,7 @@ fn every_row_of_the_modules_is_a_row_of_the_document() {
 
 #[test]
 fn the_document_has_no_row_of_a_message_or_field_that_is_not_there() {
-    let known: Vec<String> = [rows("src/descriptor.rs"), rows("src/message.rs")].concat();
+    let known: Vec<String> = [rows("src/wire/descriptor.rs"), rows("src/wire/message.rs")].concat();
     let document = read("../../docs/WIRE.md");
     let section = |from: &str, to: &str| {
         let start = document.find(from).unwrap_or_else(|| panic!("no section {from}"));
@@ -44,7 +44,7 @@ fn the_document_has_no_row_of_a_message_or_field_that_is_not_there() {
 
 #[test]
 fn the_numbers_of_the_counter_file_are_the_codes() {
-    let (document, code) = (read("../../docs/WIRE.md"), read("src/counter_file.rs"));
+    let (document, code) = (read("../../docs/WIRE.md"), read("src/shared/counter_file.rs"));
     for (constant, text) in [
         ("pub const GROUP: u32 = 64;", "each group of 64 slots"),
         ("pub const TIMELINES: u32 = 512;", "512 timeline words"),
