@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// Programs that start their other processes themselves.
-const WHOLE: [&str; 6] = ["camera", "kv_handoff", "manual_poll", "manual_tokio", "single_threaded", "weights"];
+const WHOLE: [&str; 5] = ["camera", "kv_handoff", "poll", "tokio", "weights"];
 /// Long enough for the slowest machine; whatever takes longer hangs.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
@@ -95,22 +95,16 @@ fn a_camera_tears_no_frame_and_waits_for_nobody() {
 }
 
 #[test]
-fn manual_mode_works_under_poll() {
-    let (text, left) = report("manual_poll", "200");
-    assert!(text.starts_with("manual_poll: 200 blocks of 64 KiB, "), "{text}");
-    assert!(number_before(&text, " turns of the session") > 0, "{text}");
+fn a_session_and_a_participant_fit_into_poll() {
+    let (text, left) = report("poll", "200");
+    assert!(text.starts_with("poll: 200 blocks of 64 KiB from a pool of 8, "), "{text}");
+    assert!(number_before(&text, " waits for a free one") > 0, "{text}");
     assert_eq!(left, 0, "sockets were left behind");
 }
 
 #[test]
-fn manual_mode_works_under_tokio() {
-    assert_eq!(report("manual_tokio", "200"), ("manual_tokio: 200 blocks of 64 KiB\n".to_owned(), 0));
-}
-
-#[test]
-fn one_thread_is_enough() {
-    let expected = "single_threaded: 200 blocks of 64 KiB; no thread of the library on either side\n";
-    assert_eq!(report("single_threaded", "200"), (expected.to_owned(), 0));
+fn a_session_and_a_participant_fit_into_tokio() {
+    assert_eq!(report("tokio", "200"), ("tokio: 200 blocks of 64 KiB from a pool of 8\n".to_owned(), 0));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What the paths of a lease cost in instructions, against upper bounds: `ci/instructions`.
 //!
 //! A count says the same on a slow machine and on a busy one, so it can fail a build where a time cannot. Each case runs
-//! in a process of its own, which is stepped through what is measured; `bounds.csv` holds the bounds. Session and
-//! participant are in manual mode, so no thread of the library runs beside the case.
+//! in a process of its own, which is stepped through what is measured; `bounds.csv` holds the bounds. From the first mark on the
+//! library's threads are stopped where they sleep, so none of them runs beside the case.
 //!
 //! ```text
 //! instructions                  counts every case and compares it with its bound
@@ -88,18 +88,9 @@ impl Pair {
     fn new(limbo: usize, burden: u64) -> Pair {
         let dir = tempfile::tempdir().expect("a directory");
         let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
-        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).manual().open().expect("a session");
+        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
         let block = session.alloc(4096).expect("there is room");
-        let participant = std::thread::scope(|scope| {
-            let socket = session.socket_path().to_owned();
-            let connecting =
-                scope.spawn(move || Participant::builder(gpu).manual().connect(socket).expect("connected"));
-            while !connecting.is_finished() {
-                session.turn().expect("it is in manual mode");
-                std::thread::yield_now();
-            }
-            connecting.join().expect("it connects")
-        });
+        let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
         let mut pair = Pair {
             session,
             participant,
@@ -153,16 +144,8 @@ impl Pair {
         self.participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed")
     }
 
-    /// Shares and claims; the region need not be mapped.
     fn lease(&self, block: &SentBlock) -> ReceivedBlock {
-        let descriptor = self.share(block);
-        loop {
-            match self.participant.try_claim(descriptor.as_bytes(), Wait::None) {
-                Ok(received) => return received,
-                Err(_) => self.session.turn().expect("it is in manual mode"),
-            }
-            self.participant.turn().expect("it is in manual mode");
-        }
+        self.claim(&self.share(block))
     }
 
     fn blocks(&self) -> Vec<SentBlock> {
@@ -264,7 +247,7 @@ fn one(name: &str, burden: u64) -> ExitCode {
     stepper::submit();
     pair.marks = true;
     (0..COUNTED).for_each(|_| round(&mut pair));
-    // The drop of what is mapped starts a thread. The process' end does without.
+    // The library's threads stay stopped, and so cannot end anything.
     std::mem::forget(pair);
     ExitCode::SUCCESS
 }

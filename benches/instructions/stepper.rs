@@ -14,11 +14,11 @@ pub const BASE: u64 = 0x5555_5555_4000;
 /// What is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// Instructions.
+    /// Instructions, while the child's other threads stand still.
     Instructions,
-    /// Instructions, and how often each address was the next to execute.
+    /// The same, and how often each address was the next to execute.
     Places,
-    /// System calls of the thread that marks: entries and returns.
+    /// System calls of the thread that marks, entries and returns, while the others run.
     Calls,
 }
 
@@ -63,14 +63,18 @@ pub fn count(command: &mut Command, what: What) -> Result<Steps, String> {
     let mut child = command.spawn().map_err(|e| format!("no process: {e}"))?;
     let pid = child.id().cast_signed();
     let mut steps = Steps::default();
-    let mut counting = false;
+    let (mut counting, mut alone) = (false, what == What::Calls);
     loop {
         let mut status = 0;
+        // Any child of this process, because the end of a thread that is held must be taken too.
         // SAFETY: `waitpid` asks for a valid place for the status.
-        let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) };
-        if waited != pid {
+        let waited = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
+        if waited < 0 {
             let _ = child.kill();
             return Err(format!("lost: {}", io::Error::last_os_error()));
+        }
+        if waited != pid {
+            continue;
         }
         if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
             return Ok(steps);
@@ -82,6 +86,10 @@ pub fn count(command: &mut Command, what: What) -> Result<Steps, String> {
         if signal == libc::SIGTRAP {
             signal = 0;
             if is_mark(pid) {
+                if !alone {
+                    alone = true;
+                    hold_others(pid)?;
+                }
                 counting = !counting;
             } else if counting {
                 steps.count += 1;
@@ -103,6 +111,43 @@ pub fn count(command: &mut Command, what: What) -> Result<Steps, String> {
     }
 }
 
+/// Stops every other thread of a stopped child where it waits in the kernel, for the rest of the child's life: there none
+/// holds a lock that the counted thread may need.
+fn hold_others(pid: libc::pid_t) -> Result<(), String> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_err(|e| format!("no threads: {e}"))?;
+    let numbers = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse::<libc::pid_t>().ok());
+    for thread in numbers.filter(|&thread| thread != pid) {
+        hold(thread).map_err(|e| format!("thread {thread} cannot be held: {e}"))?;
+    }
+    Ok(())
+}
+
+fn hold(thread: libc::pid_t) -> io::Result<()> {
+    trace(libc::PTRACE_SEIZE, thread)?;
+    loop {
+        trace(libc::PTRACE_INTERRUPT, thread)?;
+        let mut status = 0;
+        // SAFETY: `waitpid` asks for a valid place for the status.
+        let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
+        if waited != thread || !libc::WIFSTOPPED(status) {
+            return Err(io::Error::last_os_error());
+        }
+        // An interrupted wait for descriptors or for a futex without a competitor; a lock that is contended is not held by
+        // the thread that waits for it either.
+        let call = registers(thread).orig_rax.cast_signed();
+        if [libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_futex].contains(&call) {
+            return Ok(());
+        }
+        trace(libc::PTRACE_CONT, thread)?;
+    }
+}
+
+fn trace(request: libc::c_uint, thread: libc::pid_t) -> io::Result<()> {
+    // SAFETY: seizing, interrupting and continuing touch no memory of ours.
+    let done = unsafe { libc::ptrace(request, thread, 0usize, 0usize) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Says whether the SIGTRAP was sent by the child itself.
 fn is_mark(pid: libc::pid_t) -> bool {
     // SAFETY: a `siginfo_t` of zeroes is valid: it is plain data.
@@ -114,9 +159,14 @@ fn is_mark(pid: libc::pid_t) -> bool {
 
 /// Returns the address of the next instruction.
 fn place(pid: libc::pid_t) -> u64 {
+    registers(pid).rip
+}
+
+/// Returns the registers of a stopped thread.
+fn registers(thread: libc::pid_t) -> libc::user_regs_struct {
     // SAFETY: a `user_regs_struct` of zeroes is valid: it is plain data.
     let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
     // SAFETY: `PTRACE_GETREGS` asks for a writable `user_regs_struct`.
-    unsafe { libc::ptrace(libc::PTRACE_GETREGS, pid, 0usize, &raw mut registers) };
-    registers.rip
+    unsafe { libc::ptrace(libc::PTRACE_GETREGS, thread, 0usize, &raw mut registers) };
+    registers
 }

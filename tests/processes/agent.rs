@@ -308,9 +308,6 @@ impl State {
                 let builder = Participant::builder(self.gpu.clone()).mapping_cache(index(2), index(3) as usize);
                 self.joined(builder.connect(words[1]).map_err(text)?)
             }
-            "connect-manual" => {
-                self.joined(Participant::builder(self.gpu.clone()).manual().connect(words[1]).map_err(text)?)
-            }
             // By a descriptor that this process was started with.
             "connect-by" => {
                 // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: whoever started this process
@@ -525,8 +522,6 @@ impl State {
             assert!(!left.is_zero(), "no event {name}");
             let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: 0 };
             let _ = poll(&mut [PollFd::new(participant, PollFlags::IN)], Some(&timeout));
-            // In manual mode there may be something to do; otherwise the call says that it is not needed.
-            let _ = participant.turn();
         }
     }
 

@@ -1,9 +1,11 @@
-//! Many of everything: sessions, devices, participants, roles; and both sides without threads of the library's own.
+//! Many of everything: sessions, devices, participants, roles; and both sides in an event loop.
 
-use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use gpu_ipc::{After, ClaimError, Claims, DeviceId, Gpu, Notice, Participant, Session, State, Stream, To, Wait};
+use gpu_ipc::{
+    AdoptToken, After, ClaimError, Claims, Descriptor, DeviceId, Gpu, Participant, ReceivedBlock, Session,
+    SessionNotice, State, Stream, To, Wait,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::{Agent, WATCHDOG, open_gpu, read_stamp, write_stamp};
@@ -14,11 +16,10 @@ pub const CASES: &[Case] = &[
     ("crowd::a_session_for_each_device", session_per_device),
     ("crowd::a_process_is_producer_and_consumer_of_another", both_roles),
     ("crowd::several_sessions_and_participants_in_one_process", several),
-    ("crowd::both_sides_by_hand_in_one_thread", by_hand),
-    ("crowd::a_session_by_hand_tells_of_releases", released_by_hand),
-    ("crowd::calls_that_wait_turn_a_session_by_hand", waiting_by_hand),
-    ("crowd::a_session_by_hand_ends_after_its_last_handle", ends_by_hand),
-    ("crowd::a_consumer_by_hand_survives_its_producer", producer_dies),
+    ("crowd::an_event_loop_of_one_thread_serves_both_sides", one_loop),
+    ("crowd::a_session_tells_of_releases", releases),
+    ("crowd::a_session_tells_of_returned_tokens", tokens),
+    ("crowd::both_sides_outlive_their_last_handles", outlived),
 ];
 
 fn many_consumers() {
@@ -123,8 +124,8 @@ fn several() {
     }
 }
 
-/// A session and a participant that the test turns itself.
-struct ByHand {
+/// Both sides, and an event loop that polls their descriptors.
+struct EventLoop {
     gpu: Gpu,
     stream: Stream,
     session: Session,
@@ -132,158 +133,111 @@ struct ByHand {
     _dir: tempfile::TempDir,
 }
 
-impl ByHand {
-    fn new() -> ByHand {
+impl EventLoop {
+    fn new() -> EventLoop {
         let dir = tempfile::tempdir().expect("a directory");
         let gpu = open_gpu();
-        let path = dir.path().join("s");
-        let session = Session::builder(gpu.clone()).socket(&path).manual().open().expect("a session");
-        // The hello needs an answer, so somebody must turn the session meanwhile.
-        let participant = std::thread::scope(|scope| {
-            let builder = Participant::builder(gpu.clone()).manual();
-            let joining = scope.spawn(|| builder.connect(&path));
-            wait_until("the welcome", || {
-                session.turn().expect("it is by hand");
-                joining.is_finished()
-            });
-            joining.join().expect("it joins").expect("connected")
-        });
+        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+        let participant = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
         let stream = Stream::create(&gpu).expect("a stream");
-        ByHand { gpu, stream, session, participant, _dir: dir }
+        EventLoop { gpu, stream, session, participant, _dir: dir }
     }
 
-    /// Polls both descriptors and turns what is readable, until something holds. Polls without a time of its own: what
-    /// is due makes the descriptors readable.
-    fn turn_until<T>(&self, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
-        let start = Instant::now();
+    /// Tries, and again whenever a descriptor is readable: nothing but the notices says when.
+    fn run_until<T>(&self, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
         loop {
             if let Some(value) = done() {
                 return value;
             }
-            assert!(start.elapsed() < WATCHDOG, "waited too long for: {what}");
-            let (session, participant) = (self.session.as_fd(), self.participant.as_fd());
-            let mut fds = [PollFd::new(&session, PollFlags::IN), PollFd::new(&participant, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.session, PollFlags::IN), PollFd::new(&self.participant, PollFlags::IN)];
             let watchdog = Timespec { tv_sec: WATCHDOG.as_secs() as i64, tv_nsec: 0 };
-            let ready = poll(&mut fds, Some(&watchdog)).expect("poll");
-            assert!(ready > 0, "nothing is due, and yet: {what}");
-            if fds[0].revents().contains(PollFlags::IN) {
-                self.session.turn().expect("it is by hand");
-            }
-            if fds[1].revents().contains(PollFlags::IN) {
-                self.participant.turn().expect("it is by hand");
-                while self.participant.next_notice().is_some() {}
-            }
+            assert!(poll(&mut fds, Some(&watchdog)).expect("poll") > 0, "no notice, and yet: {what}");
+            self.session.next_notice();
+            self.participant.next_notice();
+        }
+    }
+
+    fn claim(&self, descriptor: &Descriptor) -> ReceivedBlock {
+        self.run_until("the claim", || match self.participant.try_claim(descriptor.as_bytes(), Wait::Host) {
+            Ok(received) => Some(received),
+            Err(ClaimError::WouldBlock) => None,
+            Err(error) => panic!("{error}"),
+        })
+    }
+}
+
+fn one_loop() {
+    let both = EventLoop::new();
+    let block = both.session.alloc(4096).expect("there is room");
+    for n in 0..20 {
+        write_stamp(&both.gpu, &both.stream, block.device_ptr(), n);
+        let to = if n % 2 == 0 { To::Participant(both.participant.id()) } else { To::Ticket(Claims::Once) };
+        let descriptor = block.share(to, After::Stream(&both.stream)).expect("shared");
+        let received = both.claim(&descriptor);
+        assert_eq!(received.state(), State::Ready, "it waits on the host");
+        assert_eq!(read_stamp(&both.gpu, &both.stream, received.device_ptr()), n);
+        drop(received);
+        both.run_until("the release", || block.wait_released(Some(Duration::ZERO)).ok());
+    }
+}
+
+fn releases() {
+    let both = EventLoop::new();
+    // Several blocks are out at once: each release is told, however they come.
+    let blocks: Vec<_> = (0..8).map(|_| both.session.alloc(4096).expect("there is room")).collect();
+    for round in 0..10 {
+        let received: Vec<_> = blocks
+            .iter()
+            .map(|block| block.share(To::Participant(both.participant.id()), After::Done).expect("shared"))
+            .map(|descriptor| both.claim(&descriptor))
+            .collect();
+        assert!(blocks.iter().all(|block| block.wait_released(Some(Duration::ZERO)).is_err()));
+        // By this thread, or by the GPU a little later.
+        received.iter().skip(round % 2).step_by(2).for_each(|received| received.used_on(&both.stream));
+        drop(received);
+        for block in &blocks {
+            both.run_until("the release", || block.wait_released(Some(Duration::ZERO)).ok());
         }
     }
 }
 
-fn by_hand() {
-    let both = ByHand::new();
-    for n in 0..20 {
-        let block = both.session.alloc(4096).expect("there is room");
-        write_stamp(&both.gpu, &both.stream, block.device_ptr(), n);
-        let to = if n % 2 == 0 { To::Participant(both.participant.id()) } else { To::Ticket(Claims::Once) };
-        let descriptor = block.share(to, After::Stream(&both.stream)).expect("shared");
-        drop(block);
-        let received = both.turn_until("the claim", || {
-            match both.participant.try_claim(descriptor.as_bytes(), Wait::Stream(&both.stream)) {
-                Ok(received) => Some(received),
-                Err(ClaimError::WouldBlock) => None,
-                Err(error) => panic!("{error}"),
-            }
-        });
-        assert_eq!(received.state(), State::Ready, "it waits on the host");
-        assert_eq!(read_stamp(&both.gpu, &both.stream, received.device_ptr()), n);
-        drop(received);
-        both.turn_until("the block to be free", || {
-            both.session.collect();
-            (both.session.stats().live_blocks == 0).then_some(())
-        });
-    }
-}
-
-fn released_by_hand() {
-    let both = ByHand::new();
-    // The producer keeps its block and writes into it again: nothing is in limbo, and no call waits.
-    let block = both.session.alloc(4096).expect("there is room");
+fn tokens() {
+    let both = EventLoop::new();
+    let pool = both.gpu.backend().alloc(both.gpu.device(), 1 << 20, both.gpu.default_sharing().expect("it shares"));
+    let pool = pool.expect("there is room");
     for round in 0..10 {
-        write_stamp(&both.gpu, &both.stream, block.device_ptr(), round);
+        let token = AdoptToken(round);
+        // SAFETY: `adopt` asks that the range stays allocated until its token is back: it is freed below; and that no
+        // other block overlaps it: the one before it has returned its token.
+        let block = unsafe { both.session.adopt(pool.base, 4096, token) }.expect("it can be shared");
         let descriptor = block.share(To::Participant(both.participant.id()), After::Done).expect("shared");
-        let claim = || both.participant.try_claim(descriptor.as_bytes(), Wait::Host).ok();
-        let received = both.turn_until("the claim", claim);
-        assert!(block.wait_released(Some(Duration::ZERO)).is_err());
-        received.used_on(&both.stream);
+        let received = both.claim(&descriptor);
+        drop(block);
+        assert_eq!(both.session.collect().tokens, [], "it is held");
         drop(received);
-        both.turn_until("the release", || block.wait_released(Some(Duration::ZERO)).ok());
+        // Nobody calls the session meanwhile: it asks the participant to unmap by itself, and says when it has.
+        while both.session.next_notice() != Some(SessionNotice::TokensReturned) {
+            let watchdog = Timespec { tv_sec: WATCHDOG.as_secs() as i64, tv_nsec: 0 };
+            let ready = poll(&mut [PollFd::new(&both.session, PollFlags::IN)], Some(&watchdog)).expect("poll");
+            assert!(ready > 0, "no notice of the token");
+        }
+        assert_eq!(both.session.collect().tokens, [token]);
     }
+    // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: every token is back.
+    unsafe { both.gpu.backend().free(pool.base) }.expect("nobody has it");
 }
 
-fn waiting_by_hand() {
-    let both = ByHand::new();
-    let block = both.session.alloc(4096).expect("there is room");
-    let descriptor = block.share(To::Ticket(Claims::Once), After::Done).expect("a ticket");
-    // Each side's wait needs the other to be turned: two threads, and none of the library's.
-    let (tell, told) = std::sync::mpsc::channel();
-    std::thread::scope(|scope| {
-        let (session, block) = (&both.session, &block);
-        let waiting = scope.spawn(move || {
-            wait_until("the claim", || {
-                session.turn().expect("it is by hand");
-                told.try_recv().is_ok()
-            });
-            block.wait_released(Some(WATCHDOG))
-        });
-        let claimed = both.participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
-        tell.send(()).expect("it listens");
-        drop(claimed);
-        waiting.join().expect("it waits").expect("released");
-    });
-    let threaded = Producer::new();
-    assert!(threaded.session.turn().is_err(), "it has a thread");
-}
-
-fn ends_by_hand() {
-    let both = ByHand::new();
+fn outlived() {
+    let both = EventLoop::new();
     let block = both.session.alloc(4096).expect("there is room");
     let descriptor = block.share(To::Participant(both.participant.id()), After::Done).expect("shared");
-    let received = both.turn_until("the claim", || both.participant.try_claim(descriptor.as_bytes(), Wait::Host).ok());
-    let ByHand { session, participant, gpu, .. } = both;
+    let received = both.claim(&descriptor);
+    let EventLoop { session, participant, gpu, .. } = both;
     let reclaim = session.reclaim();
     drop((block, session, participant));
-    // The lease outlives both handles; whoever looks after it ends when it does.
+    // The lease outlives both handles, and the threads that look after it end when it does.
     assert!(reclaim.upgrade().is_some_and(|core| core.limbo_bytes() == 4096));
     drop(received);
     wait_until("the session to end", || reclaim.upgrade().is_none());
     drop(gpu);
-}
-
-fn producer_dies() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("s");
-    let mut producer = Agent::start();
-    producer.must(&format!("open {}", path.display()));
-    let gpu = open_gpu();
-    let participant = Participant::builder(gpu.clone()).manual().connect(&path).expect("connected");
-    let block = producer.must("alloc 4096 6")[0].clone();
-    producer.must("stick");
-    let descriptor = producer.must(&format!("share-stream {block} {}", participant.id().0))[0].clone();
-    let bytes = crate::agent::unhex(&descriptor);
-    let received = participant.claim(&bytes, Wait::None, Some(WATCHDOG)).expect("claimed");
-    assert_eq!(received.state(), State::Pending);
-    producer.kill();
-    wait_until("the news", || {
-        participant.turn().expect("it is by hand");
-        participant.next_notice() == Some(Notice::ProducerGone)
-    });
-    wait_until("the poison", || {
-        participant.turn().expect("it is by hand");
-        received.state() == State::Poisoned
-    });
-    assert!(matches!(participant.claim(&bytes, Wait::None, None), Err(ClaimError::ProducerGone)));
-    assert_eq!(participant.mappings(), 1);
-    drop(received);
-    wait_until("the mapping to go", || {
-        participant.turn().expect("it is by hand");
-        participant.mappings() == 0
-    });
 }

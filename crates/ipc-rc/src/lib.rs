@@ -37,7 +37,7 @@ mod consumer;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod gpu_event;
-mod manual;
+mod notices;
 mod producer;
 mod stream;
 
@@ -52,6 +52,7 @@ pub use consumer::participant::{Participant, ParticipantBuilder};
 pub use consumer::received_block::{ReceivedBlock, State};
 pub use producer::block::{AdoptToken, SentBlock};
 pub use producer::builder::SessionBuilder;
+pub use producer::notice::SessionNotice;
 pub use producer::report::{ShutdownReport, Stats};
 pub use producer::session::{Collected, Session};
 pub use producer::share::{After, ShareOptions, To};

@@ -5,4 +5,5 @@ pub mod clock;
 pub mod poller;
 pub mod process;
 pub mod socket;
+pub mod thread;
 pub mod waker;

@@ -1,26 +1,19 @@
-//! Waiting for descriptors and for a time: by a thread of the library's own, or by the application.
-//!
-//! In manual mode nobody sleeps in [`Poller::wait`]; the application polls [`Poller::fd`], which a timer makes readable
-//! when the next turn is due.
+//! Waiting for descriptors and for a time, by a thread of the library's own.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use gpu_api::{Error, Result};
 use rustix::event::{Timespec, epoll};
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
 /// Descriptors that one call of [`Poller::wait`] tells of.
 const MOST_READY: usize = 64;
-/// The timer's key.
-const TIMER: u64 = u64::MAX;
 
-/// An epoll instance, with a timer in manual mode.
+/// An epoll instance.
 #[derive(Debug)]
 pub struct Poller {
     epoll: OwnedFd,
-    timer: Option<OwnedFd>,
 }
 
 impl Poller {
@@ -29,17 +22,10 @@ impl Poller {
     /// # Errors
     ///
     /// [`Error::System`] when the process has no descriptor left.
-    pub fn new(manual: bool) -> Result<Poller> {
+    pub fn new() -> Result<Poller> {
         let remedy = "raise RLIMIT_NOFILE or close descriptors";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::system("epoll_create", remedy, e))?;
-        let mut poller = Poller { epoll, timer: None };
-        if manual {
-            let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
-                .map_err(|e| Error::system("timerfd_create", remedy, e))?;
-            poller.add(timer.as_fd(), TIMER)?;
-            poller.timer = Some(timer);
-        }
-        Ok(poller)
+        Ok(Poller { epoll })
     }
 
     /// Watches a descriptor for something to read.
@@ -80,23 +66,7 @@ impl Poller {
         let timeout = timeout.map(timespec);
         // An interruption is a wake-up with nothing to read.
         let count = epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()).unwrap_or(0);
-        events[..count].iter().map(|event| event.data.u64()).filter(|&key| key != TIMER).collect()
-    }
-
-    /// Makes [`fd`](Poller::fd) readable after `timeout`, or not by itself (manual mode).
-    pub fn arm(&self, timeout: Option<Duration>) {
-        let Some(timer) = &self.timer else { return };
-        // Zero would disarm it.
-        let value = timeout.map_or(timespec(Duration::ZERO), |timeout| timespec(timeout.max(Duration::from_nanos(1))));
-        let once = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: value };
-        if let Err(error) = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once) {
-            tracing::warn!(%error, "the timer of a manual mode cannot be set; turns come late");
-        }
-    }
-
-    /// Returns the descriptor that is readable while there is something to do.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        events[..count].iter().map(|event| event.data.u64()).collect()
     }
 }
 
@@ -107,16 +77,12 @@ fn timespec(time: Duration) -> Timespec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-
-    fn is_readable(poller: &Poller, timeout: i64) -> bool {
-        let mut fds = [PollFd::from_borrowed_fd(poller.fd(), PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec { tv_sec: timeout, tv_nsec: 0 })).expect("poll") == 1
-    }
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::AsFd;
 
     #[test]
     fn what_can_be_read_is_told_by_its_key() {
-        let poller = Poller::new(false).expect("a poller");
+        let poller = Poller::new().expect("a poller");
         let event = eventfd(1, EventfdFlags::CLOEXEC).expect("an eventfd");
         poller.add(event.as_fd(), 7).expect("watched");
         assert_eq!(poller.wait(None).as_slice(), [7]);
@@ -126,16 +92,5 @@ mod tests {
         assert_eq!(poller.wait(None).as_slice(), [7]);
         poller.remove(event.as_fd());
         assert!(poller.wait(Some(Duration::ZERO)).is_empty());
-    }
-
-    #[test]
-    fn a_due_time_makes_the_descriptor_readable_and_is_no_key() {
-        let poller = Poller::new(true).expect("a poller");
-        assert!(!is_readable(&poller, 0));
-        poller.arm(Some(Duration::ZERO));
-        assert!(is_readable(&poller, 60), "the timer did not fire within 60 s");
-        assert!(poller.wait(None).is_empty());
-        poller.arm(None);
-        assert!(!is_readable(&poller, 0));
     }
 }

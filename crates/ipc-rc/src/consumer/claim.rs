@@ -9,7 +9,6 @@ use crate::consumer::lease::{Held, Lease};
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping_cache::NotMapped;
 use crate::consumer::received_block::ReceivedBlock;
-use crate::manual::drive;
 use crate::stream::Stream;
 use channel::shared::counter_file::{TIMELINES, timeline_word};
 use channel::shared::slot::{Claim, Generation};
@@ -178,8 +177,7 @@ impl Link {
         let file = self.await_file(entry, deadline)?;
         if let Some(fence) = fence {
             self.check_fence(&fence)?;
-            // In manual mode nobody is sure to poison a wait that is queued.
-            let host_waits = self.manual || self.file(fence.file).is_none_or(|file| file.registered.is_none());
+            let host_waits = self.file(fence.file).is_none_or(|file| file.registered.is_none());
             if matches!(wait, Wait::Host) || (host_waits && matches!(wait, Wait::Stream(_))) {
                 // Before the claim, so that a deadline that passes loses nothing.
                 self.wait_on_host(&fence, deadline)?;
@@ -326,22 +324,15 @@ impl Link {
             if self.look(fence) != timeline::Fence::Pending {
                 return Ok(());
             }
-            if self.is_gone() && self.manual {
-                // No thread poisons the word: this one notices.
-                self.poison();
-                continue;
-            }
             if deadline.is_some_and(|d| Instant::now() >= d) {
                 self.watch_fence(*fence);
                 return Err(Error::Deadline { what: "the producer's work on the block" }.into());
             }
             if turn < 100 {
                 std::hint::spin_loop();
-            } else if !drive(&self.driver, pause) {
+            } else {
                 // A GPU's store wakes nobody, so there is nothing to wait for but time.
                 std::thread::sleep(pause);
-            }
-            if turn >= 100 {
                 pause = (pause * 2).min(Duration::from_millis(1));
             }
         }

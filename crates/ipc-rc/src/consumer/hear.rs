@@ -33,9 +33,6 @@ pub(crate) enum Heard {
 impl Link {
     /// Waits until `done` gives something, as [`wait_until`](Link::wait_until) does, for what comes by the socket.
     pub fn wait_for_answer<T>(&self, deadline: Option<Instant>, mut done: impl FnMut() -> Option<T>) -> Option<T> {
-        if self.manual {
-            return self.wait_until(deadline, done);
-        }
         if let Some(value) = done() {
             return Some(value);
         }

@@ -12,10 +12,9 @@ use rustix::event::PollFlags;
 use crate::consumer::desk::Desk;
 use crate::consumer::lease::Record;
 use crate::consumer::mapping_cache::{Cache, Mappings};
-use crate::consumer::notice::{Notice, Notices};
+use crate::consumer::notice::Notice;
 use crate::consumer::release_queue::ReleaseQueues;
-use crate::consumer::service::Service;
-use crate::manual::{Driver, drive};
+use crate::notices::Notices;
 use channel::os::poller::Poller;
 use channel::os::socket::{self, SendOutcome};
 use channel::os::waker::Waker;
@@ -84,11 +83,7 @@ pub(crate) struct Link {
     pub poller: Poller,
     /// Whose turn it is to read the socket.
     pub hearing: Mutex<()>,
-    pub notices: Notices,
-    /// Nobody is sure to look after what is queued.
-    pub manual: bool,
-    /// In manual mode: what a thread of the participant's own would run.
-    pub driver: Driver<Service>,
+    pub notices: Notices<Notice>,
     /// Somebody was told `WouldBlock`.
     pub tries: AtomicBool,
     /// Fences that they wait for.
@@ -118,7 +113,6 @@ pub(crate) struct Welcome {
     pub file: CounterFile,
     pub max_slots: u64,
     pub cache: Cache,
-    pub manual: bool,
 }
 
 impl Link {
@@ -141,12 +135,10 @@ impl Link {
             cache: welcome.cache,
             desk: Desk::default(),
             notices: Notices::new()?,
-            manual: welcome.manual,
-            driver: Driver::new(),
             tries: AtomicBool::new(false),
             watched: Mutex::default(),
             waker: Waker::new()?,
-            poller: Poller::new(welcome.manual)?,
+            poller: Poller::new()?,
             hearing: Mutex::default(),
             asked: Mutex::default(),
             gone: AtomicBool::new(false),
@@ -304,22 +296,14 @@ impl Link {
             if left == Some(Duration::ZERO) {
                 return None;
             }
-            if drive(&self.driver, left.unwrap_or(Duration::MAX).min(DRIVEN)) {
-                continue;
-            }
             let changes = self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
             if *changes != seen {
                 continue;
             }
-            // Who turns the service in manual mode may stop before this thread's change comes.
-            let wait = if self.manual { Some(left.unwrap_or(DRIVEN).min(DRIVEN)) } else { left };
-            match wait {
+            match left {
                 Some(wait) => drop(self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner)),
                 None => drop(self.changes.1.wait(changes).unwrap_or_else(PoisonError::into_inner)),
             }
         }
     }
 }
-
-/// For how long one who waits turns a service before it looks again.
-const DRIVEN: Duration = Duration::from_millis(100);

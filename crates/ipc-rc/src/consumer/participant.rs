@@ -16,9 +16,9 @@ use crate::consumer::mapping_cache::Cache;
 use crate::consumer::notice::Notice;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::service::Service;
-use crate::manual::{self, Manual, not_manual};
 use channel::os::process;
 use channel::os::socket::{self, ReceiveOutcome, SendOutcome};
+use channel::os::thread;
 use channel::shared::counter_file::CounterFile;
 use channel::trace_point;
 use channel::wire::descriptor::SessionId;
@@ -31,7 +31,6 @@ pub struct ParticipantBuilder {
     access: Access,
     timeout: Option<Duration>,
     cache: Cache,
-    manual: bool,
 }
 
 impl ParticipantBuilder {
@@ -59,19 +58,6 @@ impl ParticipantBuilder {
     #[must_use]
     pub fn mapping_cache(mut self, bytes: u64, regions: usize) -> Self {
         self.cache = Cache { bytes, regions };
-        self
-    }
-
-    /// Starts no thread for the participant: the application polls its [`AsFd`] and calls [`Participant::turn`] when it
-    /// is readable.
-    ///
-    /// Nobody could be sure to end a wait on the GPU when the producer dies, so none is queued: [`Wait::Stream`] waits on
-    /// the host. Calls that wait turn the participant themselves. Driver calls that may block (unmap, unregister) still
-    /// run on a thread of their own, started with the first of them, and what is left when the last handle is dropped
-    /// on another.
-    #[must_use]
-    pub fn manual(mut self) -> Self {
-        self.manual = true;
         self
     }
 
@@ -130,7 +116,6 @@ impl ParticipantBuilder {
             backend: self.gpu.kind(),
             device: self.gpu.uuid(),
             descendants: u16::try_from(descendants.len()).unwrap_or(u16::MAX),
-            manual: self.manual,
         };
         let mut bytes = [0; MOST_BYTES];
         let len = hello.encode(&mut bytes);
@@ -143,13 +128,8 @@ impl ParticipantBuilder {
         let welcome = self.welcome(socket, deadline)?;
         let link = Arc::new(Link::new(welcome)?);
         let service = Service::new(link.clone())?;
-        let manual = if link.manual {
-            Some(Manual::new(service, &link.driver)?)
-        } else {
-            manual::start(service)?;
-            None
-        };
-        Ok(Participant(Arc::new(Handle { link: ManuallyDrop::new(link), manual: ManuallyDrop::new(manual) })))
+        thread::start("gpu-ipc-participant", move || service.run())?;
+        Ok(Participant(Arc::new(Handle { link: ManuallyDrop::new(link) })))
     }
 
     fn welcome(&self, socket: OwnedFd, deadline: Option<Instant>) -> Result<Welcome> {
@@ -195,7 +175,6 @@ impl ParticipantBuilder {
                     file: CounterFile::open(file, slots)?,
                     max_slots,
                     cache: self.cache,
-                    manual: self.manual,
                 })
             }
             _ => Err(refused("its first message is no welcome", "build both sides from one version")),
@@ -217,7 +196,6 @@ pub struct Participant(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     link: ManuallyDrop<Arc<Link>>,
-    manual: ManuallyDrop<Option<Manual<Service>>>,
 }
 
 impl Participant {
@@ -225,7 +203,7 @@ impl Participant {
     pub fn builder(gpu: Gpu) -> ParticipantBuilder {
         let cache = Cache { bytes: gpu.info().total_bytes, regions: 1024 };
         let timeout = Some(Duration::from_secs(30));
-        ParticipantBuilder { gpu, access: Access::ReadWrite, timeout, cache, manual: false }
+        ParticipantBuilder { gpu, access: Access::ReadWrite, timeout, cache }
     }
 
     fn link(&self) -> &Arc<Link> {
@@ -323,7 +301,7 @@ impl Participant {
     /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
     /// # let block = session.alloc(4096)?;
     /// # let bytes = *block.share(To::Ticket(Claims::Once), After::Done)?.as_bytes();
-    /// let participant = Participant::builder(gpu).manual().connect(session.socket_path())?;
+    /// let participant = Participant::builder(gpu).connect(session.socket_path())?;
     /// let received = loop {
     ///     match participant.try_claim(&bytes, Wait::Host) {
     ///         Err(ClaimError::WouldBlock) => {}
@@ -331,7 +309,6 @@ impl Participant {
     ///     }
     ///     loop {
     ///         poll(&mut [PollFd::new(&participant, PollFlags::IN)], None)?;
-    ///         participant.turn()?; // in manual mode alone
     ///         match participant.next_notice() {
     ///             Some(Notice::TryAgain | Notice::ProducerGone) => break,
     ///             _ => {}
@@ -397,23 +374,9 @@ impl Participant {
         }
     }
 
-    /// Takes the oldest event that was not read yet. While there is one, the participant's [`AsFd`] is readable.
+    /// Takes the oldest notice that was not read yet. While there is one, the participant's [`AsFd`] is readable.
     pub fn next_notice(&self) -> Option<Notice> {
         if self.link().guard.is_child() { None } else { self.link().notices.take() }
-    }
-
-    /// Does what there is to do at this moment: hears the producer, ends leases, unmaps (manual mode). Never waits.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] for a participant that has its own thread, [`Error::Forked`].
-    pub fn turn(&self) -> Result<()> {
-        if self.link().guard.is_child() {
-            return Err(Error::Forked { what: "this participant" });
-        }
-        let manual = self.0.manual.as_ref();
-        manual.ok_or_else(|| not_manual("the participant", "connected with `ParticipantBuilder::manual`"))?.turn();
-        Ok(())
     }
 
     /// Counts the leases that are kept until this process ends, because nobody could say when the work on their blocks
@@ -436,12 +399,11 @@ impl AsRawFd for Participant {
 }
 
 impl AsFd for Participant {
-    /// Returns what is readable while there is an [event](Participant::next_notice) to read; in manual mode also while
-    /// [`turn`](Participant::turn) has something to do.
+    /// Returns what is readable while there is a [notice](Participant::next_notice) to read.
     ///
-    /// An event loop that tells of changes only (edge-triggered, as tokio's) must read events until there is none.
+    /// An event loop that tells of changes only (edge-triggered, as tokio's) must read notices until there is none.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.manual.as_ref().map_or_else(|| self.link().notices.as_fd(), Manual::as_fd)
+        self.link().notices.as_fd()
     }
 }
 
@@ -455,10 +417,6 @@ impl Drop for Handle {
         // Release: the thread that takes the flag sees why it was set.
         self.link.wants_idle.store(true, Ordering::Release);
         self.link.waker.wake();
-        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
-        if let Some(manual) = unsafe { ManuallyDrop::take(&mut self.manual) } {
-            manual.finish();
-        }
         // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
         unsafe { ManuallyDrop::drop(&mut self.link) };
     }

@@ -12,11 +12,8 @@ use crate::consumer::link::{Link, SOCKET};
 use crate::consumer::mapping::Mapping;
 use crate::consumer::mapping_cache;
 use crate::consumer::notice::Notice;
-use crate::manual;
 use channel::os::blocking::Blocking;
 use channel::os::clock::Tick;
-use channel::os::poller::Poller;
-use channel::os::waker::Waker;
 use channel::trace_point;
 use channel::wire::message::ToProducer;
 
@@ -28,7 +25,6 @@ const POISONING: (Duration, Duration) = (Duration::from_millis(1), Duration::fro
 
 const PRODUCER: u64 = 1;
 const WAKER: u64 = 2;
-const EVENTS: u64 = 3;
 
 /// The thread's state.
 #[derive(Debug)]
@@ -47,10 +43,6 @@ impl Service {
         link.poller.add(link.socket.as_fd(), SOCKET)?;
         link.poller.add(link.producer_pidfd.as_fd(), PRODUCER)?;
         link.poller.add(link.waker.fd(), WAKER)?;
-        if link.manual {
-            // One descriptor tells the application of turns and of events.
-            link.poller.add(link.notices.as_fd(), EVENTS)?;
-        }
         Ok(Service {
             link,
             blocking: Blocking::default(),
@@ -60,17 +52,19 @@ impl Service {
             poll: POLL.0,
         })
     }
-}
 
-impl manual::Service for Service {
-    const THREAD: &'static str = "gpu-ipc-participant";
+    /// Runs until nothing is left to do, ever.
+    pub fn run(mut self) {
+        while !self.is_finished() {
+            self.turn();
+        }
+        self.end();
+    }
 
-    fn turn(&mut self, patience: Option<Duration>) {
+    /// Waits for something to do, and does it.
+    fn turn(&mut self) {
         self.link.waker.doze();
-        let timeout = match (self.time_to_sleep(), patience) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        let timeout = self.time_to_sleep();
         let ready = self.link.poller.wait(timeout);
         self.link.waker.rise();
         for &key in &ready {
@@ -87,6 +81,7 @@ impl manual::Service for Service {
         self.poll = if ready.is_empty() { (self.poll * 2).min(POLL.1) } else { POLL.0 };
     }
 
+    /// Says after what time there may be something to do that no descriptor tells of; `None` for never.
     fn time_to_sleep(&mut self) -> Option<Duration> {
         // The second look of `doze`: whoever left a mapping, or asked for one, while this thread was awake woke nobody.
         self.unmap_idle();
@@ -126,16 +121,6 @@ impl manual::Service for Service {
         });
     }
 
-    fn poller(&self) -> &Poller {
-        &self.link.poller
-    }
-
-    fn waker(&self) -> &Waker {
-        &self.link.waker
-    }
-}
-
-impl Service {
     fn unwatch(&self, fd: BorrowedFd<'_>) {
         self.link.poller.remove(fd);
     }

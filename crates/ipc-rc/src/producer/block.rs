@@ -215,8 +215,8 @@ impl SentBlock {
 
     /// Waits until no lease on the block is outstanding: backpressure for a producer that writes into it again.
     ///
-    /// With a timeout of zero it asks; when the answer is no, a session in manual mode makes its descriptor readable until
-    /// the next lease has ended, so that an event loop asks again in time.
+    /// With a timeout of zero it asks. When the answer is no, the session tells of the release by
+    /// [`SessionNotice::TryAgain`](crate::SessionNotice::TryAgain), so that an event loop asks again in time.
     ///
     /// # Errors
     ///
@@ -251,8 +251,7 @@ impl SentBlock {
             (self.outstanding() == 0).then_some(())
         };
         core.wait_until(deadline, released).ok_or_else(|| {
-            core.watches_releases.store(true, Ordering::Relaxed);
-            core.waker.nudge();
+            core.watch_release(&self.block);
             Error::Deadline { what: "the consumers of a block" }
         })
     }

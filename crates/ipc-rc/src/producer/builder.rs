@@ -8,11 +8,11 @@ use std::time::Duration;
 use gpu_api::{Error, Gpu, RegionSource, Result, Sharing};
 
 use crate::carver::Carver;
-use crate::manual::{self, Manual};
 use crate::producer::core::{Core, Settings};
 use crate::producer::service::Service;
 use crate::producer::session::Session;
 use channel::os::socket::{self, Listener, Place};
+use channel::os::thread;
 use channel::wire::descriptor::SessionId;
 
 /// Alignment of blocks, in bytes: what device allocators promise.
@@ -32,7 +32,6 @@ pub struct SessionBuilder {
     time_to_live: Option<Duration>,
     max_slots: u64,
     listener: Option<OwnedFd>,
-    manual: bool,
 }
 
 impl SessionBuilder {
@@ -49,7 +48,6 @@ impl SessionBuilder {
             time_to_live: Some(Duration::from_secs(300)),
             max_slots: 1 << 21,
             listener: None,
-            manual: false,
         }
     }
 
@@ -66,17 +64,6 @@ impl SessionBuilder {
     #[must_use]
     pub fn listener(mut self, socket: impl Into<OwnedFd>) -> Self {
         self.listener = Some(socket.into());
-        self
-    }
-
-    /// Starts no thread for the session: the application polls its [`AsFd`](std::os::fd::AsFd) and calls [`Session::turn`] when it is
-    /// readable.
-    ///
-    /// Calls that wait turn the session themselves. Driver calls that may block (free, unregister) still run on a thread
-    /// of their own, started with the first of them, and what is left when the last handle is dropped on another.
-    #[must_use]
-    pub fn manual(mut self) -> Self {
-        self.manual = true;
         self
     }
 
@@ -181,14 +168,9 @@ impl SessionBuilder {
             time_to_live: self.time_to_live,
             max_slots: self.max_slots,
         })?);
-        let service = Service::new(core.clone(), listener, self.uids, self.manual)?;
-        let manual = if self.manual {
-            Some(Manual::new(service, &core.driver)?)
-        } else {
-            manual::start(service)?;
-            None
-        };
+        let service = Service::new(core.clone(), listener, self.uids)?;
+        thread::start("gpu-ipc-session", move || service.run())?;
         tracing::debug!(session = %id, path = %path.display(), "session open");
-        Ok(Session::of(core, manual, path))
+        Ok(Session::of(core, path))
     }
 }

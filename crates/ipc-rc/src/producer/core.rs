@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -10,17 +10,17 @@ use gpu_api::{
     BackendKind, Error, ForkGuard, Gpu, Holder, Lent, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result,
 };
 
-use crate::manual::{Driver, drive};
+use crate::notices::Notices;
 use crate::producer::block::{AdoptToken, Block};
 use crate::producer::count::Count;
 use crate::producer::fence::Fences;
 use crate::producer::ledger::{Effort, SHARDS, own_shard};
 use crate::producer::ledger_table::LedgerTable;
+use crate::producer::notice::SessionNotice;
 use crate::producer::outbox::Outbox;
 use crate::producer::peer::Peer;
 use crate::producer::pending_work::PendingWork;
 use crate::producer::reclaimed::ReclaimedBlocks;
-use crate::producer::service::Service;
 use crate::producer::ticket::Tickets;
 use crate::producer::ticket_event::Lanes;
 use channel::os::clock::Tick;
@@ -72,8 +72,11 @@ pub(crate) struct Core {
     pub corrupt_words: AtomicU64,
     /// Callers that wait for a change.
     pub waiters: AtomicUsize,
-    /// Somebody asked whether a block is released, and it was not: the thread looks until the next lease ends.
+    /// Blocks that an application asked about while they were held: the thread tells it of their release.
+    watched: Mutex<Vec<Weak<Block>>>,
+    /// There are such blocks. Changed under the lock, read without it.
     pub watches_releases: AtomicBool,
+    pub notices: Notices<SessionNotice>,
     /// No more sharing; the thread ends when nothing is held.
     pub closing: AtomicBool,
     /// Something was granted that lapses.
@@ -87,8 +90,6 @@ pub(crate) struct Core {
     returned_count: AtomicUsize,
     drops: [Drops; SHARDS],
     changes: (Mutex<Changes>, Condvar),
-    /// In manual mode: what a thread of the session's own would run.
-    pub driver: Driver<Service>,
     /// Connections that the application passed in.
     pub arrivals: Mutex<Vec<OwnedFd>>,
 }
@@ -146,7 +147,9 @@ impl Core {
             deaths: AtomicU64::new(0),
             corrupt_words: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
+            watched: Mutex::default(),
             watches_releases: AtomicBool::new(false),
+            notices: Notices::new()?,
             closing: AtomicBool::new(false),
             may_lapse: AtomicBool::new(false),
             watches_lapses: AtomicBool::new(false),
@@ -155,7 +158,6 @@ impl Core {
             returned_count: AtomicUsize::new(0),
             drops: Default::default(),
             changes: (Mutex::default(), Condvar::new()),
-            driver: Driver::new(),
             arrivals: Mutex::default(),
         })
     }
@@ -219,9 +221,6 @@ impl Core {
                 reclaimed.bytes += block.len();
             }
         }
-        if found && self.watches_releases.load(Ordering::Relaxed) {
-            self.watches_releases.store(false, Ordering::Relaxed);
-        }
         // A waiter that registers at this very moment and is not seen looks again by itself within 100 ms.
         if found && self.waiters.load(Ordering::Relaxed) > 0 {
             self.announce_change();
@@ -229,11 +228,56 @@ impl Core {
         reclaimed
     }
 
+    /// Has the thread tell the application when nobody holds a block any more.
+    pub fn watch_release(&self, block: &Arc<Block>) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if !watched.iter().any(|other| other.as_ptr() == Arc::as_ptr(block)) {
+            watched.push(Arc::downgrade(block));
+        }
+        self.watches_releases.store(true, Ordering::Relaxed);
+        drop(watched);
+        self.waker.nudge();
+    }
+
+    /// Tells the application of blocks that it asked about and that nobody holds any more (thread).
+    pub fn tell_of_releases(&self) {
+        if !self.watches_releases.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = watched.len();
+        // The application's handle counts as one.
+        watched.retain(|block| block.strong_count() > 1);
+        self.watches_releases.store(!watched.is_empty(), Ordering::Relaxed);
+        if watched.len() < before {
+            self.notices.push(SessionNotice::TryAgain);
+        }
+    }
+
     /// Keeps an adopted block's token until somebody collects.
     pub fn return_token(&self, token: AdoptToken, piece: Piece) {
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
         returned.push((token, piece));
         self.returned_count.store(returned.len(), Ordering::Relaxed);
+        drop(returned);
+        // The thread has the region unmapped and tells.
+        self.waker.nudge();
+    }
+
+    /// Tells the application of tokens that it can take, and says which regions keep the others (thread).
+    pub fn tell_of_tokens(&self) -> Vec<RegionId> {
+        if self.returned_count.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapped = returned.iter().filter(|(_, piece)| piece.region.is_pinned());
+        let mut mapped: Vec<RegionId> = mapped.map(|(_, piece)| piece.region.id()).collect();
+        if mapped.len() < returned.len() {
+            self.notices.push(SessionNotice::TokensReturned);
+        }
+        mapped.sort_unstable();
+        mapped.dedup();
+        mapped
     }
 
     /// Takes the tokens of adopted blocks that nothing holds any more and that nobody maps.
@@ -264,8 +308,13 @@ impl Core {
             let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
             returned.iter().map(|(_, piece)| piece.region.id()).collect()
         };
+        self.ask_to_unmap_these(&waiting);
+    }
+
+    /// Asks everybody who maps one of these regions to unmap it.
+    pub fn ask_to_unmap_these(&self, regions: &[RegionId]) {
         for peer in self.peers.load().iter().flatten() {
-            for region in peer.mapped().into_iter().filter(|region| waiting.contains(region)) {
+            for region in peer.mapped().into_iter().filter(|region| regions.contains(region)) {
                 self.ask_to_unmap_one(peer, region);
             }
         }
@@ -325,9 +374,6 @@ impl Core {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             // The thread announces what it finds; the bound here is for a change that only the caller could find.
             let wait = left.unwrap_or(Duration::MAX).min(Duration::from_millis(100));
-            if wait > Duration::ZERO && drive(&self.driver, wait) {
-                continue;
-            }
             let mut changes = self.changes();
             if changes.count != seen {
                 continue;

@@ -21,6 +21,7 @@ pub(crate) mod count;
 pub(crate) mod fence;
 pub(crate) mod ledger;
 pub(crate) mod ledger_table;
+pub(crate) mod notice;
 pub(crate) mod outbox;
 pub(crate) mod peer;
 pub(crate) mod pending_work;

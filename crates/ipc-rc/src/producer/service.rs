@@ -11,9 +11,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use gpu_api::{EventKind, ParticipantId, RawEvent, Reclaim, Result};
+use gpu_api::{EventKind, ParticipantId, RawEvent, Reclaim, RegionId, Result};
 
-use crate::manual;
 use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
 use crate::producer::peer::Peer;
@@ -24,7 +23,6 @@ use channel::os::clock::Tick;
 use channel::os::poller::Poller;
 use channel::os::process;
 use channel::os::socket::Listener;
-use channel::os::waker::Waker;
 use channel::trace_point;
 use channel::wire::message::{MOST_TICKETS, TicketId, ToParticipant};
 
@@ -70,16 +68,18 @@ pub(crate) struct Service {
     /// Participants that are gone but into whose words a stream of ours may still write.
     leaving: Vec<Arc<Peer>>,
     asked: Vec<ParticipantId>,
+    /// Mapped regions of returned tokens, that participants were asked to unmap.
+    wanted: Vec<RegionId>,
     /// Claims of tickets that found no room for a fence: asked again at every turn.
     pub(super) crowded: Vec<(ParticipantId, u64, ArrayVec<TicketId, MOST_TICKETS>)>,
 }
 
 impl Service {
-    /// Makes the state; the caller runs it on a thread, or turns it by hand.
-    pub fn new(core: Arc<Core>, listener: Listener, allowed: Vec<u32>, manual: bool) -> Result<Service> {
+    /// Makes the state; the caller runs it on a thread.
+    pub fn new(core: Arc<Core>, listener: Listener, allowed: Vec<u32>) -> Result<Service> {
         let mut service = Service {
             own_pidfd: process::own_pidfd()?,
-            poller: Poller::new(manual)?,
+            poller: Poller::new()?,
             listener: None,
             allowed,
             watches: HashMap::new(),
@@ -96,6 +96,7 @@ impl Service {
             blocking: Blocking::default(),
             leaving: Vec::new(),
             asked: Vec::new(),
+            wanted: Vec::new(),
             crowded: Vec::new(),
             core,
         };
@@ -105,12 +106,17 @@ impl Service {
         service.listener = Some(listener);
         Ok(service)
     }
-}
 
-impl manual::Service for Service {
-    const THREAD: &'static str = "gpu-ipc-session";
+    /// Runs until nothing is left to do, ever.
+    pub fn run(mut self) {
+        while !self.is_finished() {
+            self.turn();
+        }
+        self.finish();
+    }
 
-    fn turn(&mut self, patience: Option<Duration>) {
+    /// Waits for something to do, and does it.
+    fn turn(&mut self) {
         let closing = self.core.closing.load(Ordering::Relaxed);
         if closing && let Some(listener) = self.listener.take() {
             if let Err(error) = listener.unlink() {
@@ -122,10 +128,7 @@ impl manual::Service for Service {
             }
         }
         self.core.waker.doze();
-        let timeout = match (self.time_to_sleep(), patience) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        let timeout = self.time_to_sleep();
         if timeout.is_some_and(|timeout| timeout <= POLL.1) {
             self.core.waker.will_rise_soon();
         }
@@ -149,6 +152,8 @@ impl manual::Service for Service {
         // thread.
         let found = self.core.collect(Effort::Marked);
         self.bury();
+        self.core.tell_of_releases();
+        self.look_after_tokens();
         self.watch_context();
         self.trim_unmapped();
         self.poll = if found.blocks > 0 || !ready.is_empty() { POLL.0 } else { (self.poll * 2).min(POLL.1) };
@@ -158,6 +163,7 @@ impl manual::Service for Service {
         self.leave();
     }
 
+    /// Says after what time there may be something to do that no descriptor tells of; `None` for never.
     fn time_to_sleep(&mut self) -> Option<Duration> {
         let now = Tick::now();
         let mut until_due = self.look_after_lapses(now);
@@ -170,13 +176,14 @@ impl manual::Service for Service {
         }
         let waits = core.limbo.sum().blocks > 0
             || core.waiters.load(Ordering::Relaxed) > 0
-            || core.watches_releases.load(Ordering::Relaxed)
             || core.closing.load(Ordering::Relaxed)
             || !self.leaving.is_empty();
         let reminded = core.waker.take_reminder();
         let words = || core.peers.load().iter().flatten().any(|peer| peer.words.any_pending());
         let unseen = core.has_leases() || !self.leaving.is_empty() || core.closing.load(Ordering::Relaxed);
-        let poll = if (waits && unseen) || !self.crowded.is_empty() {
+        // A release that another thread saw is told by this one.
+        let watches = core.watches_releases.load(Ordering::Relaxed);
+        let poll = if (waits && unseen) || watches || !self.crowded.is_empty() {
             Some(self.poll)
         } else if reminded || core.outbox.is_waiting() || (!self.broken && words()) {
             Some(POLL.1)
@@ -201,7 +208,8 @@ impl manual::Service for Service {
             })
     }
 
-    fn end(&mut self) {
+    /// Gives up what the session keeps.
+    fn finish(&mut self) {
         if let Some(probe) = self.probe.take() {
             // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this thread made it and ends.
             let _ = unsafe { self.core.gpu.backend().destroy_event(probe) };
@@ -214,16 +222,14 @@ impl manual::Service for Service {
         tracing::debug!(session = %self.core.id, "session closed");
     }
 
-    fn poller(&self) -> &Poller {
-        &self.poller
+    /// Has the regions of returned tokens unmapped, and tells the application of those that are.
+    fn look_after_tokens(&mut self) {
+        let mapped = self.core.tell_of_tokens();
+        let asked: Vec<RegionId> = mapped.iter().copied().filter(|region| !self.wanted.contains(region)).collect();
+        self.core.ask_to_unmap_these(&asked);
+        self.wanted = mapped;
     }
 
-    fn waker(&self) -> &Waker {
-        &self.core.waker
-    }
-}
-
-impl Service {
     /// Says when to look at times to live again. It goes on for a while after the last lease has ended, so that a
     /// producer that shares now and then seldom has to wake the thread.
     fn look_after_lapses(&mut self, now: Tick) -> Option<Duration> {

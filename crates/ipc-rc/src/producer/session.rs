@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, Error, Gpu, ParticipantId, Reclaim, Result};
 
-use crate::manual::{Manual, not_manual};
 use crate::producer::adopted::Adopted;
 use crate::producer::block::{self, AdoptToken, Block, Origin, SentBlock};
 use crate::producer::builder::SessionBuilder;
 use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
+use crate::producer::notice::SessionNotice;
 use crate::producer::report::{ShutdownReport, Stats};
-use crate::producer::service::Service;
 use crate::producer::share::{After, ShareOptions, To};
 use channel::os::socket;
 use channel::wire::descriptor::{Descriptor, SessionId};
@@ -53,7 +52,6 @@ pub struct Session(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     core: ManuallyDrop<Arc<Core>>,
-    manual: ManuallyDrop<Option<Manual<Service>>>,
     path: PathBuf,
     adopted: Adopted,
 }
@@ -85,13 +83,8 @@ impl Session {
         SessionBuilder::new(gpu)
     }
 
-    pub(super) fn of(core: Arc<Core>, manual: Option<Manual<Service>>, path: PathBuf) -> Session {
-        Session(Arc::new(Handle {
-            core: ManuallyDrop::new(core),
-            manual: ManuallyDrop::new(manual),
-            path,
-            adopted: Adopted::new(),
-        }))
+    pub(super) fn of(core: Arc<Core>, path: PathBuf) -> Session {
+        Session(Arc::new(Handle { core: ManuallyDrop::new(core), path, adopted: Adopted::new() }))
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -113,17 +106,10 @@ impl Session {
         &self.core().gpu
     }
 
-    /// Does what there is to do at this moment: hears participants, ends leases, notices deaths (manual mode). Never
-    /// waits.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] for a session that has its own thread, [`Error::Forked`].
-    pub fn turn(&self) -> Result<()> {
-        self.core().check_fork()?;
-        let manual = self.0.manual.as_ref();
-        manual.ok_or_else(|| not_manual("the session", "opened with `SessionBuilder::manual`"))?.turn();
-        Ok(())
+    /// Takes the oldest notice that was not read yet. While there is one, the session's [`AsFd`] is readable.
+    pub fn next_notice(&self) -> Option<SessionNotice> {
+        let core = self.core();
+        if core.guard.is_child() { None } else { core.notices.take() }
     }
 
     /// Takes in a connection that reached the application in another way than through the session's socket: passed on
@@ -307,6 +293,8 @@ impl Session {
             return Collected::default();
         }
         let reclaimed = core.collect(Effort::Marked);
+        // Before the tokens are taken: one that comes later is told anew.
+        core.notices.withdraw(SessionNotice::TokensReturned);
         let tokens = core.take_tokens();
         core.ask_for_returned();
         Collected { blocks: reclaimed.blocks, bytes: reclaimed.bytes, tokens }
@@ -360,10 +348,11 @@ impl AsRawFd for Session {
 }
 
 impl AsFd for Session {
-    /// Returns what is readable while [`turn`](Session::turn) has something to do. In a session with a thread of its own
-    /// it is the thread's, and tells the application nothing.
+    /// Returns what is readable while there is a [notice](Session::next_notice) to read.
+    ///
+    /// An event loop that tells of changes only (edge-triggered, as tokio's) must read notices until there is none.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.manual.as_ref().map_or_else(|| self.core().waker.fd(), Manual::as_fd)
+        self.core().notices.as_fd()
     }
 }
 
@@ -375,10 +364,6 @@ impl Drop for Handle {
         }
         self.core.closing.store(true, Ordering::Relaxed);
         self.core.waker.wake();
-        // SAFETY: `ManuallyDrop::take` asks that the value is not used again: this is its owner's drop.
-        if let Some(manual) = unsafe { ManuallyDrop::take(&mut self.manual) } {
-            manual.finish();
-        }
         // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
         unsafe { ManuallyDrop::drop(&mut self.core) };
     }

@@ -33,8 +33,6 @@ pub enum ToProducer {
         device: DeviceUuid,
         /// How many pidfds follow the first.
         descendants: u16,
-        /// The participant has no thread of its own, so it queues no waits.
-        manual: bool,
     },
     /// Asks for what it takes to map a region.
     MapRegion {
@@ -118,8 +116,8 @@ impl ToProducer {
         };
         let mut w = Writer::start(packet, number, self.fds(), request);
         match self {
-            ToProducer::Hello { backend, device, descendants, manual } => {
-                w.put(&[*backend as u8, u8::from(*manual)]);
+            ToProducer::Hello { backend, device, descendants } => {
+                w.put(&[*backend as u8, 0]);
                 w.put(&descendants.to_le_bytes());
                 w.put(&[0; 4]);
                 w.put(&device.0);
@@ -161,13 +159,13 @@ impl ToProducer {
         let message = match header.number {
             HELLO => {
                 let backend = r.backend()?;
-                let manual = r.flag("the mode")?;
+                r.zeros::<1>()?;
                 let descendants = u16::from_le_bytes(r.array()?);
                 if usize::from(descendants) > MOST_DESCENDANTS {
                     return Err(malformed("the number of descendants", descendants, "at most 200"));
                 }
                 r.zeros::<4>()?;
-                ToProducer::Hello { backend, device: DeviceUuid(r.array()?), descendants, manual }
+                ToProducer::Hello { backend, device: DeviceUuid(r.array()?), descendants }
             }
             MAP_REGION => {
                 let (region, access) = (RegionId(r.u64()?), r.access()?);

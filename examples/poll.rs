@@ -1,12 +1,13 @@
-//! Manual mode under `poll`: a producer and a consumer that serve the library from an event loop of their own.
+//! An event loop of `poll`: a producer and a consumer whose threads never wait in a call of the library.
 //!
 //! ```text
-//! cargo run --example manual_poll -- [--backend host|cuda|hip] [--rounds 1000]
+//! cargo run --example poll -- [--backend host|cuda|hip] [--rounds 1000]
 //! ```
 //!
-//! The producer is this process, the consumer another. Neither has a thread of the library's: each polls the session's or
-//! participant's descriptor beside its own, and takes a turn when it is readable. Descriptors go to the consumer through
-//! a pipe, as bytes; the numbers that it found in the blocks come back.
+//! The producer is this process, the consumer another. Each polls the descriptor of its session or participant beside a
+//! pipe of its own. The descriptor is readable while a notice is unread: at the producer that a block of its pool is free
+//! again, at the consumer that the answer to a claim has come. Grants go to the consumer through a pipe, as bytes; the
+//! numbers that it found in the blocks come back.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -17,16 +18,16 @@ use std::time::Duration;
 
 use gpu_ipc::descriptor::BYTES;
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Claims, Descriptor, Gpu, Notice, Participant, ReceivedBlock, Session, Stream, To,
-    Wait, detect,
+    After, BackendKind, ClaimError, Claims, Gpu, Notice, Participant, ReceivedBlock, SentBlock, Session, SessionNotice,
+    Stream, To, Wait, detect,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Bytes of a block.
 const BLOCK: usize = 64 << 10;
-/// Blocks that may be on their way or in use at once.
-const WINDOW: u64 = 8;
-/// Whoever takes longer hangs.
+/// Blocks of the producer's pool.
+const POOL: usize = 8;
+/// A side that waits longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("manual_poll: {error}");
+            eprintln!("poll: {error}");
             ExitCode::FAILURE
         }
     }
@@ -57,7 +58,7 @@ impl Options {
             match pair {
                 [name, value] if name == "--backend" => options.backend.clone_from(value),
                 [name, value] if name == "--rounds" => options.rounds = value.parse()?,
-                _ => return Err("usage: manual_poll [--backend host|cuda|hip] [--rounds N]".into()),
+                _ => return Err("usage: poll [--backend host|cuda|hip] [--rounds N]".into()),
             }
         }
         Ok(options)
@@ -99,7 +100,8 @@ fn message<const N: usize>(bytes: &mut VecDeque<u8>) -> Option<[u8; N]> {
 fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
     let gpu = open(&options.backend)?;
     let stream = Stream::create(&gpu)?;
-    let session = Session::builder(gpu).region_bytes(WINDOW * BLOCK as u64).manual().open()?;
+    let session = Session::builder(gpu).open()?;
+    let pool = (0..POOL).map(|_| session.alloc(BLOCK as u64)).collect::<Result<Vec<_>, _>>()?;
     let mut child = Command::new(std::env::current_exe()?)
         .args(["consumer", &options.backend])
         .arg(session.socket_path())
@@ -108,12 +110,14 @@ fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
         .spawn()?;
     let mut to = child.stdin.take();
     let from = child.stdout.take().ok_or("the consumer has no output")?;
-    let (mut shared, mut heard, mut turns, mut answers) = (0, 0, 0, VecDeque::new());
+    let (mut shared, mut heard, mut waits, mut answers) = (0, 0, 0, VecDeque::new());
     loop {
-        // The blocks are dropped as soon as they are shared, so those that are still in use are in limbo; while some are,
-        // the session's descriptor tells when to look again. A consumer that does not keep up is not drowned.
-        while shared < options.rounds && session.stats().limbo_blocks < WINDOW {
-            let descriptor = produce(&session, &stream, shared)?;
+        // A block is filled again when nobody holds it. When none is free the session tells of the next.
+        while shared < options.rounds
+            && let Some(block) = pool.iter().find(|block| block.wait_released(Some(Duration::ZERO)).is_ok())
+        {
+            fill(&stream, block, shared)?;
+            let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(&stream))?;
             to.as_mut().ok_or("the consumer's input is closed")?.write_all(descriptor.as_bytes())?;
             shared += 1;
         }
@@ -121,11 +125,12 @@ fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
             // The consumer sees the end.
             to = None;
         }
-        let [turn, answered] = sleep([&session, &from])?;
-        if turn {
-            // The consumer connects, claims, lets go, or dies.
-            session.turn()?;
-            turns += 1;
+        let [noticed, answered] = sleep([&session, &from])?;
+        if noticed {
+            // All of them: while one is unread the descriptor stays readable.
+            while let Some(notice) = session.next_notice() {
+                waits += u64::from(notice == SessionNotice::TryAgain);
+            }
         }
         if answered && read(&from, &mut answers)? {
             break;
@@ -141,26 +146,24 @@ fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
     if !status.success() || heard != options.rounds {
         return Err(format!("the consumer ended with {status} after {heard} blocks").into());
     }
-    // A call that waits takes the turns itself.
+    drop(pool);
     let report = session.shutdown(PATIENCE);
     if !report.clean {
         return Err(format!("still held: {report:?}").into());
     }
-    println!("manual_poll: {heard} blocks of {} KiB, {turns} turns of the session", BLOCK >> 10);
+    println!("poll: {heard} blocks of {} KiB from a pool of {POOL}, {waits} waits for a free one", BLOCK >> 10);
     Ok(())
 }
 
-/// Makes a block full of its number, for whoever claims it first.
-fn produce(session: &Session, stream: &Stream, number: u64) -> Result<Descriptor, Box<dyn Error>> {
-    let block = session.alloc(BLOCK as u64)?;
+/// Fills a block with its number, and waits for the copy: it reads memory of this function's.
+fn fill(stream: &Stream, block: &SentBlock, number: u64) -> Result<(), Box<dyn Error>> {
     let contents = number.to_le_bytes().repeat(BLOCK / 8);
     let backend = stream.gpu().backend();
     // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `contents` is
     // as long as the block, and both go after the stream is synchronised.
     unsafe { backend.copy_to_device(stream.raw(), block.device_ptr(), contents.as_ptr(), contents.len()) }?;
-    let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(stream));
     stream.synchronize()?;
-    Ok(descriptor?)
+    Ok(())
 }
 
 // The consumer.
@@ -169,7 +172,7 @@ fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
     let gpu = open(backend)?;
     let stream = Stream::create(&gpu)?;
     // A connection waits for the producer's welcome, and so is made before the loop.
-    let participant = Participant::builder(gpu).manual().connect(socket)?;
+    let participant = Participant::builder(gpu).connect(socket)?;
     let (input, mut out) = (std::io::stdin(), std::io::stdout());
     let (mut unread, mut queue, mut ended) = (VecDeque::new(), VecDeque::<[u8; BYTES]>::new(), false);
     // False while a claim waits for something that has not come.
@@ -183,22 +186,20 @@ fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
                     out.write_all(&contents(&stream, &block)?.to_le_bytes())?;
                     out.flush()?;
                 }
-                // The answer that it needs was asked for. An event tells when it may have come.
+                // The answer that it needs was asked for. A notice tells when it may have come.
                 Err(ClaimError::WouldBlock) => try_claims = false,
                 Err(error) => return Err(error.into()),
             }
         }
-        // Whoever polls an ended pipe is woken at once, for ever.
-        let [turn, told] = match (ended, queue.is_empty()) {
+        // A pipe that has ended is readable for ever: it is not polled any more.
+        let [noticed, told] = match (ended, queue.is_empty()) {
             (true, true) => break,
             (true, false) => [sleep([&participant])?[0], false],
             (false, _) => sleep([&participant, &input])?,
         };
-        if turn {
-            participant.turn()?;
-            // All of them: while one is unread the descriptor stays readable.
-            while let Some(event) = participant.next_notice() {
-                match event {
+        if noticed {
+            while let Some(notice) = participant.next_notice() {
+                match notice {
                     Notice::TryAgain => try_claims = true,
                     Notice::ProducerGone => return Err("the producer is gone".into()),
                     _ => {}

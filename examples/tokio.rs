@@ -1,12 +1,13 @@
-//! Manual mode under tokio: a producer and a consumer that serve the library from tasks of a single-threaded runtime.
+//! An event loop of tokio: a producer and a consumer on single-threaded runtimes, whose tasks never block their thread on
+//! the other side.
 //!
 //! ```text
-//! cargo run --example manual_tokio -- [--backend host|cuda|hip] [--rounds 1000]
+//! cargo run --example tokio -- [--backend host|cuda|hip] [--rounds 1000]
 //! ```
 //!
-//! The producer is this process, the consumer another. In each, one task waits for the session's or participant's
-//! descriptor and takes its turns; the others wait for what those turns bring. No task ever blocks the thread on the peer.
-//! Descriptors go to the consumer through a pipe, as bytes; the numbers that it found in the blocks come back.
+//! The producer is this process, the consumer another. In each, one task waits for the descriptor of the session or
+//! participant and reads its notices; the others wait for what the notices tell. Grants go to the consumer through a
+//! pipe, as bytes; the numbers that it found in the blocks come back.
 
 use std::error::Error;
 use std::io::ErrorKind;
@@ -17,8 +18,8 @@ use std::time::Duration;
 
 use gpu_ipc::descriptor::BYTES;
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Claims, Descriptor, Gpu, Notice, Participant, ReceivedBlock, Session, Stream, To,
-    Wait, detect,
+    After, BackendKind, ClaimError, Claims, Gpu, Notice, Participant, ReceivedBlock, SentBlock, Session, SessionNotice,
+    Stream, To, Wait, detect,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
@@ -27,9 +28,9 @@ use tokio::sync::Notify;
 
 /// Bytes of a block.
 const BLOCK: usize = 64 << 10;
-/// Blocks that may be on their way or in use at once.
-const WINDOW: u64 = 8;
-/// Whoever takes longer hangs.
+/// Blocks of the producer's pool.
+const POOL: usize = 8;
+/// A side that waits longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("manual_tokio: {error}");
+            eprintln!("tokio: {error}");
             ExitCode::FAILURE
         }
     }
@@ -62,7 +63,7 @@ impl Options {
             match pair {
                 [name, value] if name == "--backend" => options.backend.clone_from(value),
                 [name, value] if name == "--rounds" => options.rounds = value.parse()?,
-                _ => return Err("usage: manual_tokio [--backend host|cuda|hip] [--rounds N]".into()),
+                _ => return Err("usage: tokio [--backend host|cuda|hip] [--rounds N]".into()),
             }
         }
         Ok(options)
@@ -74,15 +75,13 @@ fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
     Ok(detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?)
 }
 
-/// Takes a turn whenever the descriptor is readable, until a turn fails.
-async fn serve(fd: AsyncFd<OwnedFd>, mut turn: impl FnMut() -> Result<(), gpu_ipc::Error>) {
+/// Reads notices whenever there are some.
+async fn listen(fd: AsyncFd<OwnedFd>, mut read_all: impl FnMut()) {
     while let Ok(mut readable) = fd.readable().await {
-        if let Err(error) = turn() {
-            eprintln!("manual_tokio: {error}");
-            return;
-        }
-        // A turn does all that there was to do. What comes from here on makes the descriptor readable again.
+        // Cleared before the notices are read: one that comes meanwhile makes the descriptor readable again. All are read,
+        // because the runtime tells of changes alone.
         readable.clear_ready();
+        read_all();
     }
 }
 
@@ -99,7 +98,8 @@ fn watch(fd: impl AsFd) -> Result<AsyncFd<OwnedFd>, std::io::Error> {
 async fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
     let gpu = open(&options.backend)?;
     let stream = Stream::create(&gpu)?;
-    let session = Session::builder(gpu).region_bytes(WINDOW * BLOCK as u64).manual().open()?;
+    let session = Session::builder(gpu).open()?;
+    let pool = (0..POOL).map(|_| session.alloc(BLOCK as u64)).collect::<Result<Vec<_>, _>>()?;
     let mut child = Command::new(std::env::current_exe()?)
         .args(["consumer", &options.backend])
         .arg(session.socket_path())
@@ -109,18 +109,19 @@ async fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
     let to = pipe::Sender::from_owned_fd(child.stdin.take().ok_or("the consumer has no input")?.into())?;
     let mut from = pipe::Receiver::from_owned_fd(child.stdout.take().ok_or("the consumer has no output")?.into())?;
 
-    let turned = Arc::new(Notify::new());
-    let (served, tell) = (session.clone(), turned.clone());
-    tokio::spawn(serve(watch(&session)?, move || {
-        served.turn()?;
-        // It may have ended leases.
-        tell.notify_one();
-        Ok(())
+    let freed = Arc::new(Notify::new());
+    let (told, tell) = (session.clone(), freed.clone());
+    tokio::spawn(listen(watch(&session)?, move || {
+        while let Some(notice) = told.next_notice() {
+            if notice == SessionNotice::TryAgain {
+                tell.notify_one();
+            }
+        }
     }));
-    let (source, rounds) = (session.clone(), options.rounds);
+    let rounds = options.rounds;
     let producing = tokio::spawn(async move {
         // The error of another task must be one that can be sent here.
-        produce_all(&source, &stream, rounds, to, &turned).await.map_err(|error| error.to_string())
+        produce_all(&pool, &stream, rounds, to, &freed).await.map_err(|error| error.to_string())
     });
 
     let mut heard = 0;
@@ -136,45 +137,46 @@ async fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
         return Err(format!("the consumer ended with {status} after {heard} blocks").into());
     }
     producing.await??;
-    // Nothing else is left to do on this thread, so it may wait: such a call takes the turns itself.
+    // Nothing else is left to do on this thread, so it may wait.
     let report = session.shutdown(PATIENCE);
     if !report.clean {
         return Err(format!("still held: {report:?}").into());
     }
-    println!("manual_tokio: {heard} blocks of {} KiB", BLOCK >> 10);
+    println!("tokio: {heard} blocks of {} KiB from a pool of {POOL}", BLOCK >> 10);
     Ok(())
 }
 
 async fn produce_all(
-    session: &Session,
+    pool: &[SentBlock],
     stream: &Stream,
     rounds: u64,
     mut to: pipe::Sender,
-    turned: &Notify,
+    freed: &Notify,
 ) -> Result<(), Box<dyn Error>> {
     for number in 0..rounds {
-        // The blocks are dropped as soon as they are shared, so those that are still in use are in limbo; while some are,
-        // there are turns that look at them. A consumer that does not keep up is not drowned.
-        while session.stats().limbo_blocks >= WINDOW {
-            turned.notified().await;
-        }
-        let descriptor = produce(session, stream, number)?;
+        let block = loop {
+            // A block is filled again when nobody holds it. When none is free the session tells of the next.
+            match pool.iter().find(|block| block.wait_released(Some(Duration::ZERO)).is_ok()) {
+                Some(block) => break block,
+                None => freed.notified().await,
+            }
+        };
+        fill(stream, block, number)?;
+        let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(stream))?;
         to.write_all(descriptor.as_bytes()).await?;
     }
     Ok(())
 }
 
-/// Makes a block full of its number, for whoever claims it first.
-fn produce(session: &Session, stream: &Stream, number: u64) -> Result<Descriptor, Box<dyn Error>> {
-    let block = session.alloc(BLOCK as u64)?;
+/// Fills a block with its number, and waits for the copy: it reads memory of this function's.
+fn fill(stream: &Stream, block: &SentBlock, number: u64) -> Result<(), Box<dyn Error>> {
     let contents = number.to_le_bytes().repeat(BLOCK / 8);
     let backend = stream.gpu().backend();
     // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `contents` is
     // as long as the block, and both go after the stream is synchronised.
     unsafe { backend.copy_to_device(stream.raw(), block.device_ptr(), contents.as_ptr(), contents.len()) }?;
-    let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(stream));
     stream.synchronize()?;
-    Ok(descriptor?)
+    Ok(())
 }
 
 /// Reads as many bytes as fit; `false` at the end.
@@ -192,21 +194,18 @@ async fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
     let gpu = open(backend)?;
     let stream = Stream::create(&gpu)?;
     // A connection waits for the producer's welcome: that of the whole process, at its start.
-    let participant = Participant::builder(gpu).manual().connect(socket)?;
+    let participant = Participant::builder(gpu).connect(socket)?;
     let mut input = pipe::Receiver::from_owned_fd(std::io::stdin().as_fd().try_clone_to_owned()?)?;
     let mut out = pipe::Sender::from_owned_fd(std::io::stdout().as_fd().try_clone_to_owned()?)?;
 
     let again = Arc::new(Notify::new());
-    let (served, tell) = (participant.clone(), again.clone());
-    tokio::spawn(serve(watch(&participant)?, move || {
-        served.turn()?;
-        // All of them: while one is unread the descriptor stays readable, and the runtime tells of changes only.
-        while let Some(event) = served.next_notice() {
-            if matches!(event, Notice::TryAgain | Notice::ProducerGone) {
+    let (told, tell) = (participant.clone(), again.clone());
+    tokio::spawn(listen(watch(&participant)?, move || {
+        while let Some(notice) = told.next_notice() {
+            if matches!(notice, Notice::TryAgain | Notice::ProducerGone) {
                 tell.notify_one();
             }
         }
-        Ok(())
     }));
 
     let mut descriptor = [0; BYTES];
