@@ -332,7 +332,7 @@ fn ordered(producer: &Producer, consumer: &mut Consumer, busy: u64) -> Result<()
         fill(&producer.stream, scratch.ptr(), 1, scratch.len())?;
     }
     fill(&producer.stream, block.ptr(), 7, block.len())?;
-    scratch.used_on(&producer.stream);
+    scratch.used_on(&producer.stream)?;
     let layout = Layout::contiguous(Dtype::U8, &[4096]);
     let (_, message) = producer.message(&block, &consumer.to, &layout)?;
     // No pattern: only what is sent beside it is compared.

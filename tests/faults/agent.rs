@@ -154,7 +154,7 @@ fn live(gpu: &Gpu, socket: &str) -> Result<()> {
         hear();
         let read = read_stamp(gpu, &stream, block.device_ptr());
         // The block is used on the stream until the read is done, whether or not that can be waited for.
-        block.used_on(&stream);
+        block.used_on(&stream).expect("a stream of its own");
         println!("read {}", read?);
         drop(block);
     }
@@ -176,7 +176,7 @@ pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::DevicePtr) -> Result
 /// Writes the first 8 bytes of a block.
 pub fn write_stamp(gpu: &Gpu, stream: &Stream, block: &SentBlock, stamp: u64) -> Result<()> {
     let bytes = Box::leak(Box::new(stamp.to_le_bytes()));
-    block.used_on(stream);
+    block.used_on(stream).expect("a stream of its own");
     // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: `bytes` is never
     // freed, and the block, which has 8 bytes, is kept for the stream, whether or not that can be waited for.
     unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), bytes.as_ptr(), 8) }?;

@@ -105,7 +105,7 @@ fn share_and_claim(session: &Session, stream: &Stream, consumer: &Gpu, left: &mu
             write_stamp(session.gpu(), stream, other, 99)?;
         }
         let read = read_stamp(consumer, &theirs, held.device_ptr());
-        held.used_on(&theirs);
+        held.used_on(&theirs).expect("a stream of its own");
         drop(held);
         assert_eq!(read?, stamp, "somebody else's bytes");
         other?;

@@ -305,17 +305,17 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
     }
 
     fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
-        let mut made = RawStream(0);
+        let mut made = RawStream::new(device, 0);
         self.gives("create_stream", || {
             made = self.backend.create_stream(device)?;
-            Ok(Thing::Stream(made.0))
+            Ok(Thing::Stream(made.handle))
         })?;
         Ok(made)
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         // SAFETY: `destroy_stream`: the caller's own promise.
-        self.takes("destroy_stream", Thing::Stream(stream.0), || unsafe { self.backend.destroy_stream(stream) })
+        self.takes("destroy_stream", Thing::Stream(stream.handle), || unsafe { self.backend.destroy_stream(stream) })
     }
 
     unsafe fn query_stream(&self, stream: RawStream) -> Result<bool> {

@@ -383,11 +383,11 @@ impl State {
             "reply" => {
                 let block = &self.received[&index(1)];
                 write_stamp(&self.gpu, &self.stream, block.device_ptr(), index(2));
-                block.used_on(&self.stream);
+                block.used_on(&self.stream).expect("a stream of its own");
                 Ok(String::new())
             }
             "used" => {
-                self.received[&index(1)].used_on(&self.stream);
+                self.received[&index(1)].used_on(&self.stream).expect("a stream of its own");
                 Ok(String::new())
             }
             "drop" => {
@@ -409,11 +409,11 @@ impl State {
             "write-on" => {
                 let ptr = match (self.received.get(&index(1)), self.sent.get(&index(1))) {
                     (Some(received), _) => {
-                        received.used_on(&self.stream);
+                        received.used_on(&self.stream).expect("a stream of its own");
                         received.device_ptr()
                     }
                     (None, Some(sent)) => {
-                        sent.used_on(&self.stream);
+                        sent.used_on(&self.stream).expect("a stream of its own");
                         sent.device_ptr()
                     }
                     (None, None) => return Err("no such block".into()),

@@ -193,7 +193,11 @@ fn releases() {
             .collect();
         assert!(blocks.iter().all(|block| block.wait_released(Some(Duration::ZERO)).is_err()));
         // By this thread, or by the GPU a little later.
-        received.iter().skip(round % 2).step_by(2).for_each(|received| received.used_on(&both.stream));
+        received
+            .iter()
+            .skip(round % 2)
+            .step_by(2)
+            .for_each(|received| received.used_on(&both.stream).expect("a stream of its own"));
         drop(received);
         for block in &blocks {
             both.run_until("the release", || block.wait_released(Some(Duration::ZERO)).ok());

@@ -313,7 +313,7 @@ fn graph_again() {
     });
     for stamp in [60, 70] {
         write_stamp(&producer.gpu, &producer.stream, block.device_ptr(), stamp);
-        list.launched_on(&stream);
+        list.launched_on(&stream).expect("a stream of its own");
         kernels.launch_graph(&graph, &stream);
         stream.synchronize().expect("it runs");
         assert_eq!(producer.stamp(&block), 1, "the graph writes the block again");
@@ -358,7 +358,7 @@ fn peer_device() {
     let claimed = participant.claim(&crate::agent::unhex(&descriptor), Wait::Host, Some(WATCHDOG)).expect("claimed");
     kernels.write_once(&stream, claimed.device_ptr(), LEN / 8);
     // The drop waits for the second device's stream, not for the caller.
-    claimed.used_on(&stream);
+    claimed.used_on(&stream).expect("a stream of its own");
     drop(claimed);
     wait_until("the lease to end", || producer.must(&format!("outstanding {block}")) == ["0"]);
     assert_eq!(producer.must(&format!("stamp-sent {block}")), ["1"]);

@@ -10,6 +10,7 @@ mod bad_input;
 mod container;
 mod crowd;
 mod death;
+mod default_stream;
 mod fork;
 mod forward;
 mod gate;
@@ -54,6 +55,7 @@ fn main() {
         death::CASES,
         fork::CASES,
         order::CASES,
+        default_stream::CASES,
         bad_input::CASES,
         ticket::CASES,
         forward::CASES,

@@ -104,10 +104,10 @@ fn stuck_lane() {
         participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed")
     };
     for _ in 0..500 {
-        claim().used_on(&stuck);
+        claim().used_on(&stuck).expect("a stream of its own");
     }
     for n in 0..100_000u32 {
-        claim().used_on(&free);
+        claim().used_on(&free).expect("a stream of its own");
         if n % 1_000 == 0 {
             wait_until("the drops on the other stream to go through", || {
                 producer.session.collect();
@@ -131,7 +131,7 @@ fn own_work() {
     let producer = Producer::new();
     let block = producer.block(1);
     let go = Gate::close(&producer.gpu, &producer.stream);
-    block.used_on(&producer.stream);
+    block.used_on(&producer.stream).expect("a stream of its own");
     drop(block);
     for _ in 0..1000 {
         producer.session.collect();
@@ -175,7 +175,7 @@ fn kept_for_a_graph() {
     let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
     let graph = gpu_ipc::GraphBlocks::new();
     backend.set_capture(capturing.raw(), gpu_ipc::CaptureStatus::Active);
-    received.used_on(&capturing);
+    received.used_on(&capturing).expect("a stream of its own");
     received.keep_for(&graph);
     drop(received);
     backend.set_capture(capturing.raw(), gpu_ipc::CaptureStatus::None);
@@ -183,7 +183,7 @@ fn kept_for_a_graph() {
     assert_eq!((session.stats().held, participant.kept_leases()), (1, 0), "the graph may be launched");
     // A launch that is still under way when the graph goes.
     let let_go = Gate::close(&gpu, &launching);
-    graph.launched_on(&launching);
+    graph.launched_on(&launching).expect("a stream of its own");
     drop(graph);
     session.collect();
     assert_eq!(session.stats().held, 1, "its last launch is not done");
@@ -206,7 +206,7 @@ fn kept_after_a_launch() {
     let launching = Stream::create(&producer.gpu).expect("a stream");
     let graph = gpu_ipc::GraphBlocks::new();
     let let_go = Gate::close(&producer.gpu, &launching);
-    graph.launched_on(&launching);
+    graph.launched_on(&launching).expect("a stream of its own");
     received.keep_for(&graph);
     drop(received);
     drop(graph);
@@ -236,7 +236,7 @@ fn under_capture() {
     assert!(matches!(error, ClaimError::Capturing), "{error}");
     // Neither took anything: the grant is there to be claimed.
     let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
-    received.used_on(&stream);
+    received.used_on(&stream).expect("a stream of its own");
     drop(received);
     backend.set_capture(stream.raw(), gpu_ipc::CaptureStatus::None);
     session.collect();
@@ -331,10 +331,10 @@ fn foreign_streams() {
         let received = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("the refusal took nothing");
         // The work of both sides on it stands still, then goes on.
         let go = Gate::close(&gpu, &stream);
-        received.used_on(&stream);
-        received.used_on(&producer.stream);
+        received.used_on(&stream).expect("a stream of its own");
+        received.used_on(&producer.stream).expect("a stream of its own");
         drop(received);
-        block.used_on(&stream);
+        block.used_on(&stream).expect("a stream of its own");
         drop(block);
         for _ in 0..1000 {
             producer.session.collect();
@@ -363,9 +363,9 @@ fn drops_together() {
         match n % 300 {
             // On none, on the first, on the one that stands still, and on both.
             0..10 => {}
-            10..100 => claimed.used_on(&streams[0]),
-            100..290 => claimed.used_on(&streams[1]),
-            _ => streams.iter().for_each(|stream| claimed.used_on(stream)),
+            10..100 => claimed.used_on(&streams[0]).expect("a stream of its own"),
+            100..290 => claimed.used_on(&streams[1]).expect("a stream of its own"),
+            _ => streams.iter().for_each(|stream| claimed.used_on(stream).expect("a stream of its own")),
         }
         stuck += u64::from(n % 300 >= 100);
         received.push(claimed);
@@ -400,7 +400,7 @@ fn drops_that_panic() {
         let block = producer.block(1);
         let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
         let claimed = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
-        claimed.used_on(&stream);
+        claimed.used_on(&stream).expect("a stream of its own");
         claimed
     });
     let dropping = std::panic::AssertUnwindSafe(|| ReceivedBlock::drop_many(&mut received));
@@ -423,7 +423,7 @@ fn keeper_that_drops() {
     let borrow = |inside| {
         // SAFETY: `borrow` asks for a stream that lives as long as its keeper: it lives to the end of this function, which
         // waits for all that needs it.
-        unsafe { Stream::borrow(&gpu, stream.raw(), std::sync::Arc::new(Keeper(inside))) }.expect("a stream")
+        unsafe { Stream::borrow(&gpu, stream.raw().handle, std::sync::Arc::new(Keeper(inside))) }.expect("a stream")
     };
     let receive = || {
         let block = producer.block(1);
@@ -433,12 +433,12 @@ fn keeper_that_drops() {
     let go = Gate::close(&gpu, &stream);
     // The first is behind an event. The second gathers, and the lane alone keeps its stream then.
     let first = receive();
-    first.used_on(&borrow(None));
+    first.used_on(&borrow(None)).expect("a stream of its own");
     drop(first);
     let inside = receive();
-    inside.used_on(&stream);
+    inside.used_on(&stream).expect("a stream of its own");
     let second = receive();
-    second.used_on(&borrow(Some(inside)));
+    second.used_on(&borrow(Some(inside))).expect("a stream of its own");
     drop(second);
     drop(go);
     producer.wait_for_nothing_held();

@@ -50,7 +50,7 @@ impl Recorded {
         // SAFETY: `capture_status` asks for a live stream: the caller vouches for it.
         if unsafe { backend.capture_status(stream) }? != CaptureStatus::None {
             let remedy = "free the memory after the capture, when no graph uses it any more";
-            return Err(Error::Capturing { stream: stream.0, remedy });
+            return Err(Error::Capturing { stream: stream.handle, remedy });
         }
         // SAFETY: `stream_info` asks as `capture_status`.
         let info = unsafe { backend.stream_info(stream) }?;

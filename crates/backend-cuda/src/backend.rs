@@ -28,9 +28,6 @@ use crate::word::Registrations;
 ///
 /// # Portability
 ///
-/// - The default streams (`RawStream(0)`, `1` and `2`) are those of the context that is current on the calling
-///   thread. On a thread without one, the only visible device is meant, or the device of the event or memory named
-///   in the same call; where neither tells, the call is refused. `2` is another stream on every thread.
 /// - `import_fd` maps all of the memory behind a descriptor or nothing: its length must be what `alloc` gave, or any
 ///   other that rounds up to that.
 /// - A driver before CUDA 12.0 does not number streams; only streams of this backend have an identity there.

@@ -18,9 +18,8 @@ use crate::sys::{CAPTURE_RELAXED, CUcontext, CUstream, Code, Symbol};
 /// A thread that is ready for calls; dropped, the thread is as it was.
 pub(crate) struct Scope<'a> {
     pub(crate) driver: &'a Driver,
+    /// The device that the calls are for; `None` where only the current context tells.
     device: Option<DeviceId>,
-    /// The stream that the calls are for, where its context was not made current.
-    stream: Option<RawStream>,
     pushed: bool,
     /// The mode to put back; `None` while the thread's mode was not touched.
     mode: Option<u32>,
@@ -28,14 +27,9 @@ pub(crate) struct Scope<'a> {
     thread: PhantomData<*const ()>,
 }
 
-/// Turns a stream's number into what the driver takes. Numbers 0, 1 and 2 are the default streams.
+/// Turns a stream's handle into what the driver takes. Handles 0, 1 and 2 are the default streams.
 pub(crate) fn stream(raw: RawStream) -> CUstream {
-    ptr::with_exposed_provenance_mut(raw.0 as usize)
-}
-
-/// Says whether a stream's number stands for whatever context is current.
-pub(crate) fn is_default(raw: RawStream) -> bool {
-    raw.0 <= 2
+    ptr::with_exposed_provenance_mut(raw.handle as usize)
 }
 
 impl Driver {
@@ -45,67 +39,34 @@ impl Driver {
         scope.enter_device(device)
     }
 
-    /// Makes a context current that can queue on the stream.
-    ///
-    /// A default stream is that of the current context; on a thread without one it is that of `device`, or of the
-    /// only device there is.
-    ///
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn on_stream(&self, raw: RawStream, device: Option<DeviceId>) -> Result<Scope<'_>> {
-        let scope = self.relaxed()?;
-        if !is_default(raw) {
-            // SAFETY: `Scope::context_of` asks for a stream that is alive: our caller vouches for it.
-            let context = unsafe { scope.context_of(raw) }?;
-            return scope.enter(context);
-        }
-        let current = scope.current()?;
-        if !current.is_null() {
-            return scope.enter(current);
-        }
-        match (device, self.only_device()) {
-            (Some(device), _) | (None, Some(device)) => scope.enter_device(device),
-            (None, None) => Err(error::no_context(raw)),
-        }
+    /// Makes ready for calls that queue on a stream: its device's primary context is the only one that has it.
+    pub(crate) fn on_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
+        self.on_device(raw.device)
     }
 
     /// Leaves context and mode as they are, for `cuStreamIsCapturing`: it asks about captures and ends none, and takes what
     /// it needs from the stream that it is given.
     ///
     /// A default stream is that of a context, as in [`on_stream`](Driver::on_stream).
-    ///
-    /// # Safety
-    ///
-    /// `raw` is alive for as long as the scope is.
-    pub(crate) unsafe fn asking_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
-        if is_default(raw) {
-            // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
-            return unsafe { self.on_stream(raw, None) };
-        }
-        Ok(self.untouched(Some(raw)))
+    pub(crate) fn asking_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
+        if raw.is_default() { self.on_stream(raw) } else { Ok(self.untouched(Some(raw.device))) }
     }
 
     /// Makes ready for `cuStreamIsCapturing` and `cuStreamBatchMemOp`, which take what they need from the stream that they
     /// are given, whatever context is current: the manual lists no `CUDA_ERROR_INVALID_CONTEXT` for them, and on driver
-    /// 580 they work without any. To ask for the stream's context and compare it costs 40 ns, a fifteenth of the batch.
+    /// 580 they work without any. To ask for the current context and compare it costs 40 ns, a fifteenth of the batch.
     ///
     /// A default stream is that of a context, as in [`on_stream`](Driver::on_stream).
-    ///
-    /// # Safety
-    ///
-    /// `raw` is alive for as long as the scope is.
-    pub(crate) unsafe fn beside_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
-        if !is_default(raw) {
+    pub(crate) fn beside_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
+        if !raw.is_default() {
             let mut scope = self.relaxed()?;
             // Without a mode the driver wants a context to relax the thread, or is too old to capture.
             if scope.mode.is_some() {
-                scope.stream = Some(raw);
+                scope.device = Some(raw.device);
                 return Ok(scope);
             }
         }
-        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
-        unsafe { self.on_stream(raw, None) }
+        self.on_stream(raw)
     }
 
     /// Makes any context current: for calls that ask about addresses, which are the same in all of them.
@@ -135,8 +96,8 @@ impl Driver {
     }
 
     /// Begins a scope that leaves the thread as it is.
-    fn untouched(&self, stream: Option<RawStream>) -> Scope<'_> {
-        Scope { driver: self, device: None, stream, pushed: false, mode: None, thread: PhantomData }
+    fn untouched(&self, device: Option<DeviceId>) -> Scope<'_> {
+        Scope { driver: self, device, pushed: false, mode: None, thread: PhantomData }
     }
 
     /// Begins a scope: relaxed if the driver does that without a context, else when one is entered.
@@ -184,12 +145,8 @@ impl Scope<'_> {
         Error::Driver { call, device: self.device(), source: self.driver.symbols.error(code) }
     }
 
-    /// Names the device of the stream or of the context that is current.
+    /// Names the device that the calls are for, or of the context that is current.
     pub(crate) fn device(&self) -> DeviceId {
-        if let Some(raw) = self.stream {
-            // SAFETY: `Driver::on_stream` asks for a stream that is alive: whoever gave it to the scope vouched for it.
-            return unsafe { self.driver.on_stream(raw, None) }.map_or(DeviceId(0), |scope| scope.device());
-        }
         self.device.or_else(|| self.driver.device_number(self).ok()).unwrap_or(DeviceId(0))
     }
 
@@ -218,7 +175,7 @@ impl Scope<'_> {
     /// # Safety
     ///
     /// `raw` is alive, and no default stream.
-    unsafe fn context_of(&self, raw: RawStream) -> Result<CUcontext> {
+    pub(crate) unsafe fn context_of(&self, raw: RawStream) -> Result<CUcontext> {
         let mut context = ptr::null_mut();
         self.call(&self.driver.symbols.cuStreamGetCtx, |function| {
             // SAFETY: `cuStreamGetCtx`: our caller vouches for the stream; it writes one pointer: `context` is one.

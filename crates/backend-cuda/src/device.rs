@@ -77,11 +77,6 @@ impl Driver {
         self.devices.len()
     }
 
-    /// Returns the device, if it is the only one.
-    pub(crate) fn only_device(&self) -> Option<DeviceId> {
-        (self.devices.len() == 1).then_some(DeviceId(0))
-    }
-
     /// Returns the first device whose primary context is retained.
     pub(crate) fn retained(&self) -> Option<DeviceId> {
         let found = self.devices.iter().position(|device| device.context.get().is_some())?;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ffi::CStr;
 use std::ptr;
 
-use gpu_api::{BackendKind, DeviceId, DriverError, Error, RawStream};
+use gpu_api::{BackendKind, DeviceId, DriverError, Error};
 
 use crate::sys::{Code, Symbols};
 
@@ -98,13 +98,4 @@ pub(crate) fn missing(name: &'static str) -> Error {
 /// Makes the error of a device that this process does not have.
 pub(crate) fn no_device(device: DeviceId, count: usize) -> Error {
     Error::Invalid { what: "the device", got: format!("{device} of {count}"), must: "one that `device_count` counts" }
-}
-
-/// Makes the error of a default stream whose device nothing tells.
-pub(crate) fn no_context(stream: RawStream) -> Error {
-    Error::Invalid {
-        what: "the stream",
-        got: format!("the default stream {} on a thread without a current context", stream.0),
-        must: "a stream of its own where several devices are visible, or used with its device's context current",
-    }
 }

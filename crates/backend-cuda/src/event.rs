@@ -89,9 +89,7 @@ impl CudaBackend {
     ///
     /// `raw` and `stream` are alive and of one device.
     pub(crate) unsafe fn event_record(&self, raw: RawEvent, stream: RawStream) -> Result<()> {
-        let device = if call::is_default(stream) { self.events.device(raw) } else { None };
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(stream, device) }?;
+        let scope = self.driver.on_stream(stream)?;
         // SAFETY: `record_within` has our conditions, and the scope is the stream's.
         unsafe { self.record_within(&scope, raw, stream) }
     }
@@ -128,8 +126,7 @@ impl CudaBackend {
     ///
     /// `stream` and `raw` are alive.
     pub(crate) unsafe fn event_await(&self, stream: RawStream, raw: RawEvent) -> Result<()> {
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(stream, None) }?;
+        let scope = self.driver.on_stream(stream)?;
         // SAFETY: `await_within` has our conditions, and the scope is the stream's.
         unsafe { self.await_within(&scope, stream, raw) }
     }

@@ -2,7 +2,7 @@
 //!
 //! | of the driver | here | how |
 //! |---|---|---|
-//! | `CUstream` | [`RawStream`](gpu_api::RawStream) | its address: `RawStream(stream as u64)` and back |
+//! | `CUstream` | [`RawStream`](gpu_api::RawStream) | its device, and its address as the handle |
 //! | `CUdeviceptr` | [`DevicePtr`](gpu_api::DevicePtr) | the same number |
 //! | `CUevent` | [`RawEvent`](gpu_api::RawEvent) | its address |
 //! | `CUcontext` | `u64` | its address: [`CudaBackend::context`], [`CudaBackend::device_of_context`] |
@@ -60,8 +60,13 @@ mod of_cudarc {
     use crate::backend::CudaBackend;
 
     /// Returns the stream of cudarc's as ours; it lives as long as `stream` does.
-    pub fn stream(stream: &CudaStream) -> RawStream {
-        RawStream(stream.cu_stream().expose_provenance() as u64)
+    ///
+    /// # Errors
+    ///
+    /// As [`device`].
+    pub fn stream(cuda: &CudaBackend, stream: &CudaStream) -> Result<RawStream> {
+        let device = device(cuda, stream.context())?;
+        Ok(RawStream::new(device, stream.cu_stream().expose_provenance() as u64))
     }
 
     /// Finds our number of the device of a context of cudarc's.

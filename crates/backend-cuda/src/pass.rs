@@ -10,7 +10,7 @@
 use std::thread;
 use std::time::Duration;
 
-use gpu_api::{CaptureStatus, DeviceId, EventKind, RawEvent, RawStream};
+use gpu_api::{CaptureStatus, EventKind, RawEvent, RawStream};
 
 use crate::backend::CudaBackend;
 
@@ -21,7 +21,7 @@ impl CudaBackend {
     /// Waits until all that streams of our own have queued at this moment is done. For a call that would wait for it
     /// anyway, on a thread that may block.
     pub(crate) fn pass_own_streams(&self) {
-        let marks: Vec<RawEvent> = self.streams.for_each(|stream, device| self.mark(stream, device));
+        let marks: Vec<RawEvent> = self.streams.for_each(|stream| self.mark(stream));
         let mut pause = PAUSE.0;
         for mark in marks {
             // SAFETY: `event_query` asks for a live event: `mark` made it, and it is destroyed below. After an error
@@ -37,12 +37,12 @@ impl CudaBackend {
 
     /// Marks what a stream has queued. One that cannot be marked is not waited for: it captures, or its context is
     /// broken and runs nothing.
-    fn mark(&self, stream: RawStream, device: DeviceId) -> Option<RawEvent> {
+    fn mark(&self, stream: RawStream) -> Option<RawEvent> {
         // SAFETY: `stream_capture` asks for a live stream: it is in the table, whose lock is held.
         if unsafe { self.stream_capture(stream) }.ok()? != CaptureStatus::None {
             return None;
         }
-        let event = self.event_create(device, EventKind::Local).ok()?;
+        let event = self.event_create(stream.device, EventKind::Local).ok()?;
         // SAFETY: `event_record` asks for a live event and stream of one device: just made, and as above.
         if unsafe { self.event_record(event, stream) }.is_err() {
             // SAFETY: `event_destroy` asks for a live event that nobody uses afterwards: just made.

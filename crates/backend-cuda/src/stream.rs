@@ -1,7 +1,7 @@
 //! Streams: queues of GPU work.
 //!
-//! A stream's number is its `CUstream`. The numbers 0 and 1 (the legacy default stream) and 2 (the per-thread default
-//! stream) mean something only together with a context and, for 2, a thread: they are taken as the calling thread's.
+//! A stream's handle is its `CUstream`. The handles 0 and 1 (the legacy default stream) and 2 (the per-thread default
+//! stream) mean something only together with a context, which is the primary one of the stream's device.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -15,7 +15,7 @@ use gpu_api::{CaptureStatus, DeviceId, Error, RawStream, Result, StreamIdentity,
 use crate::backend::CudaBackend;
 use crate::call::{self, Scope};
 use crate::error::{NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
-use crate::sys::STREAM_NON_BLOCKING;
+use crate::sys::{CUcontext, STREAM_NON_BLOCKING};
 
 /// Identities of our own begin here, far from the driver's, which counts from 1.
 const OWN_IDENTITIES: u64 = 1 << 63;
@@ -35,21 +35,21 @@ impl Default for Streams {
 
 impl Streams {
     fn insert(&self, stream: RawStream, own: (StreamIdentity, DeviceId)) {
-        self.own.write().unwrap_or_else(PoisonError::into_inner).insert(stream.0, own);
+        self.own.write().unwrap_or_else(PoisonError::into_inner).insert(stream.handle, own);
     }
 
     fn remove(&self, stream: RawStream) -> Option<(StreamIdentity, DeviceId)> {
-        self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.0)
+        self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.handle)
     }
 
     fn get(&self, stream: RawStream) -> Option<StreamIdentity> {
-        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.0).map(|own| own.0)
+        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.handle).map(|own| own.0)
     }
 
     /// Collects what `see` gives for each of them. None is destroyed meanwhile.
-    pub(crate) fn for_each<T>(&self, see: impl Fn(RawStream, DeviceId) -> Option<T>) -> Vec<T> {
+    pub(crate) fn for_each<T>(&self, see: impl Fn(RawStream) -> Option<T>) -> Vec<T> {
         let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
-        own.iter().filter_map(|(&raw, &(_, device))| see(RawStream(raw), device)).collect()
+        own.iter().filter_map(|(&handle, &(_, device))| see(RawStream::new(device, handle))).collect()
     }
 
     /// Says whether every stream was destroyed.
@@ -70,7 +70,7 @@ impl CudaBackend {
             // SAFETY: `cuStreamCreate` writes one pointer: `made` is one.
             unsafe { function(&raw mut made, STREAM_NON_BLOCKING) }
         })?;
-        let raw = RawStream(made.expose_provenance() as u64);
+        let raw = RawStream::new(device, made.expose_provenance() as u64);
         let identity = StreamIdentity(self.streams.next.fetch_add(1, Ordering::Relaxed));
         self.streams.insert(raw, (identity, device));
         Ok(raw)
@@ -80,8 +80,7 @@ impl CudaBackend {
     ///
     /// `raw` is alive, and nobody uses it afterwards.
     pub(crate) unsafe fn stream_destroy(&self, raw: RawStream) -> Result<()> {
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let scope = self.driver.on_stream(raw)?;
         let own = self.streams.remove(raw);
         let result = scope.call(&self.driver.symbols.cuStreamDestroy, |function| {
             // SAFETY: `cuStreamDestroy` asks for a stream that is alive: our caller vouches for it, and that nobody
@@ -99,8 +98,7 @@ impl CudaBackend {
     ///
     /// `raw` is alive.
     pub(crate) unsafe fn stream_query(&self, raw: RawStream) -> Result<bool> {
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let scope = self.driver.on_stream(raw)?;
         let symbol = &self.driver.symbols.cuStreamQuery;
         let code = scope.code(symbol, |function| {
             // SAFETY: `cuStreamQuery` asks for a stream that is alive: our caller vouches for it.
@@ -117,8 +115,7 @@ impl CudaBackend {
     ///
     /// `raw` is alive.
     pub(crate) unsafe fn stream_synchronize(&self, raw: RawStream) -> Result<()> {
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let scope = self.driver.on_stream(raw)?;
         scope.call(&self.driver.symbols.cuStreamSynchronize, |function| {
             // SAFETY: `cuStreamSynchronize` asks for a stream that is alive: our caller vouches for it.
             unsafe { function(call::stream(raw)) }
@@ -129,17 +126,25 @@ impl CudaBackend {
     ///
     /// `raw` is alive.
     pub(crate) unsafe fn stream_describe(&self, raw: RawStream) -> Result<StreamInfo> {
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(raw, None) }?;
-        let device = self.driver.device_number(&scope)?;
-        let context = scope.current()?.expose_provenance() as u64;
-        let ours = self.driver.primary(&scope, device)?.expose_provenance() as u64;
+        let device = raw.device;
+        // SAFETY: `own_context` has our condition.
+        let (theirs, context) = unsafe { self.own_context(raw) }?;
+        let scope = self.driver.on_stream(raw)?;
+        let ours = self.driver.primary(&scope, device)?;
+        if theirs != device {
+            return Err(Error::Mismatch {
+                what: "the stream's device",
+                theirs: theirs.to_string(),
+                ours: device.to_string(),
+                remedy: "pass a stream of the device that the session or participant was opened on",
+            });
+        }
         if context != ours {
             // Our events are of the primary context, and an event can only be recorded on a stream of its own.
             return Err(Error::Mismatch {
                 what: "the stream's context",
-                theirs: format!("{context:#x}"),
-                ours: format!("{ours:#x}, the primary context of {device}"),
+                theirs: format!("{context:p}"),
+                ours: format!("{ours:p}, the primary context of {device}"),
                 remedy: "make the stream in the device's primary context (cuDevicePrimaryCtxRetain), as the CUDA runtime does",
             });
         }
@@ -162,15 +167,38 @@ impl CudaBackend {
                 remedy: "update the driver to CUDA 12.0 or later, or use a stream of this library",
             });
         };
-        Ok(StreamInfo { identity, device, context })
+        Ok(StreamInfo { identity, device, context: context.expose_provenance() as u64 })
+    }
+
+    /// Finds the context that a stream is of, and its device: for a default stream the device's primary one, unless another
+    /// context of the same device is current, which is what the caller's own calls would mean.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is alive.
+    unsafe fn own_context(&self, raw: RawStream) -> Result<(DeviceId, CUcontext)> {
+        let scope = self.driver.relaxed()?;
+        let context = if raw.is_default() {
+            scope.current()?
+        } else {
+            // SAFETY: `Scope::context_of` asks for a stream that is alive: our caller vouches for it.
+            unsafe { scope.context_of(raw) }?
+        };
+        if !context.is_null() {
+            // SAFETY: `Driver::on_context` asks for a context that is alive: it is current, or a live stream's.
+            let device = unsafe { self.driver.on_context(context) }.and_then(|on| self.driver.device_number(&on))?;
+            if device == raw.device || !raw.is_default() {
+                return Ok((device, context));
+            }
+        }
+        Ok((raw.device, self.driver.primary(&scope, raw.device)?))
     }
 
     /// # Safety
     ///
     /// `raw` is alive.
     pub(crate) unsafe fn stream_capture(&self, raw: RawStream) -> Result<CaptureStatus> {
-        // SAFETY: `Driver::asking_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.asking_stream(raw) }?;
+        let scope = self.driver.asking_stream(raw)?;
         // SAFETY: `status_within` has our condition.
         unsafe { self.status_within(&scope, raw) }
     }
@@ -206,10 +234,9 @@ impl CudaBackend {
         // A graph may run more than once, and the function can be called only once.
         // SAFETY: `stream_capture` asks for a stream that is alive: our caller vouches for it.
         if unsafe { self.stream_capture(raw) }? != CaptureStatus::None {
-            return Err(Error::Capturing { stream: raw.0, remedy: "queue host functions outside the capture" });
+            return Err(Error::Capturing { stream: raw.handle, remedy: "queue host functions outside the capture" });
         }
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(raw, None) }?;
+        let scope = self.driver.on_stream(raw)?;
         let ours: Arc<Queued> = Arc::new(Mutex::new(Some(function)));
         let theirs = Arc::into_raw(Arc::clone(&ours)).cast_mut().cast::<c_void>();
         let result = scope.call(&self.driver.symbols.cuLaunchHostFunc, |launch| {

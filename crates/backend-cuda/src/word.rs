@@ -129,8 +129,7 @@ impl CudaBackend {
     ///
     /// `stream` is alive, and every word lies in a registration that outlives the operation.
     pub(crate) unsafe fn words_batch(&self, stream: RawStream, ops: &[StreamOp], may_capture: bool) -> Result<()> {
-        // SAFETY: `Driver::beside_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.beside_stream(stream) }?;
+        let scope = self.driver.beside_stream(stream)?;
         if may_capture {
             // SAFETY: `status_within` asks for a stream that is alive, and for its scope: as above.
             gpu_api::refuse_capture(stream, unsafe { self.status_within(&scope, stream) }?)?;
@@ -151,8 +150,7 @@ impl CudaBackend {
         others: &[(RawEvent, RawStream)],
         ops: &[StreamOp],
     ) -> Result<()> {
-        // SAFETY: `Driver::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.driver.on_stream(stream, None) }?;
+        let scope = self.driver.on_stream(stream)?;
         for &(event, other) in others {
             // SAFETY: `status_within` asks for a stream that is alive, and for its scope: our caller vouches for both.
             gpu_api::refuse_capture(other, unsafe { self.status_within(&scope, other) }?)?;

@@ -39,7 +39,6 @@ pub struct Inspection {
 ///
 /// # Portability
 ///
-/// - The default streams (`RawStream(0)`, `1` and `2`) are those of the device that is current on the calling thread.
 /// - Only streams of this backend and adopted ones have an identity where the runtime does not number streams.
 /// - `classify` offers no memory for sharing that this backend did not allocate or adopt: the runtime does not tell
 ///   which of it can be exported.

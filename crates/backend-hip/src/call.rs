@@ -26,16 +26,11 @@ pub(crate) struct Scope<'a> {
     thread: PhantomData<*const ()>,
 }
 
-/// Turns a stream's number into what the runtime takes. Numbers 0, 1 and 2 are the default streams; runtimes before
+/// Turns a stream's handle into what the runtime takes. Handles 0, 1 and 2 are the default streams; runtimes before
 /// ROCm 7 know the legacy one as 0 only.
 pub(crate) fn stream(raw: RawStream) -> Stream {
-    let number = if raw.0 == 1 { 0 } else { raw.0 };
-    ptr::with_exposed_provenance_mut(number as usize)
-}
-
-/// Says whether a stream's number stands for whatever device is current.
-pub(crate) fn is_default(raw: RawStream) -> bool {
-    raw.0 <= 2
+    let handle = if raw.handle == 1 { RawStream::LEGACY } else { raw.handle };
+    ptr::with_exposed_provenance_mut(handle as usize)
 }
 
 impl Driver {
@@ -53,6 +48,12 @@ impl Driver {
             scope.former = Some(current);
         }
         Ok(scope)
+    }
+
+    /// Makes a stream's device current: the default streams are those of the current device, and the runtime does not check
+    /// what it is given of the others.
+    pub(crate) fn on_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
+        self.on_device(raw.device)
     }
 
     /// Leaves the current device as it is: for calls about addresses, which are the same on all of them.

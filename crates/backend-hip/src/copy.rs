@@ -10,8 +10,7 @@ impl HipBackend {
     ///
     /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
     pub(crate) unsafe fn copy_in(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
-        // SAFETY: `HipBackend::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(stream) }?;
+        let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemcpyHtoDAsync, |function| {
             // SAFETY: `hipMemcpyHtoDAsync` asks for ranges and a stream: our caller vouches for all of them.
             unsafe { function(to.0, from.cast(), len, call::stream(stream)) }
@@ -22,8 +21,7 @@ impl HipBackend {
     ///
     /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
     pub(crate) unsafe fn copy_out(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
-        // SAFETY: `HipBackend::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(stream) }?;
+        let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemcpyDtoHAsync, |function| {
             // SAFETY: `hipMemcpyDtoHAsync` asks for ranges and a stream: our caller vouches for all of them.
             unsafe { function(to.cast(), from.0, len, call::stream(stream)) }
@@ -34,8 +32,7 @@ impl HipBackend {
     ///
     /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
     pub(crate) unsafe fn copy_within(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
-        // SAFETY: `HipBackend::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(stream) }?;
+        let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemcpyDtoDAsync, |function| {
             // SAFETY: `hipMemcpyDtoDAsync` asks for ranges and a stream: our caller vouches for all of them.
             unsafe { function(to.0, from.0, len as usize, call::stream(stream)) }
@@ -46,8 +43,7 @@ impl HipBackend {
     ///
     /// `stream` is alive; the range is valid for `len` bytes until the fill has finished.
     pub(crate) unsafe fn fill_with(&self, stream: RawStream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
-        // SAFETY: `HipBackend::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(stream) }?;
+        let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemsetD8Async, |function| {
             // SAFETY: `hipMemsetD8Async` asks for a range and a stream: our caller vouches for both.
             unsafe { function(to.0, byte, len as usize, call::stream(stream)) }

@@ -92,7 +92,10 @@ pub(crate) fn no_device(device: DeviceId, count: usize) -> Error {
 pub(crate) fn foreign_stream(stream: RawStream) -> Error {
     Error::Unsupported {
         what: "a stream that this library did not make",
-        why: format!("the installed HIP runtime cannot tell {:#x} from a later stream, or not its device", stream.0),
+        why: format!(
+            "the installed HIP runtime cannot tell {:#x} from a later stream, or not its device",
+            stream.handle
+        ),
         remedy: "use a stream of this library, name it with `HipBackend::adopt_stream`, or update ROCm",
     }
 }

@@ -84,8 +84,7 @@ impl HipBackend {
     ///
     /// `raw` and `stream` are alive and of one device.
     pub(crate) unsafe fn event_record(&self, raw: RawEvent, stream: RawStream) -> Result<()> {
-        // SAFETY: `HipBackend::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(stream) }?;
+        let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipEventRecord, |function| {
             // SAFETY: `hipEventRecord` asks for both alive and of one context: our caller vouches for it, and the
             // driver refuses the latter.
@@ -114,8 +113,7 @@ impl HipBackend {
     ///
     /// `stream` and `raw` are alive.
     pub(crate) unsafe fn event_await(&self, stream: RawStream, raw: RawEvent) -> Result<()> {
-        // SAFETY: `HipBackend::on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(stream) }?;
+        let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipStreamWaitEvent, |function| {
             // SAFETY: `hipStreamWaitEvent` asks for both alive: our caller vouches for it. Its flags are 0.
             unsafe { function(call::stream(stream), event(raw), 0) }

@@ -2,7 +2,7 @@
 //!
 //! | of the runtime | here | how |
 //! |---|---|---|
-//! | `hipStream_t` | [`RawStream`] | its address: `RawStream(stream as u64)` and back |
+//! | `hipStream_t` | [`RawStream`] | its device, and its address as the handle |
 //! | `hipDeviceptr_t`, `void *` | [`DevicePtr`] | the same number |
 //! | `hipEvent_t` | [`RawEvent`](gpu_api::RawEvent) | its address |
 //!
@@ -12,8 +12,8 @@
 use gpu_api::{AddressRange, DevicePtr, Error, RawStream, Result};
 
 use crate::backend::HipBackend;
-use crate::call;
 use crate::memory::{Entry, Origin};
+use crate::stream::require;
 use crate::sys::MemoryType;
 
 impl HipBackend {
@@ -21,24 +21,29 @@ impl HipBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a default stream, which has no end to be told of, and
-    /// [`Error::Unsupported`] where several devices are visible and the runtime does not
-    /// tell a stream's.
+    /// [`Error::Invalid`] for a default stream, which has no end to be told of, and [`Error::Mismatch`] where the runtime
+    /// tells of another device than the stream's.
     ///
     /// # Safety
     ///
     /// `stream` is alive, and stays so until [`forget_stream`](HipBackend::forget_stream).
     pub unsafe fn adopt_stream(&self, stream: RawStream) -> Result<()> {
-        if call::is_default(stream) {
+        if stream.is_default() {
             return Err(Error::Invalid {
                 what: "the stream",
-                got: format!("the default stream {}", stream.0),
+                got: format!("the default stream {}", stream.handle),
                 must: "one of its own",
             });
         }
-        // SAFETY: `device_of` asks for a stream that is alive: our caller vouches for it.
-        let device = unsafe { self.device_of(stream) }?;
-        self.streams.insert(stream, device);
+        self.driver.ordinal(stream.device)?;
+        // SAFETY: `device_of` asks for a stream that is alive, and no default one: our caller vouches for it.
+        match unsafe { self.device_of(stream) } {
+            Ok(device) => require(stream, device)?,
+            // Who made the stream knows where, also where the runtime is too old to tell.
+            Err(Error::Unsupported { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        self.streams.insert(stream);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use std::ptr;
 use std::thread;
 use std::time::Duration;
 
-use gpu_api::{DeviceId, RawStream};
+use gpu_api::RawStream;
 
 use crate::backend::HipBackend;
 use crate::call;
@@ -23,7 +23,7 @@ impl HipBackend {
     /// Waits until all that the known streams have queued at this moment is done. For a call that would wait for it
     /// anyway, on a thread that may block.
     pub(crate) fn pass_known_streams(&self) {
-        let marks = self.streams.for_each(|stream, device| Some((device, self.mark(stream, device)?)));
+        let marks = self.streams.for_each(|stream| Some((stream.device, self.mark(stream)?)));
         let mut pause = PAUSE.0;
         for (device, mark) in marks {
             let Ok(scope) = self.driver.on_device(device) else { continue };
@@ -51,8 +51,8 @@ impl HipBackend {
     /// broken and runs nothing.
     ///
     /// It asks nothing of the table of streams, whose lock is held.
-    fn mark(&self, stream: RawStream, device: DeviceId) -> Option<Event> {
-        let scope = self.driver.on_device(device).ok()?;
+    fn mark(&self, stream: RawStream) -> Option<Event> {
+        let scope = self.driver.on_stream(stream).ok()?;
         let symbols = &self.driver.symbols;
         if symbols.hipStreamIsCapturing.function.is_some() {
             let mut status = 0;

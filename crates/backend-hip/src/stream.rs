@@ -1,7 +1,7 @@
 //! Streams: queues of GPU work.
 //!
-//! A stream's number is its `hipStream_t`. The numbers 0 and 1 (the null stream) and 2 (the per-thread default stream)
-//! mean something only together with a device and, for 2, a thread: they are taken as the calling thread's.
+//! A stream's handle is its `hipStream_t`. The handles 0 and 1 (the null stream) and 2 (the per-thread default stream)
+//! mean something only together with a device, which is the stream's own.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use gpu_api::{CaptureStatus, DeviceId, Error, RawStream, Result, StreamIdentity, StreamInfo};
 
 use crate::backend::HipBackend;
-use crate::call::{self, Scope};
+use crate::call;
 use crate::error::{self, NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
 use crate::sys::{Code, STREAM_NON_BLOCKING, Stream};
 
@@ -42,25 +42,28 @@ impl Default for Streams {
 
 impl Streams {
     /// Notes a stream under an identity that no other had.
-    pub(crate) fn insert(&self, stream: RawStream, device: DeviceId) {
+    pub(crate) fn insert(&self, stream: RawStream) {
         let identity = StreamIdentity(self.next.fetch_add(1, Ordering::Relaxed));
-        self.own.write().unwrap_or_else(PoisonError::into_inner).insert(stream.0, Known { identity, device });
+        self.own
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(stream.handle, Known { identity, device: stream.device });
     }
 
     /// Forgets a stream; says whether it was known.
     pub(crate) fn remove(&self, stream: RawStream) -> bool {
-        self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.0).is_some()
+        self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.handle).is_some()
     }
 
     /// Collects what `see` gives for each of them. None of our own is destroyed
     /// meanwhile; `see` must not ask this table.
-    pub(crate) fn for_each<T>(&self, see: impl Fn(RawStream, DeviceId) -> Option<T>) -> Vec<T> {
+    pub(crate) fn for_each<T>(&self, see: impl Fn(RawStream) -> Option<T>) -> Vec<T> {
         let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
-        own.iter().filter_map(|(&raw, known)| see(RawStream(raw), known.device)).collect()
+        own.iter().filter_map(|(&handle, known)| see(RawStream::new(known.device, handle))).collect()
     }
 
     fn get(&self, stream: RawStream) -> Option<Known> {
-        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.0).copied()
+        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.handle).copied()
     }
 }
 
@@ -69,27 +72,6 @@ impl Streams {
 type Queued = Mutex<Option<Box<dyn FnOnce() + Send>>>;
 
 impl HipBackend {
-    /// Makes the device of a stream current.
-    ///
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn on_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
-        // A default stream is that of the current device, which every thread has.
-        if call::is_default(raw) {
-            return self.driver.anywhere();
-        }
-        if let Some(known) = self.streams.get(raw) {
-            return self.driver.on_device(known.device);
-        }
-        if let Some(device) = self.driver.only_device() {
-            return self.driver.on_device(device);
-        }
-        // SAFETY: `device_of` asks for a stream that is alive: our caller vouches for it.
-        let device = unsafe { self.device_of(raw) }?;
-        self.driver.on_device(device)
-    }
-
     pub(crate) fn stream_create(&self, device: DeviceId) -> Result<RawStream> {
         let scope = self.driver.on_device(device)?;
         let mut made = ptr::null_mut();
@@ -97,8 +79,8 @@ impl HipBackend {
             // SAFETY: `hipStreamCreateWithFlags` writes one pointer: `made` is one.
             unsafe { function(&raw mut made, STREAM_NON_BLOCKING) }
         })?;
-        let raw = RawStream(made.expose_provenance() as u64);
-        self.streams.insert(raw, device);
+        let raw = RawStream::new(device, made.expose_provenance() as u64);
+        self.streams.insert(raw);
         Ok(raw)
     }
 
@@ -106,8 +88,7 @@ impl HipBackend {
     ///
     /// `raw` is alive, and nobody uses it afterwards.
     pub(crate) unsafe fn stream_destroy(&self, raw: RawStream) -> Result<()> {
-        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(raw) }?;
+        let scope = self.driver.on_stream(raw)?;
         self.streams.remove(raw);
         scope.call(&self.driver.symbols.hipStreamDestroy, |function| {
             // SAFETY: `hipStreamDestroy` asks for a stream that is alive: our caller vouches for it, and that nobody
@@ -120,8 +101,7 @@ impl HipBackend {
     ///
     /// `raw` is alive.
     pub(crate) unsafe fn stream_query(&self, raw: RawStream) -> Result<bool> {
-        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(raw) }?;
+        let scope = self.driver.on_stream(raw)?;
         let symbol = &self.driver.symbols.hipStreamQuery;
         let code = scope.code(symbol, |function| {
             // SAFETY: `hipStreamQuery` asks for a stream that is alive: our caller vouches for it.
@@ -138,8 +118,7 @@ impl HipBackend {
     ///
     /// `raw` is alive.
     pub(crate) unsafe fn stream_synchronize(&self, raw: RawStream) -> Result<()> {
-        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(raw) }?;
+        let scope = self.driver.on_stream(raw)?;
         scope.call(&self.driver.symbols.hipStreamSynchronize, |function| {
             // SAFETY: `hipStreamSynchronize` asks for a stream that is alive: our caller vouches for it.
             unsafe { function(call::stream(raw)) }
@@ -153,10 +132,14 @@ impl HipBackend {
         // The number that the runtime gives would do for our own streams too, but old runtimes give none, and one
         // stream must not have two identities.
         if let Some(known) = self.streams.get(raw) {
+            require(raw, known.device)?;
             return Ok(StreamInfo { identity: known.identity, device: known.device, context: 0 });
         }
-        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(raw) }?;
+        if !raw.is_default() {
+            // SAFETY: `device_of` asks for a stream that is alive, and no default one: our caller vouches for it.
+            require(raw, unsafe { self.device_of(raw) }?)?;
+        }
+        let scope = self.driver.on_stream(raw)?;
         let symbol = &self.driver.symbols.hipStreamGetId;
         if symbol.function.is_none() {
             // A handle would do until its stream is destroyed and another one gets it; then two streams would write
@@ -168,13 +151,7 @@ impl HipBackend {
             // SAFETY: `hipStreamGetId` writes one number: `identity` is one. Our caller vouches for the stream.
             unsafe { function(call::stream(raw), &raw mut identity) }
         })?;
-        let device = if call::is_default(raw) {
-            let current = scope.current()?;
-            self.driver.numbered(current).ok_or_else(|| error::foreign_stream(raw))?
-        } else {
-            scope.device()
-        };
-        Ok(StreamInfo { identity: StreamIdentity(identity), device, context: 0 })
+        Ok(StreamInfo { identity: StreamIdentity(identity), device: raw.device, context: 0 })
     }
 
     /// Asks for the device of a stream that somebody else made.
@@ -203,8 +180,7 @@ impl HipBackend {
     ///
     /// `raw` is alive.
     pub(crate) unsafe fn stream_capture(&self, raw: RawStream) -> Result<CaptureStatus> {
-        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(raw) }?;
+        let scope = self.driver.on_stream(raw)?;
         let symbol = &self.driver.symbols.hipStreamIsCapturing;
         if symbol.function.is_none() {
             return Ok(CaptureStatus::None);
@@ -232,10 +208,9 @@ impl HipBackend {
         // A graph may run more than once, and the function can be called only once.
         // SAFETY: `stream_capture` asks for a stream that is alive: our caller vouches for it.
         if unsafe { self.stream_capture(raw) }? != CaptureStatus::None {
-            return Err(Error::Capturing { stream: raw.0, remedy: "queue host functions outside the capture" });
+            return Err(Error::Capturing { stream: raw.handle, remedy: "queue host functions outside the capture" });
         }
-        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(raw) }?;
+        let scope = self.driver.on_stream(raw)?;
         let ours: Arc<Queued> = Arc::new(Mutex::new(Some(function)));
         let theirs = Arc::into_raw(Arc::clone(&ours)).cast_mut().cast::<c_void>();
         let launch = &self.driver.symbols.hipLaunchHostFunc;
@@ -260,6 +235,19 @@ impl HipBackend {
         }
         result
     }
+}
+
+/// Refuses a stream of another device than the one that was named with it.
+pub(crate) fn require(raw: RawStream, device: DeviceId) -> Result<()> {
+    if raw.device == device {
+        return Ok(());
+    }
+    Err(Error::Mismatch {
+        what: "the stream's device",
+        theirs: device.to_string(),
+        ours: raw.device.to_string(),
+        remedy: "pass a stream of the device that the session or participant was opened on",
+    })
 }
 
 /// Runs what a stream reached, if all before it went well; else it is dropped, as `hipLaunchHostFunc` would.

@@ -95,8 +95,7 @@ impl HipBackend {
         if !self.driver.proved(Step::Words) {
             return Err(error::unproved("a stream's operation on words"));
         }
-        // SAFETY: `on_stream` asks for a stream that is alive: our caller vouches for it.
-        let scope = unsafe { self.on_stream(stream) }?;
+        let scope = self.driver.on_stream(stream)?;
         let symbols = &self.driver.symbols;
         for op in ops {
             // One after the other: the runtime has no call for several that every version knows.

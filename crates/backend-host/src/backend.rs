@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use gpu_api::{
@@ -13,7 +14,8 @@ use gpu_api::{
 };
 
 use crate::config::HostConfig;
-use crate::error::{CAPTURE_UNSUPPORTED, ILLEGAL_ADDRESS, INVALID_DEVICE, INVALID_VALUE, driver};
+use crate::current::{self, Entered};
+use crate::error::{CAPTURE_UNSUPPORTED, ILLEGAL_ADDRESS, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, driver};
 use crate::event::Event;
 use crate::late_write::Helper;
 use crate::memory::{self, GRANULARITY, Memories};
@@ -21,10 +23,15 @@ use crate::stream::{Stream, Waits};
 
 const PAGE: usize = 4096;
 
+/// Above the handles of default streams.
+const FIRST_NUMBER: u64 = 16;
+
 #[derive(Debug)]
 struct Tables {
     memories: Memories,
     streams: HashMap<u64, Arc<Stream>>,
+    /// The handles of the default streams, made when first used: of a device, and of one of its threads.
+    default_streams: HashMap<(DeviceId, Option<ThreadId>), u64>,
     events: HashMap<u64, Arc<Event>>,
     words: BTreeMap<usize, usize>,
     host: HashMap<usize, KernelPages>,
@@ -54,6 +61,7 @@ impl HostBackend {
         let tables = Tables {
             memories: Memories::new(config.devices, config.bytes),
             streams: HashMap::new(),
+            default_streams: HashMap::new(),
             events: HashMap::new(),
             words: BTreeMap::new(),
             host: HashMap::new(),
@@ -62,7 +70,7 @@ impl HostBackend {
         let broken = (0..config.devices).map(|_| Arc::default()).collect();
         let (tables, waits) = (Mutex::new(tables), Arc::default());
         let _device_file = memory::shared_file(GRANULARITY)?;
-        Ok(Arc::new(HostBackend { config, tables, waits, broken, next: AtomicU64::new(1), _device_file }))
+        Ok(Arc::new(HostBackend { config, tables, waits, broken, next: AtomicU64::new(FIRST_NUMBER), _device_file }))
     }
 
     /// Sets what [`GpuBackend::capture_status`] says of a stream.
@@ -70,9 +78,22 @@ impl HostBackend {
     /// While it is not [`CaptureStatus::None`] nothing can be queued on the stream: a GPU would put it into a graph,
     /// and this library never wants that.
     pub fn set_capture(&self, stream: RawStream, status: CaptureStatus) {
-        if let Some(stream) = self.tables().streams.get(&stream.0) {
+        if let Ok((_, stream)) = self.find_stream("set_capture", stream) {
             stream.set_capture(status);
         }
+    }
+
+    /// Makes a device current on the calling thread, as an application does with `cudaSetDevice`; `None` leaves it
+    /// without one.
+    ///
+    /// No call of [`GpuBackend`] depends on it: a stream brings its device.
+    pub fn set_current_device(device: Option<DeviceId>) {
+        current::set(device);
+    }
+
+    /// Returns the device that is current on the calling thread.
+    pub fn current_device() -> Option<DeviceId> {
+        current::current()
     }
 
     /// Breaks a device's context, as an illegal access of a kernel does: every later call on it gives code 700, and
@@ -116,10 +137,31 @@ impl HostBackend {
 
     /// Finds a stream of a device that is not broken.
     fn stream(&self, call: &'static str, stream: RawStream) -> Result<Arc<Stream>> {
-        let found = self.tables().streams.get(&stream.0).cloned();
-        let found = found.ok_or_else(|| driver(call, DeviceId(0), INVALID_VALUE))?;
-        self.check_device(call, found.device)?;
-        Ok(found)
+        Ok(self.find_stream(call, stream)?.1)
+    }
+
+    /// Finds a stream, and its number.
+    fn find_stream(&self, call: &'static str, stream: RawStream) -> Result<(u64, Arc<Stream>)> {
+        self.check_device(call, stream.device)?;
+        let _here = Entered::new(stream.device);
+        let number = if stream.is_default() { self.default_stream(call, stream.handle)? } else { stream.handle };
+        let found = self.tables().streams.get(&number).filter(|found| found.device == stream.device).cloned();
+        Ok((number, found.ok_or_else(|| driver(call, stream.device, INVALID_VALUE))?))
+    }
+
+    /// Finds a default stream of the current device, or makes it.
+    fn default_stream(&self, call: &'static str, handle: u64) -> Result<u64> {
+        let device = current::current().ok_or_else(|| driver(call, DeviceId(0), INVALID_CONTEXT))?;
+        let thread = (handle == RawStream::PER_THREAD).then(|| thread::current().id());
+        let mut tables = self.tables();
+        if let Some(&made) = tables.default_streams.get(&(device, thread)) {
+            return Ok(made);
+        }
+        let stream = Stream::start(device, self.broken[device.0 as usize].clone())?;
+        let number = self.number();
+        tables.streams.insert(number, stream);
+        tables.default_streams.insert((device, thread), number);
+        Ok(number)
     }
 
     /// Finds a stream that work can be queued on.
@@ -350,16 +392,19 @@ unsafe impl GpuBackend for HostBackend {
         let stream = Stream::start(device, self.broken[device.0 as usize].clone())?;
         let number = self.number();
         self.tables().streams.insert(number, stream);
-        Ok(RawStream(number))
+        Ok(RawStream::new(device, number))
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
-        match self.tables().streams.remove(&stream.0) {
-            Some(stream) => {
-                stream.destroy();
+        let mut tables = self.tables();
+        // The default streams have another number than their handles: they are nobody's to destroy.
+        match tables.streams.get(&stream.handle).filter(|found| found.device == stream.device) {
+            Some(found) => {
+                found.destroy();
+                tables.streams.remove(&stream.handle);
                 Ok(())
             }
-            None => Err(driver("destroy_stream", DeviceId(0), INVALID_VALUE)),
+            None => Err(driver("destroy_stream", stream.device, INVALID_VALUE)),
         }
     }
 
@@ -374,8 +419,17 @@ unsafe impl GpuBackend for HostBackend {
     }
 
     unsafe fn stream_info(&self, stream: RawStream) -> Result<StreamInfo> {
-        let device = self.stream("stream_info", stream)?.device;
-        Ok(StreamInfo { identity: StreamIdentity(stream.0), device, context: 0 })
+        let other = self.tables().streams.get(&stream.handle).map(|found| found.device);
+        if let Some(other) = other.filter(|other| *other != stream.device) {
+            return Err(Error::Mismatch {
+                what: "the stream's device",
+                theirs: other.to_string(),
+                ours: stream.device.to_string(),
+                remedy: "pass a stream of the device that the session or participant was opened on",
+            });
+        }
+        let (number, found) = self.find_stream("stream_info", stream)?;
+        Ok(StreamInfo { identity: StreamIdentity(number), device: found.device, context: 0 })
     }
 
     unsafe fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {

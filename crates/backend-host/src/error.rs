@@ -8,8 +8,9 @@ use gpu_api::{BackendKind, DeviceId, DriverError, Error};
 pub const INVALID_VALUE: (u32, &str) = (1, "invalid value");
 /// A device that there is not.
 pub const INVALID_DEVICE: (u32, &str) = (101, "invalid device ordinal");
-/// A handle that was opened where it was made.
-pub const INVALID_CONTEXT: (u32, &str) = (201, "invalid context: the handle was made by this process");
+/// A handle that was opened where it was made, or a default stream on a thread without a current device.
+pub const INVALID_CONTEXT: (u32, &str) =
+    (201, "invalid context: the handle was made by this process, or no device is current");
 /// A handle whose process or allocation is gone, or that is no handle.
 pub const INVALID_HANDLE: (u32, &str) = (400, "invalid handle: its process or allocation is gone");
 /// A context that an earlier error broke.

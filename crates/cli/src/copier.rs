@@ -24,7 +24,7 @@ impl Block for SentBlock {
     }
 
     fn keep(&self, stream: &Stream) {
-        self.used_on(stream);
+        self.used_on(stream).expect("a stream of its own");
     }
 }
 
@@ -38,7 +38,7 @@ impl Block for ReceivedBlock {
     }
 
     fn keep(&self, stream: &Stream) {
-        self.used_on(stream);
+        self.used_on(stream).expect("a stream of its own");
     }
 }
 

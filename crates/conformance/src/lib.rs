@@ -6,6 +6,8 @@
 //! `tests/conformance.rs` runs both lists on every device of every backend that this machine has; what is absent shows
 //! as ignored, and with `REQUIRE_GPU=1` as failed.
 
+mod current;
+mod default_stream;
 mod device;
 mod event;
 mod memory;
@@ -40,7 +42,7 @@ pub struct PeerCase {
 
 /// Lists the cases in one process.
 pub fn cases() -> Vec<Case> {
-    [device::CASES, memory::CASES, queue::CASES, event::CASES, word::CASES].concat()
+    [device::CASES, memory::CASES, queue::CASES, default_stream::CASES, event::CASES, word::CASES].concat()
 }
 
 /// Lists the cases in two processes.

@@ -27,6 +27,14 @@ use crate::{
 /// afterwards, so that no call of ours destroys a capture that the application has under way. It also leaves the
 /// thread's current context as it found it.
 ///
+/// # Streams
+///
+/// A [`RawStream`] brings its device, and only the device's primary context counts: a call resolves the default streams
+/// there, never in what is current on the calling thread. A stream of another context is found by
+/// [`stream_info`](GpuBackend::stream_info), which is asked once, before anything else is done with a stream that
+/// somebody else made; so "the stream is alive" below means: and `stream_info` took it. [`RawStream::PER_THREAD`] is
+/// another stream on every thread: each call means the calling thread's.
+///
 /// # Portability
 ///
 /// - Opening a handle in the process that exported it is refused by CUDA and HIP, and so by the host backend.
@@ -270,9 +278,15 @@ pub unsafe trait GpuBackend: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the stream's number that is never used again, the device it queues on, and the driver's context.
     ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for a stream that is not of its device's primary context, and for a default stream while
+    /// another context of the device is current on the calling thread: that context's own is meant then, and calls would
+    /// go to the primary one's.
+    ///
     /// # Safety
     ///
-    /// `stream` is alive.
+    /// `stream` is alive, whatever its context.
     unsafe fn stream_info(&self, stream: RawStream) -> Result<StreamInfo>;
 
     /// Says whether the stream is being captured into a graph.
@@ -420,7 +434,9 @@ pub unsafe trait GpuBackend: fmt::Debug + Send + Sync + 'static {
 pub fn refuse_capture(stream: RawStream, status: CaptureStatus) -> Result<()> {
     match status {
         CaptureStatus::None => Ok(()),
-        _ => Err(Error::Capturing { stream: stream.0, remedy: "do it before the capture begins or after it ended" }),
+        _ => {
+            Err(Error::Capturing { stream: stream.handle, remedy: "do it before the capture begins or after it ended" })
+        }
     }
 }
 

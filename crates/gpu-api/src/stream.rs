@@ -2,12 +2,47 @@
 
 use std::fmt;
 
-/// A stream as the driver hands it out (`CUstream`, `hipStream_t`), as a number.
+use crate::DeviceId;
+
+/// A stream: a device, and what the driver calls the stream there.
 ///
-/// Numbers are used again after a stream was destroyed; [`StreamIdentity`] is not.
+/// The handles 0 and 1 stand for the legacy default stream and 2 for the calling thread's default stream. Each device has
+/// its own, so a handle alone names none: a backend takes those of the primary context of `device`, whatever context or
+/// device is current on the calling thread.
+///
+/// Handles are used again after a stream was destroyed; [`StreamIdentity`] is not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(transparent)]
-pub struct RawStream(pub u64);
+pub struct RawStream {
+    /// The device that it queues on.
+    pub device: DeviceId,
+    /// The driver's handle (`CUstream`, `hipStream_t`), as a number.
+    pub handle: u64,
+}
+
+impl RawStream {
+    /// The handle of the legacy default stream.
+    pub const LEGACY: u64 = 0;
+    /// The handle of the calling thread's default stream (`CU_STREAM_PER_THREAD`, `hipStreamPerThread`).
+    pub const PER_THREAD: u64 = 2;
+
+    /// Names a stream of a device by the driver's handle.
+    #[must_use]
+    pub const fn new(device: DeviceId, handle: u64) -> RawStream {
+        RawStream { device, handle }
+    }
+
+    /// Says whether every device has a stream of this handle.
+    #[must_use]
+    pub const fn is_default(self) -> bool {
+        self.handle <= RawStream::PER_THREAD
+    }
+
+    /// Says whether every thread has a stream of this handle.
+    #[must_use]
+    pub const fn is_per_thread(self) -> bool {
+        self.handle == RawStream::PER_THREAD
+    }
+}
 
 /// The driver's own number of a stream, never used again in a process (`cuStreamGetId`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]

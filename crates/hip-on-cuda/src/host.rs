@@ -44,7 +44,8 @@ struct Tables {
     mappings: BTreeMap<u64, Mapping>,
     reserved: HashMap<u64, usize>,
     registered: BTreeMap<usize, usize>,
-    null_streams: HashMap<i32, RawStream>,
+    /// Devices of the streams, which HIP finds by the stream alone.
+    streams: HashMap<u64, i32>,
     next: u64,
 }
 
@@ -93,17 +94,10 @@ impl Host {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Turns HIP's number of a stream into the host backend's; the default streams are made when first used.
-    fn real(&self, stream: u64) -> Outcome<RawStream> {
-        if stream > 2 {
-            return Ok(RawStream(stream - 2));
-        }
-        let current = DEVICE.get();
-        if let Some(made) = self.tables().null_streams.get(&current) {
-            return Ok(*made);
-        }
-        let made = self.backend.create_stream(device(current)).map_err(code)?;
-        Ok(*self.tables().null_streams.entry(current).or_insert(made))
+    /// Turns HIP's handle of a stream into the host backend's. The default streams are those of the current device.
+    fn real(&self, stream: u64) -> RawStream {
+        let number = self.tables().streams.get(&stream).copied().unwrap_or_else(|| DEVICE.get());
+        RawStream::new(device(number), stream)
     }
 
     fn physical(&self, file: OwnedFd, len: usize, device: i32, own: bool) -> u64 {
@@ -417,7 +411,7 @@ impl Machine for Host {
     }
 
     fn event_record(&self, event: u64, stream: u64) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         host!(self.record_event(RawEvent(event), stream))
     }
 
@@ -430,55 +424,58 @@ impl Machine for Host {
     }
 
     fn stream(&self, number: i32, _: u32) -> Outcome<u64> {
-        // The numbers up to 2 are the default streams.
-        Ok(self.backend.create_stream(device(number)).map_err(code)?.0 + 2)
+        let made = self.backend.create_stream(device(number)).map_err(code)?.handle;
+        self.tables().streams.insert(made, number);
+        Ok(made)
     }
 
     fn stream_destroy(&self, stream: u64) -> Outcome {
-        let stream = self.real(stream)?;
-        host!(self.destroy_stream(stream))
+        let real = self.real(stream);
+        host!(self.destroy_stream(real))?;
+        self.tables().streams.remove(&stream);
+        Ok(())
     }
 
     fn stream_query(&self, stream: u64) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         if host!(self.query_stream(stream))? { Ok(()) } else { Err(NOT_READY) }
     }
 
     fn stream_synchronize(&self, stream: u64) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         host!(self.synchronize_stream(stream))
     }
 
     fn stream_wait(&self, stream: u64, event: u64) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         host!(self.stream_wait_event(stream, RawEvent(event)))
     }
 
-    fn stream_capturing(&self, stream: u64) -> Outcome<u32> {
-        self.real(stream).map(|_| 0)
+    fn stream_capturing(&self, _: u64) -> Outcome<u32> {
+        Ok(0)
     }
 
     fn stream_id(&self, stream: u64) -> Outcome<u64> {
-        Ok(self.real(stream)?.0)
+        let stream = self.real(stream);
+        Ok(host!(self.stream_info(stream))?.identity.0)
     }
 
     fn stream_device(&self, stream: u64) -> Outcome<i32> {
-        let stream = self.real(stream)?;
-        Ok(host!(self.stream_info(stream))?.device.0 as i32)
+        Ok(self.real(stream).device.0 as i32)
     }
 
     fn write(&self, stream: u64, word: u64, value: u64) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         host!(self.stream_batch(stream, &[StreamOp::Write { word: WordPtr(word), value }]))
     }
 
     fn wait_at_least(&self, stream: u64, word: u64, value: u64) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         host!(self.stream_batch(stream, &[StreamOp::WaitGeq { word: WordPtr(word), value }]))
     }
 
     fn call(&self, stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         let data = data.expose_provenance();
         let run = Box::new(move || {
             // SAFETY: the function: HIP's caller vouches for it and for its data.
@@ -488,22 +485,22 @@ impl Machine for Host {
     }
 
     fn copy_in(&self, stream: u64, to: u64, from: *const c_void, len: usize) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         host!(self.copy_to_device(stream, DevicePtr(to), from.cast(), len))
     }
 
     fn copy_out(&self, stream: u64, to: *mut c_void, from: u64, len: usize) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         host!(self.copy_to_host(stream, to.cast(), DevicePtr(from), len))
     }
 
     fn copy(&self, stream: u64, to: u64, from: u64, len: usize) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         host!(self.copy(stream, DevicePtr(to), DevicePtr(from), len as u64))
     }
 
     fn fill(&self, stream: u64, to: u64, byte: u8, len: usize) -> Outcome {
-        let stream = self.real(stream)?;
+        let stream = self.real(stream);
         host!(self.fill(stream, DevicePtr(to), byte, len as u64))
     }
 }

@@ -2,9 +2,11 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use gpu_api::{CaptureStatus, Error, ForkGuard, Gpu, RawStream, Result, StreamIdentity, StreamInfo};
+
+use crate::gpu_event::GpuEvent;
 
 /// A stream that sharing, claiming and releasing are ordered on.
 ///
@@ -18,6 +20,8 @@ struct Inner {
     raw: RawStream,
     info: StreamInfo,
     keeper: Keeper,
+    /// What later moments are asked of where `raw` is another stream on every thread; made when first needed.
+    stand_in: OnceLock<Stream>,
 }
 
 /// Who destroys the stream.
@@ -60,37 +64,64 @@ impl Stream {
                 return Err(error);
             }
         };
-        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keeper })))
+        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keeper, stand_in: OnceLock::new() })))
     }
 
-    /// Borrows an application's stream (`CUstream`, `hipStream_t`).
+    /// Takes the device's legacy default stream (handle 0): what PyTorch computes on unless it is told otherwise.
+    ///
+    /// It is the stream of the device's primary context, whatever device is current on the threads that call with it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] while another context of the device than its primary one is current on this thread: the
+    /// application's stream 0 is that context's own then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::Stream;
+    ///
+    /// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// assert_eq!(Stream::default_of(&gpu)?.identity(), Stream::default_of(&gpu)?.identity());
+    /// # Ok::<(), gpu_api::Error>(())
+    /// ```
+    pub fn default_of(gpu: &Gpu) -> Result<Stream> {
+        // SAFETY: `borrow` asks for
+        // - a stream that is alive for as long as `keep` is: a device has its default stream for as long as the backend
+        //   keeps its primary context, and the `Stream` has the backend;
+        // - that no thread begins to capture it meanwhile: the legacy stream cannot be captured.
+        unsafe { Stream::borrow(gpu, RawStream::LEGACY, Arc::new(())) }
+    }
+
+    /// Borrows an application's stream by the driver's handle (`CUstream`, `hipStream_t`, as a number).
+    ///
+    /// The handles 0 and 1 are the legacy default stream of `gpu`, as [`default_of`](Stream::default_of) gives it. The
+    /// handle 2 is the calling thread's default stream of `gpu`, and so another stream on every thread: it is taken where the
+    /// call itself queues ([`After::Stream`](crate::After::Stream), [`Wait::Stream`](crate::Wait::Stream)), and refused where a
+    /// later moment counts ([`ReceivedBlock::used_on`](crate::ReceivedBlock::used_on)).
     ///
     /// `keep` is dropped when nothing of this library needs the stream any more, which may be after the application
     /// has dropped its own handle of it: a received block's release waits for work on the stream.
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a stream of another device.
+    /// [`Error::Mismatch`] for a stream of another device, or of another context than the device's primary one.
     ///
     /// # Safety
     ///
     /// - The stream is alive for as long as `keep` is.
     /// - No thread begins to capture it while another one is in a call of this library that was given it.
-    pub unsafe fn borrow(gpu: &Gpu, raw: RawStream, keep: Arc<dyn Any + Send + Sync>) -> Result<Stream> {
+    pub unsafe fn borrow(gpu: &Gpu, handle: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<Stream> {
+        let raw = RawStream::new(gpu.device(), handle);
         // SAFETY: `stream_info` asks for a live stream: so does this function, and `keep` is in scope.
         let info = unsafe { gpu.backend().stream_info(raw) }?;
-        if info.device != gpu.device() {
-            return Err(Error::Mismatch {
-                what: "the stream's device",
-                theirs: info.device.to_string(),
-                ours: gpu.device().to_string(),
-                remedy: "pass a stream of the device that the session or participant was opened on",
-            });
-        }
-        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keeper: Keeper::Application { _keep: keep } })))
+        let keeper = Keeper::Application { _keep: keep };
+        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keeper, stand_in: OnceLock::new() })))
     }
 
-    /// Returns the driver's handle.
+    /// Returns the stream as the backend takes it: its device, and the driver's handle.
     pub fn raw(&self) -> RawStream {
         self.0.raw
     }
@@ -138,6 +169,72 @@ impl Stream {
         })
     }
 
+    /// Returns a stream that any later moment can be asked of: this one, or, where it is another on every thread (handle 2),
+    /// one of the library's own that waits for what is queued on the calling thread's at this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`], and what the driver gives.
+    pub fn behind(&self) -> Result<&Stream> {
+        let Some(stand_in) = self.stand_in()? else { return Ok(self) };
+        self.refuse_capture("do it before the capture begins or after it ended")?;
+        let mark = GpuEvent::new(&self.0.gpu)?;
+        mark.record(self)?;
+        mark.hold(stand_in)?;
+        Ok(stand_in)
+    }
+
+    /// Returns the stream to wait on: this one, or, where it is another on every thread, one of our own that the calling
+    /// thread's has to [follow](Stream::follow) afterwards.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives.
+    pub(crate) fn ahead(&self) -> Result<&Stream> {
+        Ok(self.stand_in()?.unwrap_or(self))
+    }
+
+    /// Lets the calling thread's stream wait for what is queued on `ahead`, which [`ahead`](Stream::ahead) gave.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives.
+    pub(crate) fn follow(&self, ahead: &Stream) -> Result<()> {
+        if !self.0.raw.is_per_thread() {
+            return Ok(());
+        }
+        let mark = GpuEvent::new(&self.0.gpu)?;
+        mark.record(ahead)?;
+        mark.hold(self)
+    }
+
+    /// Refuses the per-thread default stream (handle 2), for a call whose later moment may come on another thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`].
+    pub fn refuse_per_thread(&self) -> Result<()> {
+        if !self.0.raw.is_per_thread() {
+            return Ok(());
+        }
+        Err(Error::Invalid {
+            what: "the stream",
+            got: "2, which is another stream on every thread".into(),
+            must: "one that every thread knows: 0, or a stream of its own (`torch.cuda.Stream`, cuStreamCreate)",
+        })
+    }
+
+    fn stand_in(&self) -> Result<Option<&Stream>> {
+        if !self.0.raw.is_per_thread() {
+            return Ok(None);
+        }
+        if let Some(made) = self.0.stand_in.get() {
+            return Ok(Some(made));
+        }
+        let made = Stream::create(&self.0.gpu)?;
+        Ok(Some(self.0.stand_in.get_or_init(|| made)))
+    }
+
     /// Says whether work queued on it goes into a graph.
     pub(crate) fn is_capturing(&self) -> Result<bool> {
         // SAFETY: `capture_status` asks for a live stream: `self` keeps it.
@@ -147,7 +244,7 @@ impl Stream {
 
     /// Refuses a capturing stream.
     pub(crate) fn refuse_capture(&self, remedy: &'static str) -> Result<()> {
-        if self.is_capturing()? { Err(Error::Capturing { stream: self.0.raw.0, remedy }) } else { Ok(()) }
+        if self.is_capturing()? { Err(Error::Capturing { stream: self.0.raw.handle, remedy }) } else { Ok(()) }
     }
 }
 
@@ -180,7 +277,11 @@ impl Drop for Inner {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").field("raw", &self.0.raw).field("identity", &self.0.info.identity).finish()
+        f.debug_struct("Stream")
+            .field("device", &self.0.raw.device.0)
+            .field("handle", &self.0.raw.handle)
+            .field("identity", &self.0.info.identity)
+            .finish()
     }
 }
 

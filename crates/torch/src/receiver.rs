@@ -112,7 +112,9 @@ impl Receiver {
                 let opened =
                     Opened { receiver: self.clone(), ptr, len: place.len, held: Some(held), used_on: Mutex::default() };
                 let received = ReceivedStorage(Arc::new(opened));
-                if let Wait::Stream(stream) = wait {
+                if let Wait::Stream(stream) = wait
+                    && !stream.raw().is_per_thread()
+                {
                     received.used_on(stream)?;
                 }
                 Ok(received)
@@ -193,7 +195,10 @@ impl Receiver {
         if let Wait::Stream(stream) = wait {
             // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
             if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
-                return Err(Error::Capturing { stream: stream.raw().0, remedy: "open the storage before the capture" });
+                return Err(Error::Capturing {
+                    stream: stream.raw().handle,
+                    remedy: "open the storage before the capture",
+                });
             }
         }
         if matches!(wait, Wait::None) {
@@ -272,8 +277,10 @@ impl ReceivedStorage {
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a stream of another device.
+    /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread default stream (handle 2):
+    /// the thread that drops the storage may be another.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        stream.refuse_per_thread()?;
         same_gpu(stream, self.0.receiver.gpu())?;
         let mut used = self.0.used_on.lock().unwrap_or_else(PoisonError::into_inner);
         if !used.iter().any(|known| known.identity() == stream.identity()) {

@@ -203,7 +203,7 @@ impl Releases {
         let backend = self.desk.gpu.backend();
         // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
         if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
-            return Err(Error::Capturing { stream: stream.raw().0, remedy: "drop the storage after the capture" });
+            return Err(Error::Capturing { stream: stream.raw().handle, remedy: "drop the storage after the capture" });
         }
         let event = backend.create_event(self.desk.gpu.device(), EventKind::Local)?;
         // SAFETY: `record_event` asks for a live event and stream of one device: just made, kept by `stream`, and

@@ -194,8 +194,9 @@ impl Sender {
         let event = match after {
             After::Done => None,
             After::Stream(stream) => {
+                let stream = stream.behind()?;
                 let event = self.order(stream)?;
-                block.used_on(stream);
+                block.used_on(stream)?;
                 event
             }
             _ => {
@@ -234,7 +235,7 @@ impl Sender {
         let backend = self.gpu.backend();
         // SAFETY: `capture_status` asks for a live stream: `stream` keeps it, and it is of this backend.
         if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
-            return Err(Error::Capturing { stream: stream.raw().0, remedy: "send before or after the capture" });
+            return Err(Error::Capturing { stream: stream.raw().handle, remedy: "send before or after the capture" });
         }
         let by_event = self.gpu.caps().event_ipc && self.gpu.kind() != BackendKind::Hip;
         if !by_event || self.ledger().events >= MAX_EVENTS {

@@ -78,6 +78,7 @@ control! {
     fail_call = "fake_fail_call": fn(name: *const c_char, code: u32);
     failed_text = "fake_failed": fn() -> *const c_char;
     trace_text = "fake_trace": fn() -> *const c_char;
+    placed_text = "fake_placed": fn() -> *const c_char;
     clear_trace = "fake_clear_trace": fn();
     violations = "fake_violations": fn() -> c_int;
     depth = "fake_depth": fn() -> c_int;
@@ -129,6 +130,19 @@ pub fn trace() -> Vec<String> {
     all.split_whitespace()
         .filter(|name| !THREAD.contains(name) && *name != "cuDeviceGetAttribute")
         .map(str::to_owned)
+        .collect()
+}
+
+/// Returns the calls about streams since the trace was cleared: the function, the stream's number, and the device whose
+/// context was current, -1 where none was.
+pub fn placed() -> Vec<(String, u64, i64)> {
+    let all = text(placed_text());
+    all.lines()
+        .map(|line| {
+            let mut words = line.split(' ');
+            let mut next = || words.next().expect("three words");
+            (next().to_owned(), next().parse().expect("a number"), next().parse().expect("a number"))
+        })
         .collect()
 }
 

@@ -42,6 +42,7 @@ static struct object objects[4096];
 static address next_address = 0x7f0000000000ull, next_number = 0x1000;
 static int violations, pending;
 static char trace[1 << 16];
+static char placed[1 << 16];           /* calls about streams: name, stream, device of the current context (-1: none) */
 static long countdown;                 /* the call that fails, counted down; 0: none */
 static result countdown_code;
 static char named[64], failed[64];
@@ -164,7 +165,8 @@ void fake_fail_call(const char *name, result code) {
 }
 const char *fake_failed(void) { return failed; }
 const char *fake_trace(void) { return trace; }
-void fake_clear_trace(void) { trace[0] = 0; }
+const char *fake_placed(void) { return placed; }
+void fake_clear_trace(void) { trace[0] = placed[0] = 0; }
 int fake_violations(void) { return violations; }
 int fake_depth(void) { return depth; }
 uint32_t fake_mode(void) { return mode; }
@@ -429,7 +431,12 @@ result cuEventCreate(void **event, unsigned flags) {
 }
 
 /* A stream may be used in the context it belongs to; a default stream belongs to the current one. */
-static result stream_ok(void *stream) {
+static result stream_ok_(const char *name, void *stream) {
+    pthread_mutex_lock(&lock);
+    size_t used = strlen(placed);
+    snprintf(placed + used, sizeof placed - used, "%s %llu %d\n", name, (unsigned long long)(address)stream,
+             current() ? device_of(current()) : -1);
+    pthread_mutex_unlock(&lock);
     if (!current()) return 201;
     if ((address)stream <= 2) return 0;
     struct object *o = find(STREAM, (address)stream);
@@ -439,6 +446,8 @@ static result stream_ok(void *stream) {
     }
     return device_of(current()) == o->device ? 0 : 400;
 }
+
+#define stream_ok(stream) stream_ok_(__func__, stream)
 
 result cuEventRecord(void *event, void *stream) {
     ENTER(0);

@@ -140,7 +140,7 @@ fn old_driver() {
     // SAFETY: `stream_info`: made above.
     let other_info = unsafe { cuda.stream_info(other) }.expect("a stream of our own is numbered by us");
     assert_ne!(info.identity, other_info.identity);
-    let foreign = RawStream(fake::foreign_stream().expose_provenance() as u64);
+    let foreign = RawStream::new(GPU, fake::foreign_stream().expose_provenance() as u64);
     // SAFETY: `stream_info`: the fake driver's stream lives as long as it does.
     assert!(matches!(unsafe { cuda.stream_info(foreign) }, Err(Error::Unsupported { .. })));
     let write = StreamOp::Write { word: WordPtr(8), value: 1 };

@@ -75,7 +75,7 @@ fn events_are_made_with_the_flags_of_their_kind() {
     // SAFETY: `event_handle`: made above.
     assert!(unsafe { cuda.event_handle(local) }.is_err());
     let stream = cuda.create_stream(GPU).expect("a stream can be made");
-    assert_eq!(fake::flags(Kind::Stream, stream.0), 1);
+    assert_eq!(fake::flags(Kind::Stream, stream.handle), 1);
     fake::each_failure(
         || cuda.create_event(GPU, EventKind::Local),
         |made| {
@@ -244,10 +244,10 @@ fn a_batch_behind_another_stream_is_one_visit() {
     fake::set_capture(1);
     fake::clear_trace();
     // SAFETY: `batch_behind`: as above.
-    let refused = unsafe { cuda.batch_behind(lane, &[(event, RawStream(0))], &ops) };
+    let refused = unsafe { cuda.batch_behind(lane, &[(event, RawStream::new(GPU, 0))], &ops) };
     assert!(matches!(refused, Err(Error::Capturing { stream: 0, .. })), "{refused:?}");
     // SAFETY: `batch_uncaptured`: as above.
-    let refused = unsafe { cuda.batch_uncaptured(RawStream(0), &ops) };
+    let refused = unsafe { cuda.batch_uncaptured(RawStream::new(GPU, 0), &ops) };
     assert!(matches!(refused, Err(Error::Capturing { stream: 0, .. })), "{refused:?}");
     assert!(fake::trace().iter().all(|call| call == "cuStreamIsCapturing"), "nothing was recorded or queued");
     assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0));
@@ -260,8 +260,9 @@ fn the_legacy_stream_beside_a_capture_counts_as_captured() {
     assert_eq!(unsafe { cuda.capture_status(stream) }.ok(), Some(CaptureStatus::None));
     fake::set_capture(1);
     // SAFETY: `capture_status`: a default stream is always alive.
-    assert_eq!(unsafe { cuda.capture_status(RawStream(0)) }.ok(), Some(CaptureStatus::Active));
+    assert_eq!(unsafe { cuda.capture_status(RawStream::new(GPU, 0)) }.ok(), Some(CaptureStatus::Active));
     // SAFETY: `host_function`: a default stream is always alive.
-    let error = unsafe { cuda.host_function(RawStream(0), Box::new(|| ())) }.expect_err("it would be captured");
+    let error =
+        unsafe { cuda.host_function(RawStream::new(GPU, 0), Box::new(|| ())) }.expect_err("it would be captured");
     assert!(matches!(error, Error::Capturing { stream: 0, .. }), "{error:?}");
 }

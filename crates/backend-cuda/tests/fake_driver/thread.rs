@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use backend_cuda::CudaBackend;
 use gpu_api::{
-    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, GpuBackend, HostMemory, HostPtr, RawStream, Sharing,
+    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, GpuBackend, HostMemory, HostPtr, RawStream, Result,
+    Sharing,
 };
 use gpu_api::{EventHandle, StreamOp};
 
@@ -29,8 +30,9 @@ pub const CASES: &[Case] = &[
     case!(every_call_leaves_the_context_and_the_mode, "2"),
     case!(no_call_destroys_an_applications_capture, "1"),
     case!(a_failure_in_the_thread_s_own_calls_leaves_the_thread, "1"),
-    case!(default_streams_are_those_of_the_current_context, "1"),
-    case!(a_default_stream_that_nothing_places_is_refused, "2"),
+    case!(default_streams_are_those_of_their_own_device, "8"),
+    case!(a_default_stream_beside_another_context_of_its_device_is_refused, "2"),
+    case!(a_stream_of_another_device_is_refused_at_once, "2"),
     case!(contexts_go_in_and_out, "2"),
     case!(what_is_queued_beside_any_context_names_its_own_device, "2"),
     case!(when_the_driver_is_gone_every_call_says_so_and_nothing_hangs, "2"),
@@ -202,7 +204,7 @@ fn no_call_destroys_an_applications_capture() {
 fn a_failure_in_the_thread_s_own_calls_leaves_the_thread() {
     let cuda = fake::cuda();
     let stream = cuda.create_stream(GPU).expect("a stream can be made");
-    for call in ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuStreamGetCtx"] {
+    for call in ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuThreadExchangeStreamCaptureMode"] {
         fake::fail(call, 719);
         // SAFETY: `query_stream`: made above.
         let error = unsafe { cuda.query_stream(stream) }.expect_err("the call failed");
@@ -216,37 +218,101 @@ fn a_failure_in_the_thread_s_own_calls_leaves_the_thread() {
     assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0));
 }
 
-fn default_streams_are_those_of_the_current_context() {
+/// What a share, a claim, a drop and a synchronisation ask of a stream: each is queued in the primary context of the
+/// stream's own device, whatever is current.
+fn default_streams_are_those_of_their_own_device() {
+    const DEVICES: u32 = 8;
     let cuda = fake::cuda();
-    let event = cuda.create_event(GPU, EventKind::Local).expect("an event can be made");
-    for stream in [RawStream(0), RawStream(1), RawStream(2)] {
-        // SAFETY: `record_event`: the event was made above, and a default stream is always alive.
-        unsafe { cuda.record_event(event, stream) }.expect("the only device's");
-        // SAFETY: `stream_info`: a default stream is always alive.
-        let info = unsafe { cuda.stream_info(stream) }.expect("the only device's");
-        assert_eq!(Ok(info.context), cuda.context(GPU).map_err(|_| ()));
+    let words = Words::new();
+    // SAFETY: `register_words`: `words` is mapped until the end of the case, where nothing is queued.
+    let word = unsafe { cuda.register_words(words.start(), words.len()) }.expect("whole pages");
+    for device in (0..DEVICES).map(DeviceId) {
+        let event = cuda.create_event(device, EventKind::Local).expect("an event can be made");
+        let memory = cuda.alloc(device, 1, Sharing::Handle).expect("there is room").base;
+        for handle in [0, 1, 2] {
+            let stream = RawStream::new(device, handle);
+            // Without a current context, in the stream's own, and in each other's.
+            for current in [None].into_iter().chain((0..DEVICES).map(Some)) {
+                let context = current.map(|device| cuda.context(DeviceId(device)).expect("there are eight"));
+                let context = context.map(|context| ptr::with_exposed_provenance_mut(context as usize));
+                context.into_iter().for_each(|context| assert_eq!(fake::push(context), 0));
+                fake::clear_trace();
+                let mut buffer = [0_u8; 8];
+                let mut queue = |what: &str, call: &mut dyn FnMut(&mut [u8; 8]) -> Result<()>| {
+                    call(&mut buffer).unwrap_or_else(|error| panic!("{what} on {stream:?}, {current:?}: {error}"));
+                };
+                // SAFETY: the methods, here and below: a default stream is always alive; the event, the memory and the
+                // registration were made above, and the fake driver copies nothing.
+                queue("a share", &mut |_| unsafe {
+                    cuda.batch_uncaptured(stream, &[StreamOp::Write { word, value: 1 }])
+                });
+                // SAFETY: as above.
+                queue("a claim", &mut |_| unsafe {
+                    cuda.stream_batch(stream, &[StreamOp::WaitGeq { word, value: 1 }])
+                });
+                // SAFETY: as above.
+                queue("a drop", &mut |_| unsafe { cuda.record_event(event, stream) });
+                // SAFETY: as above.
+                queue("a wait", &mut |_| unsafe { cuda.stream_wait_event(stream, event) });
+                // SAFETY: as above.
+                queue("a drop of several", &mut |_| unsafe {
+                    cuda.batch_behind(stream, &[(event, stream)], &[StreamOp::Write { word, value: 2 }])
+                });
+                // SAFETY: as above.
+                queue("a function", &mut |_| unsafe { cuda.host_function(stream, Box::new(|| ())) });
+                // SAFETY: as above.
+                queue("a fill", &mut |_| unsafe { cuda.fill(stream, memory, 0, 8) });
+                // SAFETY: as above.
+                queue("a copy", &mut |_| unsafe { cuda.copy(stream, memory, memory, 8) });
+                // SAFETY: as above.
+                queue("a copy in", &mut |to| unsafe { cuda.copy_to_device(stream, memory, to.as_ptr(), 8) });
+                // SAFETY: as above.
+                queue("a copy out", &mut |to| unsafe { cuda.copy_to_host(stream, to.as_mut_ptr(), memory, 8) });
+                // SAFETY: as above.
+                queue("a question", &mut |_| unsafe { cuda.query_stream(stream) }.map(|_| ()));
+                // SAFETY: as above.
+                queue("a synchronisation", &mut |_| unsafe { cuda.synchronize_stream(stream) });
+                queue("an identity", &mut |_| {
+                    // SAFETY: as above.
+                    let info = unsafe { cuda.stream_info(stream) }?;
+                    assert_eq!((info.device, info.context), (device, cuda.context(device)?));
+                    Ok(())
+                });
+                for (call, on, at) in fake::placed() {
+                    println!("current {current:?}: {call} of stream {on} of {device} on device {at}");
+                    assert_eq!((on, at), (handle, i64::from(device.0)), "{call}, with {current:?} current");
+                }
+                let mut popped = ptr::null_mut();
+                context.into_iter().for_each(|_| assert_eq!(fake::pop(&raw mut popped), 0));
+            }
+        }
+    }
+    assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0));
+}
+
+/// An application's own stream 0 is that of its context; ours would be another.
+fn a_default_stream_beside_another_context_of_its_device_is_refused() {
+    let cuda = fake::cuda();
+    for handle in [0, 1, 2] {
         assert_eq!(fake::push(fake::foreign_context()), 0);
         // SAFETY: `stream_info`: a default stream is always alive.
-        let refused = unsafe { cuda.stream_info(stream) }.expect_err("the current context's, and that is not ours");
+        let refused = unsafe { cuda.stream_info(RawStream::new(GPU, handle)) }.expect_err("the context is not ours");
         assert!(matches!(refused, Error::Mismatch { what: "the stream's context", .. }), "{refused:?}");
+        // SAFETY: `stream_info`: a default stream is always alive.
+        let other = unsafe { cuda.stream_info(RawStream::new(DeviceId(1), handle)) };
+        assert_eq!(other.expect("the context is of another device").device, DeviceId(1));
         let mut popped = ptr::null_mut();
         assert_eq!(fake::pop(&raw mut popped), 0);
     }
-    assert_eq!((fake::depth(), fake::violations()), (0, 0));
+    assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0));
 }
 
-fn a_default_stream_that_nothing_places_is_refused() {
+fn a_stream_of_another_device_is_refused_at_once() {
     let cuda = fake::cuda();
-    let device = DeviceId(1);
-    // SAFETY: `query_stream`: a default stream is always alive.
-    let error = unsafe { cuda.query_stream(RawStream(0)) }.expect_err("there are two");
-    assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
-    let event = cuda.create_event(device, EventKind::Local).expect("an event can be made");
-    // SAFETY: `record_event`: the event was made above; its device says which default stream is meant.
-    unsafe { cuda.record_event(event, RawStream(0)) }.expect("the event places it");
-    let memory = cuda.alloc(device, 1, Sharing::Handle).expect("there is room").base;
-    // SAFETY: `fill`: the memory was allocated above; its device says which default stream is meant.
-    unsafe { cuda.fill(RawStream(0), memory, 0, 8) }.expect("the memory places it");
+    let made = cuda.create_stream(DeviceId(1)).expect("a stream can be made");
+    // SAFETY: `stream_info`: made above.
+    let refused = unsafe { cuda.stream_info(RawStream::new(GPU, made.handle)) }.expect_err("it is of the other");
+    assert!(matches!(refused, Error::Mismatch { what: "the stream's device", .. }), "{refused:?}");
     assert_eq!((fake::depth(), fake::mode(), fake::violations()), (0, 0, 0));
 }
 

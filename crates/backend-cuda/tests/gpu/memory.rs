@@ -177,7 +177,7 @@ fn slices_of_cudarc_are_taken_or_refused() -> Result<()> {
     assert_eq!(backend_cuda::interop::device(&cuda, &context)?, GPU);
     assert_eq!(cuda.context(GPU)?, context.cu_ctx().expose_provenance() as u64);
     let stream = context.new_stream().expect("a stream can be made");
-    let raw = backend_cuda::interop::stream(&stream);
+    let raw = backend_cuda::interop::stream(&cuda, &stream)?;
     // SAFETY: `stream_info`: `stream` is alive.
     let info = unsafe { cuda.stream_info(raw) }?;
     assert_eq!((info.device, info.context), (GPU, cuda.context(GPU)?));

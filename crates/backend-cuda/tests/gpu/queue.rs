@@ -122,7 +122,7 @@ fn streams_are_numbered_once() -> Result<()> {
         // SAFETY: `destroy_stream`: made above.
         unsafe { cuda.destroy_stream(stream) }?;
     }
-    for stream in [RawStream(0), RawStream(2)] {
+    for stream in [0, 2].map(|handle| RawStream::new(GPU, handle)) {
         // SAFETY: `stream_info`: a default stream is always alive.
         let info = unsafe { cuda.stream_info(stream) }?;
         assert!(seen.insert(info.identity), "{info:?}");

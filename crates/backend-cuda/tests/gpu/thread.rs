@@ -151,8 +151,8 @@ fn default_streams_work_on_every_thread() -> Result<()> {
     let page = Page::new(&cuda)?;
     let buffer = cuda.alloc(GPU, 4096, Sharing::Fd)?;
     let round = |value: u64| -> Result<()> {
-        for stream in [RawStream(0), RawStream(1), RawStream(2)] {
-            let index = stream.0 as usize;
+        for handle in [0, 1, 2] {
+            let (stream, index) = (RawStream::new(GPU, handle), handle as usize);
             let write = [StreamOp::Write { word: page.words.word(index), value }];
             // SAFETY: `fill`: a default stream is always alive, and the memory was allocated above.
             unsafe { cuda.fill(stream, buffer.base, 1, 4096) }?;
@@ -185,7 +185,7 @@ fn a_stream_of_another_context_is_refused() -> Result<()> {
     let code = unsafe { sys::cuStreamCreate(&raw mut stream, 1) };
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
     // SAFETY: `stream_info`: made above.
-    let refused = unsafe { cuda.stream_info(RawStream(stream.expose_provenance() as u64)) };
+    let refused = unsafe { cuda.stream_info(RawStream::new(GPU, stream.expose_provenance() as u64)) };
     assert!(matches!(refused, Err(Error::Mismatch { what: "the stream's context", .. })), "{refused:?}");
     assert_eq!(current(), Some(context.expose_provenance()), "the application's context stays current");
     // SAFETY: `stream_info`: made above.

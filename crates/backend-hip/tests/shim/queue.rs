@@ -24,10 +24,10 @@ pub const CASES: &[Case] = &[
         run: adopted,
     },
     Case {
-        name: "a_stream_whose_device_cannot_be_told_is_refused",
+        name: "a_stream_whose_device_cannot_be_told_is_where_its_owner_says",
         library: Library::Without(&["hipStreamGetId", "hipStreamGetDevice"]),
         environment: TWO,
-        run: refused,
+        run: told,
     },
     Case {
         name: "words_that_the_runtime_refuses_are_an_error",
@@ -64,7 +64,7 @@ fn called() {
 fn made() -> RawStream {
     let mut stream = 0;
     assert_eq!(stream_create(&raw mut stream, 1), 0);
-    RawStream(stream)
+    RawStream::new(GPU, stream)
 }
 
 fn foreign() {
@@ -74,9 +74,9 @@ fn foreign() {
     let info = |stream| unsafe { hip.stream_info(stream) }.expect("it tells");
     assert_ne!(info(first).identity, info(second).identity);
     assert_eq!(info(first).device, GPU);
-    assert_eq!(info(RawStream(0)).device, GPU);
+    assert_eq!(info(RawStream::new(GPU, 0)).device, GPU);
     for stream in [first, second] {
-        assert_eq!(stream_destroy(stream.0), 0);
+        assert_eq!(stream_destroy(stream.handle), 0);
     }
 }
 
@@ -92,19 +92,26 @@ fn adopted() {
     let identity = info().expect("it is known").identity;
     assert_eq!(info().expect("it is known").identity, identity);
     assert!(hip.forget_stream(stream) && !hip.forget_stream(stream));
-    assert_eq!(stream_destroy(stream.0), 0);
+    assert_eq!(stream_destroy(stream.handle), 0);
     // SAFETY: `adopt_stream`: a default stream is refused.
-    let error = unsafe { hip.adopt_stream(RawStream(2)) }.expect_err("it has no end");
+    let error = unsafe { hip.adopt_stream(RawStream::new(GPU, 2)) }.expect_err("it has no end");
     assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
 }
 
-fn refused() {
+fn told() {
     let hip = hip();
     let stream = made();
-    // SAFETY: `query_stream`: the stream is alive.
-    assert!(matches!(unsafe { hip.query_stream(stream) }, Err(Error::Unsupported { .. })));
-    // SAFETY: `adopt_stream`: the stream is alive.
-    assert!(matches!(unsafe { hip.adopt_stream(stream) }, Err(Error::Unsupported { .. })));
+    // SAFETY: `stream_info`: the stream is alive.
+    assert!(matches!(unsafe { hip.stream_info(stream) }, Err(Error::Unsupported { .. })));
+    // SAFETY: `adopt_stream`: the stream lives until it is forgotten, and is of this device.
+    unsafe { hip.adopt_stream(stream) }.expect("who made it knows its device");
+    // SAFETY: `stream_info`: the stream is alive.
+    assert_eq!(unsafe { hip.stream_info(stream) }.expect("it is known").device, GPU);
+    let elsewhere = RawStream::new(DeviceId(1), stream.handle);
+    // SAFETY: `stream_info`: the stream is alive.
+    let refused = unsafe { hip.stream_info(elsewhere) }.expect_err("it is of another device");
+    assert!(matches!(refused, Error::Mismatch { what: "the stream's device", .. }), "{refused:?}");
+    assert!(hip.forget_stream(stream));
     let own = hip.create_stream(DeviceId(1)).expect("a stream");
     // SAFETY: `stream_info`: the stream is alive.
     assert_eq!(unsafe { hip.stream_info(own) }.expect("it is ours").device, DeviceId(1));

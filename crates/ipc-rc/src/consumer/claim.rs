@@ -27,7 +27,8 @@ pub enum Wait<'a> {
     /// On this thread, under the claim's deadline.
     Host,
     /// On this stream of the participant's device, which counts as [used](ReceivedBlock::used_on): nothing is queued if
-    /// the CPU sees that the work is done.
+    /// the CPU sees that the work is done. The calling thread's default stream (handle 2) waits, but does not count: its
+    /// later work has to be over before the block is dropped.
     Stream(&'a Stream),
 }
 
@@ -136,6 +137,8 @@ impl Link {
             if stream.is_capturing()? {
                 return Err(ClaimError::Capturing);
             }
+            // Made here, where a failure loses nothing.
+            stream.ahead()?;
         }
         let generation = Generation::new(fields.generation).ok_or(ClaimError::Stale)?;
         if fields.kind == GrantKind::Addressed {
@@ -220,12 +223,14 @@ impl Link {
         // From here on the drop of the lease ends it.
         let block = ReceivedBlock::new(Lease::new(held, record, fence), part.offset, part.len);
         if let Wait::Stream(stream) = wait {
+            let ahead = stream.ahead()?;
+            block.note_use(ahead);
             if let Some(fence) = fence
                 && self.look(&fence) == timeline::Fence::Pending
             {
-                self.queue_wait(stream, &fence)?;
+                self.queue_wait(ahead, &fence)?;
+                stream.follow(ahead)?;
             }
-            block.used_on(stream);
         }
         Ok(block)
     }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use gpu_api::Result;
+
 use crate::consumer::received_block::ReceivedBlock;
 use crate::stream::Stream;
 
@@ -30,7 +32,7 @@ use crate::stream::Stream;
 /// // ... capture kernels that read `weights`, end the capture ...
 /// drop(weights); // the graph keeps it
 /// let stream = Stream::create(&gpu)?;
-/// graph.launched_on(&stream); // at every launch
+/// graph.launched_on(&stream)?; // at every launch
 /// // ... destroy the graph ...
 /// drop(graph); // the lease ends when the stream is done
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -52,17 +54,24 @@ impl GraphBlocks {
     }
 
     /// Names a stream that the graph is launched on: the blocks are given back after its work.
-    pub fn launched_on(&self, stream: &Stream) {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for the per-thread default stream (handle 2): the thread that drops the
+    /// list may be another.
+    pub fn launched_on(&self, stream: &Stream) -> Result<()> {
+        stream.refuse_per_thread()?;
         let mut kept = self.kept();
-        kept.blocks.iter().for_each(|block| block.used_on(stream));
+        kept.blocks.iter().for_each(|block| block.note_use(stream));
         if !kept.launched_on.iter().any(|known| known.key() == stream.key()) {
             kept.launched_on.push(stream.clone());
         }
+        Ok(())
     }
 
     pub(crate) fn keep(&self, block: ReceivedBlock) {
         let mut kept = self.kept();
-        kept.launched_on.iter().for_each(|stream| block.used_on(stream));
+        kept.launched_on.iter().for_each(|stream| block.note_use(stream));
         kept.blocks.push(block);
     }
 

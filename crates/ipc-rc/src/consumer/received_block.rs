@@ -69,7 +69,18 @@ impl ReceivedBlock {
     /// Names a stream of this process whose work touches the block, of any device and vendor.
     ///
     /// A stream of another device than the participant's is asked by the participant's thread whether its work is done.
-    pub fn used_on(&self, stream: &Stream) {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the block may be another.
+    pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        stream.refuse_per_thread()?;
+        self.lease.used_on(stream);
+        Ok(())
+    }
+
+    /// Names a stream that is the same on every thread.
+    pub(crate) fn note_use(&self, stream: &Stream) {
         self.lease.used_on(stream);
     }
 
@@ -94,7 +105,7 @@ impl ReceivedBlock {
     /// for block in &blocks {
     ///     let descriptor = block.share(To::Participant(participant.id()), After::Done)?;
     ///     let layer = participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), None)?;
-    ///     layer.used_on(&stream);
+    ///     layer.used_on(&stream)?;
     ///     received.push(layer);
     /// }
     /// // ... queue kernels on `stream` that read all of them ...

@@ -203,8 +203,14 @@ impl SentBlock {
 
     /// Names a stream of this process, of any device and vendor, whose queued work touches the block: it is not used
     /// again before that is done.
-    pub fn used_on(&self, stream: &Stream) {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the block may be another.
+    pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        stream.refuse_per_thread()?;
         self.block.note_use(stream);
+        Ok(())
     }
 
     /// Counts the leases that are granted or held; a ticket that can still be claimed counts as one, an unlimited

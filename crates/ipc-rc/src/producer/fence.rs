@@ -20,7 +20,7 @@ use channel::shared::timeline::{self, LIMIT, Timeline};
 use channel::wire::descriptor::Fence;
 
 /// What to do instead of a share under capture.
-const UNCAPTURED: &str = "share before the capture begins or after it ended";
+pub(crate) const UNCAPTURED: &str = "share before the capture begins or after it ended";
 
 /// One timeline word of one participant.
 #[derive(Debug)]

@@ -8,11 +8,12 @@ use gpu_api::{Error, ParticipantId, Result};
 
 use crate::producer::block::Block;
 use crate::producer::core::Core;
+use crate::producer::fence::UNCAPTURED;
 use crate::producer::ledger::Refusal;
 use crate::producer::peer::Peer;
 use crate::producer::ticket::Claims;
 use crate::producer::ticket_event::{Await, TicketEvent};
-use crate::stream::Stream;
+use crate::stream::{Stream, advise};
 use channel::os::clock::Tick;
 use channel::shared::slot::Generation;
 use channel::trace_point;
@@ -37,7 +38,8 @@ pub enum To {
 pub enum After<'a> {
     /// All of it is done: nothing is queued.
     Done,
-    /// What is queued on this stream of the session's device at this moment.
+    /// What is queued on this stream of the session's device at this moment, on the calling thread's if it is the default
+    /// stream of each (handle 2).
     Stream(&'a Stream),
 }
 
@@ -91,6 +93,7 @@ impl Core {
                     After::Stream(stream) => {
                         let peers = self.peers.load();
                         let peer = addressee(&peers, id)?;
+                        let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
                         block.note_use(stream);
                         let fence = self.fences.queue(&self.gpu, stream, id, &peer.words)?;
                         // The thread has to notice when the context breaks before the value is written.
@@ -105,6 +108,7 @@ impl Core {
                 let point = match after {
                     After::Done => None,
                     After::Stream(stream) => {
+                        let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
                         block.note_use(stream);
                         Some(Arc::new(TicketEvent::mark(&self.gpu, stream)?))
                     }
@@ -131,6 +135,7 @@ impl Core {
         let mut point = None;
         let mut fences = None;
         if let After::Stream(stream) = after {
+            let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
             grants.iter().for_each(|(block, _)| block.note_use(stream));
             if grants.iter().any(|(_, to)| matches!(to, To::Ticket(_))) {
                 point = Some(Arc::new(TicketEvent::mark(&self.gpu, stream)?));

@@ -117,7 +117,7 @@ impl std::fmt::Debug for Cuda {
 }
 
 fn stream(raw: RawStream) -> CUstream {
-    ptr::with_exposed_provenance_mut(raw.0 as usize)
+    ptr::with_exposed_provenance_mut(raw.handle as usize)
 }
 
 fn event(raw: RawEvent) -> CUevent {
