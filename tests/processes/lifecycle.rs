@@ -10,6 +10,7 @@ pub const CASES: &[Case] = &[
     ("lifecycle::a_descriptor_is_claimed_once", claimed_once),
     ("lifecycle::a_cancelled_grant_cannot_be_claimed", cancelled),
     ("lifecycle::a_grant_that_nobody_claims_lapses", lapses),
+    ("lifecycle::a_short_time_to_live_ends_before_a_longer_one", lapses_in_time),
     ("lifecycle::one_block_goes_to_many_consumers", many_consumers),
     ("lifecycle::blocks_of_one_region_are_mapped_once", mapped_once),
     ("lifecycle::clones_and_slices_share_a_lease", clones_and_slices),
@@ -92,6 +93,28 @@ fn lapses() {
     let claim = format!("claim {}", crate::agent::hex(descriptor.as_bytes()));
     assert_eq!(consumer.ask(&claim)[..2], ["error", "Revoked"]);
     producer.wait_for_nothing_held();
+}
+
+/// The session's own time to live is long, and nothing else happens: the grant's own time is kept all the same.
+fn lapses_in_time() {
+    let producer = Producer::new();
+    let mut consumer = Agent::start();
+    let id = consumer.connect(&producer.session);
+    let block = producer.block(1);
+    let times = [20, 900].map(std::time::Duration::from_millis);
+    let [brief, _longer] = times.map(|time| {
+        let options = gpu_ipc::ShareOptions::default().time_to_live(Some(time));
+        block.share_with(To::Participant(id), After::Done, &options).expect("shared")
+    });
+    let mut expired = 0;
+    wait_until("a grant to lapse", || {
+        expired = producer.session.stats().expired;
+        expired > 0
+    });
+    assert_eq!(expired, 1, "20 ms ended no sooner than 900");
+    let claim = format!("claim {}", crate::agent::hex(brief.as_bytes()));
+    assert_eq!(consumer.ask(&claim)[..2], ["error", "Revoked"]);
+    wait_until("the other to lapse", || producer.session.stats().expired == 2);
 }
 
 fn many_consumers() {

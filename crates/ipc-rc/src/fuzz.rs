@@ -89,7 +89,7 @@ struct Side {
 
 impl Side {
     fn new() -> Side {
-        let ledger = Ledger::new(Tick::default());
+        let ledger = Ledger::new();
         ledger.open(OWNER);
         let file = Arc::new(HeapFile::new(3 * GROUP));
         ledger.add_file(&file);

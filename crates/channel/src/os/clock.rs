@@ -32,30 +32,20 @@ impl Tick {
     /// A time that never comes.
     pub const NEVER: Tick = Tick(u64::MAX);
 
-    /// Packs it into 32 bits of 4 ms since `start`: 198 days, after which it stays at the top.
-    pub fn pack(self, start: Tick) -> u32 {
-        u32::try_from(self.0.saturating_sub(start.0) / 4).unwrap_or(u32::MAX)
+    /// Returns the milliseconds, to be kept in an atomic.
+    pub fn millis(self) -> u64 {
+        self.0
     }
 
-    /// Unpacks what [`pack`](Tick::pack) made.
-    pub fn unpack(packed: u32, start: Tick) -> Tick {
-        Tick(start.0 + u64::from(packed) * 4)
+    /// Reads what [`millis`](Tick::millis) gave.
+    pub fn from_millis(millis: u64) -> Tick {
+        Tick(millis)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn packing_loses_less_than_four_milliseconds() {
-        let start = Tick(1_000);
-        for ms in [0, 1, 3, 4, 999_999] {
-            let tick = Tick(1_000 + ms);
-            let back = Tick::unpack(tick.pack(start), start);
-            assert!(back <= tick && tick.since(back) < Duration::from_millis(4));
-        }
-    }
 
     #[test]
     fn a_due_time_is_never_early() {

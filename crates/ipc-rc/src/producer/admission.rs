@@ -174,7 +174,7 @@ impl Service {
                 descendants: fds,
             },
             &core.gpu,
-            || core.places.seat(place, id, core.start),
+            || core.places.seat(place, id),
         )
         .map_err(internal)?;
         let peer = Arc::new(peer);

@@ -2,7 +2,6 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use gpu_api::{Access, Error, Export, ParticipantId, RegionId};
@@ -143,9 +142,6 @@ impl Service {
             }
         }
         self.tell(peer, &ToParticipant::Tickets { request, answers });
-        if self.core.may_lapse.load(Ordering::Relaxed) {
-            self.core.watch_lapses();
-        }
     }
 
     pub(super) fn redeem_crowded(&mut self) {

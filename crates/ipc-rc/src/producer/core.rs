@@ -79,10 +79,8 @@ pub(crate) struct Core {
     pub notices: Notices<SessionNotice>,
     /// No more sharing; the thread ends when nothing is held.
     pub closing: AtomicBool,
-    /// Something was granted that lapses.
-    pub may_lapse: AtomicBool,
-    /// The thread looks after times to live.
-    pub watches_lapses: AtomicBool,
+    /// When the thread looks after times to live next. Lowered by whoever grants what lapses earlier.
+    pub next_lapse: AtomicU64,
     /// A region that nobody maps any more goes back to the driver.
     pub trims: AtomicBool,
     returned: Mutex<Vec<(AdoptToken, Piece)>>,
@@ -151,8 +149,7 @@ impl Core {
             watches_releases: AtomicBool::new(false),
             notices: Notices::new()?,
             closing: AtomicBool::new(false),
-            may_lapse: AtomicBool::new(false),
-            watches_lapses: AtomicBool::new(false),
+            next_lapse: AtomicU64::new(Tick::NEVER.millis()),
             trims: AtomicBool::new(false),
             returned: Mutex::default(),
             returned_count: AtomicUsize::new(0),
@@ -331,16 +328,20 @@ impl Core {
         let _ = self.outbox.push(peer, &ToParticipant::Revoked { lease }, None);
     }
 
-    /// Wakes the thread if it does not look after times to live at this moment.
+    /// Sees to it that the thread looks when a grant lapses. Called after the grant was written down.
+    ///
+    /// Relaxed: the lock that the grant was written down under orders this load after a look of the thread that missed it.
     #[inline]
-    pub fn watch_lapses(&self) {
-        if !self.may_lapse.load(Ordering::Relaxed) {
-            self.may_lapse.store(true, Ordering::Relaxed);
+    pub fn watch_lapse(&self, lapses: Tick) {
+        if lapses.millis() < self.next_lapse.load(Ordering::Relaxed) {
+            self.come_at(lapses);
         }
-        if !self.watches_lapses.load(Ordering::Relaxed) {
-            self.watches_lapses.store(true, Ordering::Relaxed);
-            self.waker.nudge();
-        }
+    }
+
+    #[cold]
+    fn come_at(&self, lapses: Tick) {
+        self.next_lapse.fetch_min(lapses.millis(), Ordering::Relaxed);
+        self.waker.nudge();
     }
 
     /// Tells those who wait for something about this session to look again. Without a waiter no system call.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use gpu_api::ParticipantId;
 
 use crate::producer::reclaimed::ReclaimedBlocks;
-use crate::producer::slot_group::{NO_LAPSE, SlotGroups};
+use crate::producer::slot_group::SlotGroups;
 use channel::os::clock::Tick;
 use channel::shared::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
 use channel::shared::slot::Seen;
@@ -68,7 +68,7 @@ struct Shard<B, F> {
     first_free: usize,
     cursor: usize,
     /// No row lapses before this.
-    first_lapse: u32,
+    first_lapse: Tick,
 }
 
 /// A shard and its lock, kept off its neighbours' cache lines.
@@ -108,21 +108,19 @@ impl<B, F: SlotFile> Locked<B, F> {
 #[derive(Debug)]
 pub struct Ledger<B, F> {
     shards: [Locked<B, F>; SHARDS],
-    start: Tick,
     corrupt_words: AtomicUsize,
 }
 
 impl<B: Clone, F: SlotFile> Ledger<B, F> {
-    /// Makes an empty ledger, of nobody yet, whose times count from `start`.
-    pub fn new(start: Tick) -> Ledger<B, F> {
-        let shard = || Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: NO_LAPSE };
+    /// Makes an empty ledger, of nobody yet.
+    pub fn new() -> Ledger<B, F> {
+        let shard = || Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: Tick::NEVER };
         Ledger {
             shards: std::array::from_fn(|n| Locked {
                 busy: AtomicBool::new(false),
                 room: AtomicUsize::new(n),
                 shard: Mutex::new(shard()),
             }),
-            start,
             corrupt_words: AtomicUsize::new(0),
         }
     }
@@ -144,7 +142,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         for locked in &self.shards {
             let mut shard = locked.lock();
             debug_assert!(!locked.is_busy(), "left with a lease");
-            *shard = Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: NO_LAPSE };
+            *shard = Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: Tick::NEVER };
         }
     }
 
@@ -173,10 +171,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         now: Tick,
         time_to_live: Option<Duration>,
     ) -> Result<LeaseAddress, Refusal> {
-        let packed = now.pack(self.start);
-        // One step of the packed clock later, so that rounding never lapses a grant early.
-        let lapses = time_to_live.map_or(NO_LAPSE, |time| now.after(time).pack(self.start).saturating_add(1));
-        let times = (packed, lapses);
+        let times = (now, time_to_live.map_or(Tick::NEVER, |time| now.after(time)));
         let own = own_shard();
         let room = self.shards[own].room.load(Ordering::Relaxed);
         let locked = &self.shards[room % SHARDS];
@@ -199,7 +194,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         is_full: bool,
         owner: ParticipantId,
         block: &B,
-        times: (u32, u32),
+        times: (Tick, Tick),
     ) -> Result<LeaseAddress, Refusal> {
         for n in (own..own + SHARDS).map(|n| n % SHARDS) {
             let locked = &self.shards[n];
@@ -233,7 +228,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         shard: &mut Shard<B, F>,
         owner: ParticipantId,
         block: &B,
-        times: (u32, u32),
+        times: (Tick, Tick),
     ) -> Result<LeaseAddress, Refusal> {
         if shard.owner != Some(owner) {
             return Err(Refusal::Gone);
@@ -321,14 +316,13 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
     /// Takes back every grant whose time to live has passed unclaimed, names it in `lapsed`, and says when to come
     /// again.
     pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<B>, lapsed: &mut Vec<LeaseAddress>) -> Tick {
-        let packed = now.pack(self.start);
-        let mut next = NO_LAPSE;
+        let mut next = Tick::NEVER;
         for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
             let mut shard = locked.lock();
-            if shard.first_lapse <= packed {
-                let mut first = NO_LAPSE;
+            if shard.first_lapse <= now {
+                let mut first = Tick::NEVER;
                 for (file, part) in (0..).zip(&mut shard.parts) {
-                    first = first.min(part.expire(packed, out, |slot, generation| {
+                    first = first.min(part.expire(now, out, |slot, generation| {
                         lapsed.push(LeaseAddress { file, slot, generation });
                     }));
                 }
@@ -338,7 +332,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             }
             next = next.min(shard.first_lapse);
         }
-        if next == NO_LAPSE { Tick::NEVER } else { Tick::unpack(next, self.start) }
+        next
     }
 
     /// Refuses every later grant, and takes back those that nobody claimed. What is held stays.
@@ -383,7 +377,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             for part in &shard.parts {
                 part.each(|block, row, seen| {
                     tally.bytes += bytes_of(block);
-                    tally.oldest = tally.oldest.max(now.since(Tick::unpack(row.granted, self.start)));
+                    tally.oldest = tally.oldest.max(now.since(row.granted));
                     match seen {
                         Some(Seen::Granted) => tally.in_flight += 1,
                         Some(Seen::Held | Seen::Released) => tally.held += 1,

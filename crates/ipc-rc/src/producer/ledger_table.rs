@@ -13,7 +13,6 @@ use gpu_api::ParticipantId;
 use crate::producer::block::Block;
 use crate::producer::ledger::Ledger;
 use crate::producer::share::MOST_PARTICIPANTS;
-use channel::os::clock::Tick;
 use channel::shared::counter_file::CounterFile;
 
 /// A participant's ledger.
@@ -40,9 +39,9 @@ impl LedgerTable {
     }
 
     /// Gives a vacant place to a participant. Called by the session's thread alone.
-    pub fn seat(&self, place: usize, owner: ParticipantId, start: Tick) -> Arc<Leases> {
+    pub fn seat(&self, place: usize, owner: ParticipantId) -> Arc<Leases> {
         debug_assert!(self.is_vacant(place));
-        let ledger = self.ledgers[place].get_or_init(|| Arc::new(Ledger::new(start)));
+        let ledger = self.ledgers[place].get_or_init(|| Arc::new(Ledger::new()));
         ledger.open(owner);
         // After the ledger is there: whoever reads the number finds them all.
         self.used.fetch_max(place + 1, Ordering::Release);

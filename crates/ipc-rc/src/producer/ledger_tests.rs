@@ -72,7 +72,7 @@ struct World {
 impl World {
     fn new() -> World {
         let start = Tick::default();
-        let ledger = Ledger::new(start);
+        let ledger = Ledger::new();
         ledger.open(OWNER);
         // As few slots as have a group in some shards and none in others.
         let file = Arc::new(HeapFile::new(5 * GROUP));
@@ -237,7 +237,7 @@ proptest! {
 
 #[test]
 fn a_full_ledger_says_so_and_goes_on_in_the_next_file() {
-    let ledger = Ledger::<Block, HeapFile>::new(Tick::default());
+    let ledger = Ledger::<Block, HeapFile>::new();
     ledger.open(OWNER);
     let block = Arc::new(0);
     ledger.add_file(&Arc::new(HeapFile::new(GROUP)));
@@ -253,7 +253,7 @@ fn a_full_ledger_says_so_and_goes_on_in_the_next_file() {
 
 #[test]
 fn threads_that_share_at_once_get_different_slots() {
-    let ledger = Arc::new(Ledger::<Block, HeapFile>::new(Tick::default()));
+    let ledger = Arc::new(Ledger::<Block, HeapFile>::new());
     ledger.open(OWNER);
     ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
     let block = Arc::new(0);
@@ -288,7 +288,7 @@ fn threads_are_spread_over_the_shards_and_each_keeps_its_own() {
 
 #[test]
 fn a_thread_leaves_its_shard_for_good_only_when_that_is_full() {
-    let ledger = Ledger::new(Tick::default());
+    let ledger = Ledger::new();
     ledger.open(OWNER);
     ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
     let block: Block = Arc::new(0);
@@ -309,7 +309,7 @@ fn a_thread_leaves_its_shard_for_good_only_when_that_is_full() {
 #[test]
 fn a_grant_that_races_a_burial_is_seen_by_it_or_refused() {
     for _ in 0..200 {
-        let ledger = Arc::new(Ledger::<Block, HeapFile>::new(Tick::default()));
+        let ledger = Arc::new(Ledger::<Block, HeapFile>::new());
         ledger.open(OWNER);
         ledger.add_file(&Arc::new(HeapFile::new(FIRST_SLOTS)));
         let block = Arc::new(0);
@@ -336,7 +336,7 @@ fn the_sizes_of_files_double_up_to_a_limit() {
 
 #[test]
 fn a_ledger_that_was_left_is_its_next_owners_alone() {
-    let ledger = Ledger::new(Tick::default());
+    let ledger = Ledger::new();
     let block: Block = Arc::new(0);
     let next = ParticipantId(OWNER.0 + 1);
     assert_eq!(ledger.grant(OWNER, &block, Tick::default(), None), Err(Refusal::Gone), "nobody's");
@@ -358,7 +358,7 @@ fn a_ledger_that_was_left_is_its_next_owners_alone() {
 
 #[test]
 fn a_file_that_came_too_late_is_not_the_next_participants() {
-    let ledger: Ledger<Block, HeapFile> = Ledger::new(Tick::default());
+    let ledger: Ledger<Block, HeapFile> = Ledger::new();
     ledger.open(OWNER);
     let mut out = ReclaimedBlocks::new();
     ledger.close(&mut out);
@@ -372,4 +372,39 @@ fn a_file_that_came_too_late_is_not_the_next_participants() {
     let entry = ledger.grant(next, &Arc::new(7), Tick::default(), None).expect("there is room");
     assert_eq!(entry.file, 0);
     assert_eq!(file.slots()[entry.slot as usize].claim(entry.generation), Claim::Held);
+}
+
+#[test]
+fn a_grant_without_a_time_to_live_outlasts_every_clock() {
+    let ledger = Ledger::<Block, HeapFile>::new();
+    ledger.open(OWNER);
+    let file = Arc::new(HeapFile::new(FIRST_SLOTS));
+    ledger.add_file(&file);
+    // 300 days after the clock began: more than 32 bits of 4 ms.
+    let now = Tick::default().after(Duration::from_secs(300 * 86_400));
+    let (forever, hour) = (Arc::new(1), Duration::from_secs(3_600));
+    let kept = ledger.grant(OWNER, &forever, now, None).expect("a free slot");
+    let brief = ledger.grant(OWNER, &Arc::new(2), now, Some(hour)).expect("a free slot");
+    let (mut out, mut lapsed) = (ReclaimedBlocks::new(), Vec::new());
+    assert_eq!(ledger.expire(now, &mut out, &mut lapsed), now.after(hour), "when to come again");
+    assert!(lapsed.is_empty());
+    assert_eq!(ledger.expire(now.after(hour), &mut out, &mut lapsed), Tick::NEVER);
+    assert_eq!(lapsed, [brief]);
+    assert_eq!(ledger.tally(now.after(hour), |_| 1).oldest, hour);
+    assert_eq!(file.slots()[kept.slot as usize].claim(kept.generation), Claim::Held);
+}
+
+#[test]
+fn a_claimed_lease_is_not_looked_at_again_for_its_time() {
+    let ledger = Ledger::<Block, HeapFile>::new();
+    ledger.open(OWNER);
+    let file = Arc::new(HeapFile::new(FIRST_SLOTS));
+    ledger.add_file(&file);
+    let (now, time) = (Tick::default(), Duration::from_secs(1));
+    let first = ledger.grant(OWNER, &Arc::new(1), now, Some(time)).expect("a free slot");
+    let claimed = ledger.grant(OWNER, &Arc::new(2), now, Some(2 * time)).expect("a free slot");
+    assert_eq!(file.slots()[claimed.slot as usize].claim(claimed.generation), Claim::Held);
+    let (mut out, mut lapsed) = (ReclaimedBlocks::new(), Vec::new());
+    assert_eq!(ledger.expire(now.after(time), &mut out, &mut lapsed), Tick::NEVER);
+    assert_eq!(lapsed, [first]);
 }

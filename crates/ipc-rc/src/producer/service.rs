@@ -28,9 +28,8 @@ use channel::wire::message::{MOST_TICKETS, TicketId, ToParticipant};
 
 /// The shortest and the longest time between two looks at leases.
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
-/// How often times to live are looked at while leases are out, and for how long after the last has ended.
-const LOOK: Duration = Duration::from_secs(1);
-const WATCHING: Duration = Duration::from_secs(2);
+/// The least time between two looks at times to live, as a multiple of what a look takes.
+const REST: u32 = 20;
 
 /// What a descriptor that epoll reports stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,9 +55,6 @@ pub(crate) struct Service {
     pub(super) greetings: BTreeMap<u64, OwnedFd>,
     next_key: u64,
     pub(super) next_serial: u64,
-    next_expiry: Tick,
-    watch_until: Tick,
-    watching: bool,
     poll: Duration,
     probe: Option<RawEvent>,
     broken: bool,
@@ -86,9 +82,6 @@ impl Service {
             greetings: BTreeMap::new(),
             next_key: 0,
             next_serial: 1,
-            next_expiry: Tick::NEVER,
-            watch_until: Tick::default(),
-            watching: false,
             poll: POLL.0,
             probe: None,
             broken: false,
@@ -166,8 +159,9 @@ impl Service {
     /// Says after what time there may be something to do that no descriptor tells of; `None` for never.
     fn time_to_sleep(&mut self) -> Option<Duration> {
         let now = Tick::now();
-        let mut until_due = self.look_after_lapses(now);
         let core = &self.core;
+        let next_lapse = Tick::from_millis(core.next_lapse.load(Ordering::Relaxed));
+        let mut until_due = (next_lapse != Tick::NEVER).then(|| next_lapse.since(now).max(Duration::from_millis(1)));
         for peer in core.peers.load().iter().flatten() {
             if let Some(complete) = peer.proof().complete {
                 let left = core.quarantine.saturating_sub(complete.elapsed());
@@ -230,26 +224,6 @@ impl Service {
         self.wanted = mapped;
     }
 
-    /// Says when to look at times to live again. It goes on for a while after the last lease has ended, so that a
-    /// producer that shares now and then seldom has to wake the thread.
-    fn look_after_lapses(&mut self, now: Tick) -> Option<Duration> {
-        let core = &self.core;
-        let woken = !self.watching && core.watches_lapses.load(Ordering::Relaxed);
-        if woken || (core.may_lapse.load(Ordering::Relaxed) && core.has_leases()) {
-            self.watch_until = now.after(WATCHING);
-        }
-        self.watching = now < self.watch_until;
-        // What is granted between the look and this store lapses when the thread is next awake.
-        core.watches_lapses.store(self.watching, Ordering::Relaxed);
-        if !self.watching {
-            return None;
-        }
-        // What was granted since the last look may lapse before what was known then.
-        let look = LOOK.min(core.time_to_live.unwrap_or(LOOK) / 4);
-        let due = self.next_expiry.min(now.after(look));
-        Some(due.since(now).max(Duration::from_millis(1)))
-    }
-
     pub(super) fn watch(&mut self, fd: BorrowedFd<'_>, watch: Watch) -> Result<u64> {
         let key = self.next_key;
         self.poller.add(fd, key)?;
@@ -309,8 +283,15 @@ impl Service {
         }
     }
 
+    /// Takes back what was not claimed in time, when something is due.
     fn expire(&mut self) {
         let now = Tick::now();
+        if now.millis() < self.core.next_lapse.load(Ordering::Relaxed) {
+            return;
+        }
+        // Before the look: what is granted behind it lowers this again.
+        self.core.next_lapse.store(Tick::NEVER.millis(), Ordering::Relaxed);
+        let began = Instant::now();
         let mut next = Tick::NEVER;
         let (mut out, mut lapsed) = (ReclaimedBlocks::new(), Vec::new());
         let mut grants = 0;
@@ -321,7 +302,10 @@ impl Service {
         }
         grants += self.core.tickets.expire(now, &mut out);
         next = next.min(self.core.tickets.first_lapse());
-        self.next_expiry = next;
+        if next != Tick::NEVER {
+            let next = next.max(Tick::now().after(began.elapsed() * REST));
+            self.core.next_lapse.fetch_min(next.millis(), Ordering::Relaxed);
+        }
         if grants > 0 {
             self.core.expired.fetch_add(grants, Ordering::Relaxed);
             tracing::warn!(grants, "grants were not claimed within their time to live and are taken back");

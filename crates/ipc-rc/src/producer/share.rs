@@ -85,6 +85,7 @@ impl Core {
     ) -> Result<Descriptor> {
         self.check_open()?;
         let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
+        let now = Tick::now();
         let named = match to {
             To::Participant(id) => {
                 // The fence comes first: if it cannot be queued, no descriptor may exist.
@@ -101,7 +102,7 @@ impl Core {
                         Some(fence)
                     }
                 };
-                let lease = self.grant_to(id, block, time_to_live)?;
+                let lease = self.grant_to(id, block, now, time_to_live)?;
                 Named::Lease(id, lease, fence)
             }
             To::Ticket(claims) => {
@@ -113,11 +114,11 @@ impl Core {
                         Some(Arc::new(TicketEvent::mark(&self.gpu, stream)?))
                     }
                 };
-                Named::Ticket(self.tickets.issue(block, claims, point, time_to_live)?)
+                Named::Ticket(self.tickets.issue(block, claims, point, now, time_to_live)?)
             }
         };
-        if time_to_live.is_some() {
-            self.watch_lapses();
+        if let Some(time) = time_to_live {
+            self.watch_lapse(now.after(time));
         }
         trace_point!("share");
         Ok(self.describe(block, named, &options.user))
@@ -132,6 +133,7 @@ impl Core {
     ) -> Result<Vec<Descriptor>> {
         self.check_open()?;
         let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
+        let now = Tick::now();
         let mut point = None;
         let mut fences = None;
         if let After::Stream(stream) = after {
@@ -148,9 +150,11 @@ impl Core {
             let named = match *to {
                 To::Participant(id) => {
                     let fence = fences.as_ref().and_then(|fences| fences[place_of(id)]);
-                    self.grant_to(id, block, time_to_live).map(|lease| Named::Lease(id, lease, fence))
+                    self.grant_to(id, block, now, time_to_live).map(|lease| Named::Lease(id, lease, fence))
                 }
-                To::Ticket(claims) => self.tickets.issue(block, claims, point.clone(), time_to_live).map(Named::Ticket),
+                To::Ticket(claims) => {
+                    self.tickets.issue(block, claims, point.clone(), now, time_to_live).map(Named::Ticket)
+                }
             };
             match named {
                 Ok(named) => descriptors.push(self.describe(block, named, &options.user)),
@@ -163,8 +167,8 @@ impl Core {
                 }
             }
         }
-        if time_to_live.is_some() {
-            self.watch_lapses();
+        if let Some(time) = time_to_live {
+            self.watch_lapse(now.after(time));
         }
         trace_point!("share");
         Ok(descriptors)
@@ -208,7 +212,8 @@ impl Core {
                 return Some(Outcome::Failed);
             }
         };
-        let lease = match self.grant(peer, &plan.block, plan.time_to_live) {
+        let now = Tick::now();
+        let lease = match self.grant(peer, &plan.block, now, plan.time_to_live) {
             Ok(lease) => lease,
             Err(Error::Exhausted { .. }) => return Some(Outcome::Limit),
             Err(error) => {
@@ -216,6 +221,9 @@ impl Core {
                 return Some(Outcome::Failed);
             }
         };
+        if let Some(time) = plan.time_to_live {
+            self.watch_lapse(now.after(time));
+        }
         let granted = Granted { lease, fence };
         let peers = self.peers.load();
         match self.tickets.note(peer.id, ticket, granted, |id| find(&peers, id).is_some()) {
@@ -249,19 +257,31 @@ impl Core {
     /// Grants a lease to the participant of this number. The ledger's lock alone is taken, unless its slots are all in
     /// use.
     #[inline]
-    fn grant_to(&self, id: ParticipantId, block: &Arc<Block>, time_to_live: Option<Duration>) -> Result<LeaseAddress> {
+    fn grant_to(
+        &self,
+        id: ParticipantId,
+        block: &Arc<Block>,
+        now: Tick,
+        time_to_live: Option<Duration>,
+    ) -> Result<LeaseAddress> {
         let gone = || Error::ParticipantGone { participant: id };
         let ledger = self.places.get(place_of(id)).ok_or_else(gone)?;
-        match ledger.grant(id, block, Tick::now(), time_to_live) {
+        match ledger.grant(id, block, now, time_to_live) {
             Ok(lease) => Ok(lease),
             Err(Refusal::Gone) => Err(gone()),
-            Err(Refusal::Full) => self.grant(addressee(&self.peers.load(), id)?, block, time_to_live),
+            Err(Refusal::Full) => self.grant(addressee(&self.peers.load(), id)?, block, now, time_to_live),
         }
     }
 
     /// Grants a lease in a participant's own file.
-    fn grant(&self, peer: &Arc<Peer>, block: &Arc<Block>, time_to_live: Option<Duration>) -> Result<LeaseAddress> {
-        peer.grant(block, Tick::now(), time_to_live, self.max_slots, |index, file| {
+    fn grant(
+        &self,
+        peer: &Arc<Peer>,
+        block: &Arc<Block>,
+        now: Tick,
+        time_to_live: Option<Duration>,
+    ) -> Result<LeaseAddress> {
+        peer.grant(block, now, time_to_live, self.max_slots, |index, file| {
             self.outbox.push(peer, &ToParticipant::CounterFile { index, slots: file.slot_count() }, Some(file.fd()))
         })
     }

@@ -7,19 +7,18 @@ use std::sync::Arc;
 
 use crate::producer::ledger::{Effort, SHARDS};
 use crate::producer::reclaimed::ReclaimedBlocks;
+use channel::os::clock::Tick;
 use channel::shared::counter_file::{GROUP, SlotFile};
-use channel::shared::slot::{Generation, Revoke, Seen};
+use channel::shared::slot::{Generation, Revoke, Seen, Slot};
 
-/// Never lapses.
-pub(super) const NO_LAPSE: u32 = u32::MAX;
-
-/// What a slot stands for. Times are packed ticks of the ledger's.
+/// What a slot stands for.
 #[derive(Debug)]
 pub(super) struct Row<B> {
     pub block: Option<B>,
     pub generation: Generation,
-    pub granted: u32,
-    lapses: u32,
+    pub granted: Tick,
+    /// [`Tick::NEVER`] for a grant without a time to live, and once it is claimed.
+    lapses: Tick,
 }
 
 #[derive(Debug)]
@@ -34,7 +33,7 @@ struct Group<B> {
 
 impl<B> Group<B> {
     fn new() -> Group<B> {
-        let row = || Row { block: None, generation: Generation::ZERO, granted: 0, lapses: NO_LAPSE };
+        let row = || Row { block: None, generation: Generation::ZERO, granted: Tick::default(), lapses: Tick::NEVER };
         Group { free: u64::MAX, out: 0, barred: 0, rows: (0..GROUP).map(|_| row()).collect() }
     }
 
@@ -64,7 +63,7 @@ pub(super) struct SlotGroups<B, F> {
 impl<B: Clone, F: SlotFile> SlotGroups<B, F> {
     /// Writes a block down in a free slot and grants it; `None` when there is none. `times` are when, and when it lapses.
     #[inline]
-    pub fn grant(&mut self, block: &B, times: (u32, u32)) -> Option<(u32, Generation)> {
+    pub fn grant(&mut self, block: &B, times: (Tick, Tick)) -> Option<(u32, Generation)> {
         if self.with_free == 0 {
             return None;
         }
@@ -194,16 +193,20 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
 
     /// Takes every grant back that nobody claimed.
     pub fn revoke_all(&mut self, out: &mut ReclaimedBlocks<B>) {
-        self.revoke_where(|_| true, out, |_, _| {});
+        self.revoke_where(|_, _| true, out, |_, _| {});
     }
 
     /// Takes back what has lapsed, and returns when the next lapses.
-    pub fn expire(&mut self, now: u32, out: &mut ReclaimedBlocks<B>, lapsed: impl FnMut(u32, Generation)) -> u32 {
-        let mut next = NO_LAPSE;
+    pub fn expire(&mut self, now: Tick, out: &mut ReclaimedBlocks<B>, lapsed: impl FnMut(u32, Generation)) -> Tick {
+        let mut next = Tick::NEVER;
         self.revoke_where(
-            |row| {
-                if row.lapses > now {
-                    next = next.min(row.lapses);
+            |row, slot| {
+                if row.lapses > now && row.lapses != Tick::NEVER {
+                    // A claimed lease needs no look at its time: only those that can lapse are counted.
+                    match slot.read(row.generation) {
+                        Seen::Granted => next = next.min(row.lapses),
+                        _ => row.lapses = Tick::NEVER,
+                    }
                 }
                 row.lapses <= now
             },
@@ -215,7 +218,7 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
 
     fn revoke_where(
         &mut self,
-        mut due: impl FnMut(&mut Row<B>) -> bool,
+        mut due: impl FnMut(&mut Row<B>, &Slot<F::Word>) -> bool,
         out: &mut ReclaimedBlocks<B>,
         mut revoked: impl FnMut(u32, Generation),
     ) {
@@ -227,16 +230,17 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
                 let bit = bits.trailing_zeros();
                 bits &= bits - 1;
                 let row = &mut group.rows[bit as usize];
-                if !due(row) {
+                let slot = &self.file.slots()[(first_slot + bit) as usize];
+                if !due(row, slot) {
                     continue;
                 }
-                match self.file.slots()[(first_slot + bit) as usize].revoke(row.generation) {
+                match slot.revoke(row.generation) {
                     Revoke::Revoked => {
                         revoked(first_slot + bit, row.generation);
                         out.extend(group.retire(bit));
                     }
                     // Claimed: a lapse has no more meaning for it.
-                    Revoke::TooLate => row.lapses = NO_LAPSE,
+                    Revoke::TooLate => row.lapses = Tick::NEVER,
                 }
             }
             self.note(index);

@@ -141,6 +141,7 @@ impl Tickets {
         block: &Arc<Block>,
         claims: Claims,
         point: Option<Arc<TicketEvent>>,
+        now: Tick,
         time_to_live: Option<Duration>,
     ) -> Result<TicketId> {
         let mut table = self.table();
@@ -156,7 +157,7 @@ impl Tickets {
             Claims::Times(claims) => Hold::Counted(block.clone(), claims.get()),
             Claims::Unlimited => Hold::Unlimited(Arc::downgrade(block)),
         };
-        let lapses = time_to_live.map_or(Tick::NEVER, |time| Tick::now().after(time));
+        let lapses = time_to_live.map_or(Tick::NEVER, |time| now.after(time));
         table.first_lapse = table.first_lapse.min(lapses);
         let state = State::Live(Live { hold, point, time_to_live, lapses });
         let number = match table.reusable() {
@@ -196,6 +197,7 @@ impl Tickets {
             return Err(Outcome::Granted(*granted));
         }
         let live = match &row.state {
+            State::Live(live) if live.lapses <= Tick::now() => return Err(Outcome::Revoked),
             State::Live(live) => live,
             State::Revoked => return Err(Outcome::Revoked),
             State::Used => return Err(Outcome::AlreadyClaimed),
