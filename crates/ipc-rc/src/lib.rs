@@ -65,4 +65,7 @@ pub mod model {
     pub use crate::consumer::handle_count::HandleCount;
     pub use crate::consumer::use_count::{Leave, UseCount};
     pub use crate::producer::count::{Amount, Cell as Count};
+    pub use crate::producer::ledger::Effort;
+    pub use crate::producer::reclaimed::ReclaimedBlocks;
+    pub use crate::producer::slot_group::SlotGroups;
 }

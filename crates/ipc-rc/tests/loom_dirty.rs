@@ -1,60 +1,75 @@
-//! The dirty word under a model checker: `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_dirty`.
+//! The dirty word, and the sweep that takes it, under a model checker:
+//! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_dirty`.
 #![cfg(gpu_ipc_loom)]
 
+use std::sync::Arc;
+
+use channel::os::clock::Tick;
+use channel::shared::counter_file::{GROUP, SlotFile};
 use channel::shared::dirty::Dirty;
-use channel::shared::slot::{Claim, Generation, Seen, Slot};
-use loom::sync::Arc;
+use channel::shared::slot::{Claim, Generation, Slot};
+use ipc_rc::model::{Effort, ReclaimedBlocks, SlotGroups};
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 
-struct Group {
-    slots: [Slot<AtomicU64>; 2],
-    dirty: Dirty<AtomicU64>,
+/// A counter file of one group, of words that loom knows.
+struct File {
+    slots: Vec<Slot<AtomicU64>>,
+    dirty: [Dirty<AtomicU64>; 1],
 }
 
-fn group() -> (Arc<Group>, Generation) {
-    let g = Generation::ZERO.next();
-    let slot = || Slot::new(AtomicU64::new(0));
-    let group = Arc::new(Group { slots: [slot(), slot()], dirty: Dirty::new(AtomicU64::new(0)) });
-    for slot in &group.slots {
-        slot.grant(g);
-        assert_eq!(slot.claim(g), Claim::Held);
+impl SlotFile for File {
+    type Word = AtomicU64;
+    fn slots(&self) -> &[Slot<AtomicU64>] {
+        &self.slots
     }
-    (group, g)
+    fn dirty(&self) -> &[Dirty<AtomicU64>] {
+        &self.dirty
+    }
 }
 
-/// Looks where a mark is, and returns the slots found released.
-fn collect(group: &Group, g: Generation, outstanding: &mut [bool; 2]) {
-    if group.dirty.take() {
-        for (slot, outstanding) in group.slots.iter().zip(outstanding) {
-            if *outstanding && slot.read(g) == Seen::Released {
-                *outstanding = false;
-            }
-        }
+impl File {
+    fn release(&self, (slot, generation): (u32, Generation)) {
+        self.slots[slot as usize].release(generation);
+        self.dirty[0].mark();
     }
+}
+
+/// A producer's part of a file, two leases in it that are held, and the file.
+fn held() -> (SlotGroups<u32, File>, Arc<File>, [(u32, Generation); 2]) {
+    let slots = (0..GROUP).map(|_| Slot::new(AtomicU64::new(0))).collect();
+    let file = Arc::new(File { slots, dirty: [Dirty::new(AtomicU64::new(0))] });
+    let mut part = SlotGroups::new(&file, 0);
+    let leases = [7, 8].map(|block| part.grant(&block, (Tick::default(), Tick::NEVER)).expect("a free slot"));
+    for (slot, generation) in leases {
+        assert_eq!(file.slots[slot as usize].claim(generation), Claim::Held);
+    }
+    (part, file, leases)
+}
+
+/// Looks where a mark is, and returns how many blocks came back.
+fn collect(part: &mut SlotGroups<u32, File>) -> usize {
+    let mut out = ReclaimedBlocks::new();
+    part.collect(Effort::Marked, &mut out);
+    out.len()
 }
 
 /// No release is missed, whoever marks: after all have marked, one more collect finds everything.
 #[test]
 fn no_release_is_missed() {
     loom::model(|| {
-        let (group, g) = group();
-        let consumers: Vec<_> = (0..2)
-            .map(|n| {
-                let group = group.clone();
-                thread::spawn(move || {
-                    group.slots[n].release(g);
-                    group.dirty.mark();
-                })
-            })
-            .collect();
-        let mut outstanding = [true; 2];
-        collect(&group, g, &mut outstanding);
+        let (mut part, file, leases) = held();
+        let consumers = leases.map(|lease| {
+            let file = file.clone();
+            thread::spawn(move || file.release(lease))
+        });
+        let mut back = collect(&mut part);
         for consumer in consumers {
             consumer.join().unwrap();
         }
-        collect(&group, g, &mut outstanding);
-        assert_eq!(outstanding, [false; 2]);
+        back += collect(&mut part);
+        assert_eq!(back, 2);
+        assert!(!part.has_leases());
     });
 }
 
@@ -62,29 +77,17 @@ fn no_release_is_missed() {
 #[test]
 fn a_mark_is_never_taken_without_its_releases() {
     loom::model(|| {
-        let (group, g) = group();
-        let first = {
-            let group = group.clone();
-            thread::spawn(move || {
-                group.slots[0].release(g);
-                group.dirty.mark();
-            })
-        };
-        let second = {
-            let group = group.clone();
-            thread::spawn(move || {
-                group.slots[1].release(g);
-                group.dirty.mark();
-            })
-        };
-        let mut outstanding = [true; 2];
-        collect(&group, g, &mut outstanding);
-        collect(&group, g, &mut outstanding);
-        let seen = outstanding.iter().filter(|o| !**o).count();
-        let left = group.dirty.is_marked();
-        first.join().unwrap();
-        second.join().unwrap();
+        let (mut part, file, leases) = held();
+        let consumers = leases.map(|lease| {
+            let file = file.clone();
+            thread::spawn(move || file.release(lease))
+        });
+        let back = collect(&mut part) + collect(&mut part);
+        let left = part.is_marked(0);
+        for consumer in consumers {
+            consumer.join().unwrap();
+        }
         // What a collect did not find must still be marked, at the latest after everybody has marked.
-        assert!(seen == 2 || left || group.dirty.is_marked());
+        assert!(back == 2 || left || part.is_marked(0));
     });
 }

@@ -420,5 +420,9 @@ pub fn own_shard() -> usize {
 }
 
 #[cfg(test)]
+#[path = "ledger_property/mod.rs"]
+mod property;
+
+#[cfg(test)]
 #[path = "ledger_tests.rs"]
 mod tests;

@@ -13,7 +13,7 @@ use channel::shared::slot::{Generation, Revoke, Seen, Slot};
 
 /// What a slot stands for.
 #[derive(Debug)]
-pub(super) struct Row<B> {
+pub struct Row<B> {
     pub block: Option<B>,
     pub generation: Generation,
     pub granted: Tick,
@@ -49,7 +49,7 @@ impl<B> Group<B> {
 
 /// Up to 64 groups, made when they are first needed.
 #[derive(Debug)]
-pub(super) struct SlotGroups<B, F> {
+pub struct SlotGroups<B, F> {
     file: Arc<F>,
     first_group: u32,
     groups: Vec<Group<B>>,
