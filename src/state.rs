@@ -1,10 +1,9 @@
-//! The one process state of a process, and sessions on its arenas.
+//! The one process state of a process.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use ::allocators::{Arena, ProcessState};
+use ::allocators::ProcessState;
 use gpu_api::Result;
-use ipc_rc::{Session, SessionBuilder};
 
 use crate::detect;
 
@@ -45,31 +44,4 @@ impl Global for ProcessState {
         // Of two threads that are here at once one finds the other's; nothing was allocated yet.
         Ok(GLOBAL.get_or_init(|| ProcessState::new(found.gpus().iter().cloned())))
     }
-}
-
-/// Opens a session whose blocks come from an arena, and to which the arena turns when it is out of memory.
-///
-/// # Errors
-///
-/// As [`SessionBuilder::open`].
-///
-/// # Examples
-///
-/// ```
-/// use gpu_ipc::allocators::{Arena, ArenaOptions};
-/// use gpu_ipc::{BackendKind, Session, detect, open_session};
-///
-/// let dir = tempfile::tempdir()?;
-/// let gpu = detect()?.first(BackendKind::Host)?;
-/// let arena = Arena::new(gpu.clone(), ArenaOptions::default())?;
-/// let session = open_session(Session::builder(gpu).socket(dir.path().join("s")), &arena)?;
-/// let block = session.alloc(1 << 20)?;
-/// assert_eq!(arena.stats().in_use, 1 << 20);
-/// # drop(block);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn open_session(builder: SessionBuilder, arena: &Arc<Arena>) -> Result<Session> {
-    let session = builder.source(Arc::<Arena>::clone(arena)).open()?;
-    arena.register(session.reclaim());
-    Ok(session)
 }

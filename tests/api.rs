@@ -4,9 +4,9 @@ use std::fmt::Debug;
 
 use gpu_ipc::allocators::{Arena, ProcessState};
 use gpu_ipc::{
-    AdoptToken, After, Carver, ClaimError, Claims, Collected, Descriptor, Detected, Error, Gpu, GraphBlocks, LeaseId,
-    Notice, Participant, ParticipantBuilder, ReceivedBlock, SentBlock, Session, SessionBuilder, SessionReport,
-    ShareOptions, ShutdownReport, State, Stats, Stream, To, Wait,
+    AdoptToken, After, ClaimError, Claims, Collected, Descriptor, Detected, Error, Gpu, GraphBlocks, LeaseId, Notice,
+    Participant, ParticipantBuilder, ReceivedBlock, SentBlock, Session, SessionBuilder, SessionReport, ShareOptions,
+    ShutdownReport, State, Stats, Stream, To, Wait,
 };
 
 fn crosses<T: Send + Sync + Debug + 'static>() {}
@@ -24,7 +24,6 @@ fn what_is_held_may_be_used_from_any_thread_and_shown() {
     crosses::<Stream>();
     crosses::<Gpu>();
     crosses::<Detected>();
-    crosses::<Carver>();
     crosses::<Arena>();
     crosses::<ProcessState>();
 }

@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-backend-hip", &["gpu-ipc-gpu-api"]),
     ("gpu-ipc-hip-on-cuda", &["gpu-ipc-gpu-api", "gpu-ipc-backend-host"]),
     ("gpu-ipc-channel", &["gpu-ipc-gpu-api"]),
-    ("gpu-ipc-ipc-rc", &["gpu-ipc-gpu-api", "gpu-ipc-channel"]),
+    ("gpu-ipc-ipc-rc", &["gpu-ipc-gpu-api", "gpu-ipc-channel", "gpu-ipc-allocators"]),
     ("gpu-ipc-allocators", &["gpu-ipc-gpu-api"]),
     // On `ipc-rc` for blocks and streams: what it sends to PyTorch is a block of a session.
     ("gpu-ipc-torch", &["gpu-ipc-gpu-api", "gpu-ipc-ipc-rc"]),

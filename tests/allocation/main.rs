@@ -15,7 +15,6 @@ use gpu_ipc::allocators::{
 };
 use gpu_ipc::{
     After, Descriptor, Error, Gpu, ParticipantId, Piece, RegionSource, SentBlock, Session, SessionBuilder, To,
-    open_session,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -35,7 +34,7 @@ const CASES: &[(&str, fn())] = &[
     ("many_processes_share_more_than_there_is_at_once", many),
     ("a_forked_child_leaves_the_arena_alone", forked),
     ("a_snapshot_over_the_socket_shows_limbo_and_who_holds_it", asked_from_outside),
-    ("a_session_without_an_arena_shows_where_its_blocks_lie", carved),
+    ("a_session_without_an_arena_shows_where_its_blocks_lie", own_arena),
     ("a_participant_is_told_apart_in_two_sessions_of_one_arena", told_apart),
 ];
 
@@ -77,7 +76,7 @@ impl Producer {
     /// Opens one that the arena knows of.
     fn registered(gpu: &Gpu, arena: &Arc<Arena>) -> Producer {
         let (builder, _dir) = builder(gpu);
-        Producer { session: open_session(builder, arena).expect("a session"), _dir }
+        Producer { session: builder.arena(arena).open().expect("a session"), _dir }
     }
 
     fn share(&self, block: &SentBlock, to: ParticipantId) -> Descriptor {
@@ -332,12 +331,12 @@ fn asked_from_outside() {
     consumer.let_go(shared);
 }
 
-fn carved() {
+fn own_arena() {
     let (builder, _dir) = builder(&open_gpu());
     let session = builder.open().expect("a session");
     let block = session.alloc(REGION / 4).expect("there is room");
     let snapshot = seen(&session);
-    assert!(snapshot.name.starts_with("carver"), "{snapshot}");
+    assert!(snapshot.name.starts_with("arena"), "{snapshot}");
     assert_eq!((snapshot.stats.bytes_in_use, snapshot.regions.len()), (REGION / 4, 1), "{snapshot}");
     drop(block);
     assert_eq!(seen(&session).stats.bytes_in_use, 0);

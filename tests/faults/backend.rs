@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, Carver, DeviceId, Error, Gpu, Participant, Result, Session, Stream, To, Wait};
+use gpu_ipc::{After, DeviceId, Error, Gpu, Participant, Result, Session, Stream, To, Wait};
 
 use crate::agent::{read_stamp, write_stamp};
 use crate::faulty::Faulty;
@@ -41,14 +42,13 @@ struct Left {
     /// Which counts leases that it could not end.
     participant: Option<Participant>,
     /// Which counts regions whose free failed.
-    source: Option<Arc<Carver>>,
+    source: Option<Arc<Arena>>,
 }
 
 /// One life: share, claim, read, release, collect, shut down; up to the first call that does not work.
 fn live(producer: &Gpu, consumer: &Gpu, left: &mut Left) -> Result<()> {
     let dir = tempfile::tempdir().expect("a directory");
-    let sharing = producer.default_sharing()?;
-    let source = Arc::new(Carver::new(producer.clone(), sharing, 64 << 10)?);
+    let source = Arena::new(producer.clone(), ArenaOptions::default().growth(Growth::Fixed(64 << 10)))?;
     let session = Session::builder(producer.clone())
         .socket(dir.path().join("s"))
         .source(source.clone())
@@ -141,7 +141,7 @@ fn until_it_passes(side: Side) {
             assert_eq!(backend.wrongs(), [""; 0], "call {nth}, {name}");
         }
         if failed == Some("free") {
-            let leaked = left.source.as_ref().map_or(0, |source| source.leaked_bytes());
+            let leaked = left.source.as_ref().map_or(0, |source| source.stats().leaked);
             assert_ne!(leaked, 0, "a region whose free failed is not counted");
         }
         match failed {

@@ -146,7 +146,7 @@ fn produce(socket: &str) -> (Session, gpu_ipc::SentBlock, To) {
     say("open");
     let to = To::Participant(ParticipantId(hear().parse().expect("a number")));
     let held = session.alloc(4096).expect("there is room");
-    write_stamp(&gpu, held.ptr(), 7);
+    write_stamp(&gpu, held.device_ptr(), 7);
     say(&hex(held.share(to, After::Done).expect("shared").as_bytes()));
     hear();
     // Held by the consumer from here on.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
 use gpu_ipc::{
-    After, Carver, Error, Gpu, Participant, ParticipantId, Piece, ReceivedBlock, RegionSource, Session, SourceUsage,
-    To, Wait,
+    After, Error, Gpu, Participant, ParticipantId, Piece, ReceivedBlock, RegionSource, Session, SourceUsage, To, Wait,
 };
 
 use crate::agent::{hex, open_gpu, read_stamp, write_stamp};
@@ -21,7 +21,7 @@ pub const CASES: &[Case] = &[
 /// A source that counts what is taken and what is given back.
 #[derive(Debug)]
 struct Counted {
-    source: Carver,
+    source: Arc<Arena>,
     taken: AtomicU64,
     given_back: AtomicU64,
 }
@@ -63,14 +63,14 @@ impl Stage {
     fn new() -> Stage {
         let dir = tempfile::tempdir().expect("a directory");
         let gpu = open_gpu();
-        let sharing = gpu.default_sharing().expect("the host can share");
-        let source = Carver::new(gpu.clone(), sharing, 1 << 20).expect("a carver");
+        let options = ArenaOptions::default().growth(Growth::Fixed(1 << 20));
+        let source = Arena::new(gpu.clone(), options).expect("an arena");
         let source = Arc::new(Counted { source, taken: AtomicU64::new(0), given_back: AtomicU64::new(0) });
         let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).source(source.clone());
         let session = builder.quarantine(Duration::ZERO).open().expect("a session");
         let survivor = Participant::builder(gpu.clone()).connect(session.socket_path()).expect("connected");
         let block = session.alloc(4096).expect("there is room");
-        write_stamp(&gpu, block.ptr(), STAMP);
+        write_stamp(&gpu, block.device_ptr(), STAMP);
         let descriptor = block.share(To::Participant(survivor.id()), After::Done).expect("shared");
         let survivors = survivor.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
         drop(block);

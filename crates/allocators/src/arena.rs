@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, Gpu, Piece, Reclaim, RegionSource, Result, Sharing, SourceUsage};
+use gpu_api::{Error, Gpu, Piece, Reclaim, Region, RegionSource, Result, Sharing, SourceUsage};
 use serde::{Deserialize, Serialize};
 
 use crate::relief::PATIENCE;
@@ -132,7 +132,7 @@ impl ArenaOptions {
 ///
 /// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
 /// let arena = Arena::new(gpu, ArenaOptions::default())?;
-/// // Session::builder(gpu).source(arena.clone()).open()?, then arena.register(session.reclaim())
+/// // Session::builder(gpu).arena(&arena).open()? takes blocks from it, and is asked for memory when it has none.
 /// let piece = arena.take(4096, 1)?;
 /// arena.give_back(piece);
 /// assert_eq!(arena.trim()?, 32 << 20);
@@ -246,6 +246,10 @@ impl RegionSource for Arena {
 
     fn trim(&self) -> Result<u64> {
         self.heap.bfc().trim()
+    }
+
+    fn unpinned(&self, _: &Region) {
+        self.heap.bfc().wake_for_trim();
     }
 
     fn usage(&self) -> SourceUsage {

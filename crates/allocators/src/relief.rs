@@ -25,7 +25,8 @@ use crate::{Allocator, Bfc, Completion, Placed, Request, SubAllocator};
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// How often they are asked.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// How long the first wait between two looks is, and the longest: nobody tells of what neighbours give back.
+/// How long the first wait between two looks is, and the longest, of one that has neighbours: nobody tells of what those
+/// give back.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
 /// The most leases of which a snapshot says where their blocks lie.
@@ -78,6 +79,11 @@ impl Relief {
     /// Asks the participants of every session to unmap what they do not use; says how many were asked.
     pub fn ask_to_unmap(&self) -> usize {
         self.sessions().iter().map(|session| session.ask_to_unmap()).sum()
+    }
+
+    /// Says whether there is one allocator and no other.
+    fn is_alone(&self) -> bool {
+        lock(&self.neighbours).len() == 1
     }
 
     /// Lets every allocator give idle memory back; says how many bytes.
@@ -239,7 +245,8 @@ impl<U: SubAllocator> Relieved<U> {
                 }
             }
             let Some(end) = until.filter(|&until| now < until) else { return Err(self.explain(error)) };
-            if let Some(placed) = self.watch(&request, seen, trims, end.min(now + nap))? {
+            let look = if self.relief.is_alone() { ASK_AGAIN } else { nap };
+            if let Some(placed) = self.watch(&request, seen, trims, end.min(now + look))? {
                 return Ok(placed);
             }
             nap = (2 * nap).min(NAPS.1);
@@ -247,7 +254,7 @@ impl<U: SubAllocator> Relieved<U> {
     }
 
     /// Tries again whenever memory may have become free here, which costs little, until it is time to turn to others
-    /// again, which does not, or until regions went back to upstream: a session gives back what a consumer unmapped.
+    /// again, which does not, or until regions went back to upstream or could: a session says what a consumer unmapped.
     fn watch(&self, request: &Request, mut seen: u64, trims: u64, until: Instant) -> Result<Option<Placed<U::Token>>> {
         while self.bfc.wait(seen, until) {
             seen = self.bfc.generation();

@@ -4,10 +4,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
-use gpu_ipc::{
-    After, BackendKind, Carver, Participant, Piece, RegionSource, Session, Sharing, SourceUsage, To, Wait, detect,
-    open_session,
-};
+use gpu_ipc::{After, BackendKind, Participant, Piece, RegionSource, Session, SourceUsage, To, Wait, detect};
 
 fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).args(args).output().expect("the program was built")
@@ -23,7 +20,7 @@ fn open(dir: &tempfile::TempDir) -> (Arc<Arena>, Session, Participant) {
     let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
     let options = ArenaOptions::default().name("arena").limit(4 * REGION).growth(Growth::Fixed(REGION));
     let arena = Arena::new(gpu.clone(), options).expect("an arena");
-    let session = open_session(Session::builder(gpu.clone()).socket(dir.path().join("s")), &arena).expect("a session");
+    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).arena(&arena).open().expect("a session");
     let participant = Participant::builder(gpu).connect(session.socket_path()).expect("connected");
     (arena, session, participant)
 }
@@ -80,7 +77,7 @@ fn a_session_without_an_arena_has_one_too() {
     let page = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{} {page}", text(&output.stderr));
     let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
-    for part in ["carver of device 0", "limit none", "reserved 32.0 MiB", "in limbo 16.0 MiB", "HELD BY", "alive"] {
+    for part in ["arena of device 0", "limit none", "reserved 32.0 MiB", "in limbo 16.0 MiB", "HELD BY", "alive"] {
         assert!(words.contains(part), "no {part:?} in\n{page}");
     }
     let map = page.lines().find(|line| line.contains("! |")).expect("a region is drawn");
@@ -90,7 +87,7 @@ fn a_session_without_an_arena_has_one_too() {
 
 /// A source of somebody's own that has nothing to tell.
 #[derive(Debug)]
-struct Mute(Carver);
+struct Mute(Arc<Arena>);
 
 impl RegionSource for Mute {
     fn take(&self, len: u64, align: u64) -> gpu_ipc::Result<Piece> {
@@ -111,7 +108,7 @@ impl RegionSource for Mute {
 fn what_is_not_there_is_a_finding_with_the_reason() {
     let dir = tempfile::tempdir().expect("a directory");
     let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
-    let mute = Arc::new(Mute(Carver::new(gpu.clone(), Sharing::Fd, REGION).expect("a carver")));
+    let mute = Arc::new(Mute(Arena::new(gpu.clone(), ArenaOptions::default()).expect("an arena")));
     let mute = Session::builder(gpu).source(mute).socket(dir.path().join("mute")).open().expect("a session");
     let mute = mute.socket_path().to_str().expect("a plain path");
     let absent = dir.path().join("absent");

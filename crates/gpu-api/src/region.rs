@@ -158,6 +158,11 @@ pub trait RegionSource: fmt::Debug + Send + Sync + 'static {
     /// What the driver's free gave; the region is leaked then, never freed twice.
     fn trim(&self) -> Result<u64>;
 
+    /// Hears that nothing pins a region of its own any more: whole, it could go back to the driver. Must not block.
+    fn unpinned(&self, region: &Region) {
+        let _ = region;
+    }
+
     /// Says what the source holds.
     fn usage(&self) -> SourceUsage;
 

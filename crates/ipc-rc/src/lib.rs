@@ -32,7 +32,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod carver;
 mod consumer;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -41,7 +40,6 @@ mod notices;
 mod producer;
 mod stream;
 
-pub use carver::Carver;
 pub use channel::wire::descriptor;
 pub use channel::wire::descriptor::{Descriptor, LeaseId, SessionId};
 pub use consumer::claim::{ClaimError, Wait};

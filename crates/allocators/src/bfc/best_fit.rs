@@ -26,7 +26,7 @@ pub(crate) struct State<T> {
     pub(crate) scopes: Scopes,
     /// Rises whenever memory may have become free: who tried in vain waits for it to rise.
     pub(crate) generation: u64,
-    /// How often regions went back to upstream, which leaves room to grow.
+    /// How often regions went back to upstream, or could, which leaves room to grow.
     pub(crate) trims: u64,
     pub(crate) waiters: u32,
 }
@@ -261,7 +261,16 @@ impl<U: SubAllocator> Bfc<U> {
         self.state().generation
     }
 
-    /// Returns how often regions went back to upstream.
+    /// Has those who wait turn to upstream again: a region that nobody uses may be given back from here on.
+    pub(crate) fn wake_for_trim(&self) {
+        if self.upstream.check_owner().is_ok() {
+            let mut state = self.state();
+            state.trims += 1;
+            self.wake(state);
+        }
+    }
+
+    /// Returns how often regions went back to upstream, or could.
     pub(crate) fn trims(&self) -> u64 {
         self.state().trims
     }

@@ -19,7 +19,7 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use gpu_ipc::allocators::{Arena, ArenaOptions};
-use gpu_ipc::{After, Claims, Descriptor, Gpu, ParticipantId, SentBlock, Session, To, open_session};
+use gpu_ipc::{After, Claims, Descriptor, Gpu, ParticipantId, SentBlock, Session, To};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 
@@ -92,7 +92,7 @@ impl<'a> Demo<'a> {
         // A child that a killed consumer leaves behind becomes ours to wait for. Where that is refused it becomes init's.
         let _ = set_child_subreaper(Some(getpid()));
         let arena = Arena::new(gpu.clone(), ArenaOptions::default()).map_err(|e| device::explain(&e))?;
-        let session = open_session(Session::builder(gpu.clone()), &arena).map_err(|e| device::explain(&e))?;
+        let session = Session::builder(gpu.clone()).arena(&arena).open().map_err(|e| device::explain(&e))?;
         let progress = if options.json || !io::stderr().is_terminal() {
             ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
         } else {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu_ipc::{BackendKind, Carver, Error, Gpu, Piece, RegionSource, SourceUsage};
+use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
+use gpu_ipc::{BackendKind, Error, Gpu, Piece, RegionSource, SourceUsage};
 
 use super::board::{Board, Count};
 
@@ -11,7 +12,7 @@ use super::board::{Board, Count};
 /// it can reach it: a holder that it was taken from too early sees that at once.
 #[derive(Debug)]
 pub struct Audit {
-    source: Carver,
+    source: Arc<Arena>,
     board: &'static Board,
     reachable: bool,
     /// Lengths of what is taken, by region and offset.
@@ -22,11 +23,10 @@ pub struct Audit {
 const FREED: u8 = 0xdd;
 
 impl Audit {
-    /// Makes one on a carver of its own.
+    /// Makes one on an arena of its own.
     pub fn new(gpu: Gpu, region_bytes: u64, board: &'static Board) -> Result<Arc<Audit>, Error> {
         let reachable = gpu.kind() == BackendKind::Host;
-        let sharing = gpu.default_sharing()?;
-        let source = Carver::new(gpu, sharing, region_bytes)?;
+        let source = Arena::new(gpu, ArenaOptions::default().growth(Growth::Fixed(region_bytes)))?;
         Ok(Arc::new(Audit { source, board, reachable, taken: Mutex::default() }))
     }
 

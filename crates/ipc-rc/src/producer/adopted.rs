@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use gpu_api::{DevicePtr, Error, Export, Gpu, MemoryKind, Piece, Region, RegionId, Result, Sharing};
 
 /// Numbers of adopted regions begin here, apart from those of the session's source.
-const ADOPTED: u64 = 1 << 63;
+pub(crate) const FIRST_ADOPTED: RegionId = RegionId(1 << 63);
 
 /// The regions that a session has adopted.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct Adopted {
 
 impl Adopted {
     pub(crate) fn new() -> Adopted {
-        Adopted { regions: Mutex::default(), next: AtomicU64::new(ADOPTED) }
+        Adopted { regions: Mutex::default(), next: AtomicU64::new(FIRST_ADOPTED.0) }
     }
 
     /// Finds the allocation that a range lies in, and makes it a region unless it is one.

@@ -67,7 +67,9 @@ impl Service {
                     self.tell(&peer, &ToParticipant::Declined { request, code: RefusalCode::Protocol, why });
                 }
                 Some(ToProducer::Unmapped { region }) => {
-                    self.unmapped |= peer.note_unmapping(region);
+                    let unmapped = peer.note_unmapping(region);
+                    self.unmapped |= unmapped.is_some();
+                    self.core.note_unpinned(unmapped.as_slice());
                     self.core.announce_change();
                 }
                 Some(ToProducer::Bye) => {

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use allocators::{Arena, ArenaOptions, Growth};
 use gpu_api::{Error, Gpu, RegionSource, Result, Sharing};
 
-use crate::carver::Carver;
 use crate::producer::core::{Core, Settings};
 use crate::producer::service::Service;
 use crate::producer::session::Session;
@@ -18,6 +18,17 @@ use channel::wire::descriptor::SessionId;
 /// Alignment of blocks, in bytes: what device allocators promise.
 const ALIGN: u64 = 256;
 
+/// Bytes of a region when nobody says: a few of them hold thousands of small blocks, and one is mapped by a participant in
+/// well under a millisecond.
+const REGION_BYTES: u64 = 32 << 20;
+
+/// Where blocks come from.
+#[derive(Clone, Debug)]
+enum Source {
+    Arena(Arc<Arena>),
+    Other(Arc<dyn RegionSource>),
+}
+
 /// Opens a [`Session`].
 #[derive(Debug)]
 pub struct SessionBuilder {
@@ -25,7 +36,7 @@ pub struct SessionBuilder {
     socket: Option<PathBuf>,
     runtime_dir: Option<PathBuf>,
     uids: Vec<u32>,
-    source: Option<Arc<dyn RegionSource>>,
+    source: Option<Source>,
     region_bytes: u64,
     sharing: Option<Sharing>,
     quarantine: Duration,
@@ -42,7 +53,7 @@ impl SessionBuilder {
             runtime_dir: None,
             uids: Vec::new(),
             source: None,
-            region_bytes: 32 << 20,
+            region_bytes: REGION_BYTES,
             sharing: None,
             quarantine: Duration::from_millis(100),
             time_to_live: Some(Duration::from_secs(300)),
@@ -81,22 +92,48 @@ impl SessionBuilder {
         self
     }
 
-    /// Takes the bytes of blocks from here instead of from a carver of the session's own.
+    /// Takes the bytes of blocks from this arena, which other sessions and the allocators of a process may share, instead of
+    /// from one of the session's own. The arena turns to the session when it has no room.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// use allocators::{Arena, ArenaOptions};
+    /// use ipc_rc::Session;
+    ///
+    /// let arena = Arena::new(gpu.clone(), ArenaOptions::default().limit(1 << 30))?;
+    /// let session = Session::builder(gpu).arena(&arena).socket(dir.path().join("s")).open()?;
+    /// let block = session.alloc(1 << 20)?;
+    /// assert_eq!(arena.stats().in_use, 1 << 20);
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
-    pub fn source(mut self, source: Arc<dyn RegionSource>) -> Self {
-        self.source = Some(source);
+    pub fn arena(mut self, arena: &Arc<Arena>) -> Self {
+        self.source = Some(Source::Arena(arena.clone()));
         self
     }
 
-    /// Sets the bytes of a region of the session's own carver: 32 MiB unless said.
+    /// Takes the bytes of blocks from an allocator of the application's. The session collects when it has no room.
+    #[must_use]
+    pub fn source(mut self, source: Arc<dyn RegionSource>) -> Self {
+        self.source = Some(Source::Other(source));
+        self
+    }
+
+    /// Sets the bytes of a region of the session's own arena: 32 MiB unless said. A block above half of that has a region
+    /// of its own.
     #[must_use]
     pub fn region_bytes(mut self, bytes: u64) -> Self {
         self.region_bytes = bytes;
         self
     }
 
-    /// Chooses how regions of the session's own carver are shared: by file descriptor where the device can, unless
-    /// said.
+    /// Chooses how regions of the session's own arena are shared: by file descriptor where the device can, unless said.
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = Some(sharing);
@@ -139,13 +176,11 @@ impl SessionBuilder {
         let id = SessionId(id);
         let source = match self.source {
             Some(source) => source,
-            None => {
-                let sharing = match self.sharing {
-                    Some(sharing) => sharing,
-                    None => self.gpu.default_sharing()?,
-                };
-                Arc::new(Carver::new(self.gpu.clone(), sharing, self.region_bytes)?)
-            }
+            None => Source::Arena(own_arena(&self.gpu, self.sharing, self.region_bytes)?),
+        };
+        let (arena, source): (_, Arc<dyn RegionSource>) = match source {
+            Source::Arena(arena) => (Some(arena.clone()), arena),
+            Source::Other(source) => (None, source),
         };
         let listener = match (self.listener, self.socket) {
             (Some(socket), _) => Listener::inherited(socket)?,
@@ -163,6 +198,7 @@ impl SessionBuilder {
             id,
             gpu: self.gpu,
             source,
+            source_collects: arena.is_some(),
             align: ALIGN,
             quarantine: self.quarantine,
             time_to_live: self.time_to_live,
@@ -171,6 +207,20 @@ impl SessionBuilder {
         let service = Service::new(core.clone(), listener, self.uids)?;
         thread::start("gpu-ipc-session", move || service.run())?;
         tracing::debug!(session = %id, path = %path.display(), "session open");
-        Ok(Session::of(core, path))
+        let session = Session::of(core, path);
+        if let Some(arena) = arena {
+            arena.register(session.reclaim());
+        }
+        Ok(session)
     }
+}
+
+/// Makes the arena of a session that was given no source.
+fn own_arena(gpu: &Gpu, sharing: Option<Sharing>, region_bytes: u64) -> Result<Arc<Arena>> {
+    if region_bytes == 0 {
+        return Err(Error::Invalid { what: "region size", got: "0 bytes".into(), must: "at least 1 byte" });
+    }
+    let mut options = ArenaOptions::default().growth(Growth::Fixed(region_bytes));
+    options.sharing = sharing;
+    Arena::new(gpu.clone(), options)
 }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use gpu_api::{
-    BackendKind, Error, ForkGuard, Gpu, Holder, Lent, Piece, Reclaim, Reclaimed, RegionId, RegionSource, Result,
+    BackendKind, Error, ForkGuard, Gpu, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionId, RegionSource, Result,
 };
 
 use crate::notices::Notices;
+use crate::producer::adopted::FIRST_ADOPTED;
 use crate::producer::block::{AdoptToken, Block};
 use crate::producer::count::Count;
 use crate::producer::fence::Fences;
@@ -46,6 +47,8 @@ pub(crate) struct Core {
     pub backend: BackendKind,
     pub guard: ForkGuard,
     pub source: Arc<dyn RegionSource>,
+    /// It asks this session for memory by itself.
+    pub source_collects: bool,
     pub align: u64,
     pub quarantine: Duration,
     pub time_to_live: Option<Duration>,
@@ -110,6 +113,8 @@ pub(crate) struct Settings {
     pub id: SessionId,
     pub gpu: Gpu,
     pub source: Arc<dyn RegionSource>,
+    /// It asks this session for memory by itself.
+    pub source_collects: bool,
     pub align: u64,
     pub quarantine: Duration,
     pub time_to_live: Option<Duration>,
@@ -125,6 +130,7 @@ impl Core {
             gpu: settings.gpu,
             guard: ForkGuard::new()?,
             source: settings.source,
+            source_collects: settings.source_collects,
             align: settings.align,
             quarantine: settings.quarantine,
             time_to_live: settings.time_to_live,
@@ -293,6 +299,8 @@ impl Core {
             !free
         });
         self.returned_count.store(returned.len(), Ordering::Relaxed);
+        // Under the lock, as it was told: none is left to tell of.
+        self.notices.withdraw(SessionNotice::TokensReturned);
         tokens
     }
 
@@ -386,6 +394,12 @@ impl Core {
             let (mut changes, _) = self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner);
             changes.waiting -= 1;
         }
+    }
+
+    /// Tells the source of regions that a participant does not map any more, and that nobody else does.
+    pub fn note_unpinned(&self, regions: &[Arc<Region>]) {
+        let own = regions.iter().filter(|region| region.id() < FIRST_ADOPTED);
+        own.filter(|region| !region.is_pinned()).for_each(|region| self.source.unpinned(region));
     }
 
     /// Says what a participant holds.

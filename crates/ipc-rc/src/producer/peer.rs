@@ -175,13 +175,11 @@ impl Peer {
         }
     }
 
-    /// Notes that it has unmapped a region, and says whether it was mapped.
-    pub fn note_unmapping(&self, region: RegionId) -> bool {
-        let region = lock(&self.mapped).remove(&region);
-        if let Some(region) = &region {
-            region.unpin();
-        }
-        region.is_some()
+    /// Notes that it has unmapped a region, and returns it if it was mapped.
+    pub fn note_unmapping(&self, region: RegionId) -> Option<Arc<Region>> {
+        let region = lock(&self.mapped).remove(&region)?;
+        region.unpin();
+        Some(region)
     }
 
     /// Counts the regions that it may have mapped.
@@ -194,11 +192,11 @@ impl Peer {
         lock(&self.mapped).keys().copied().collect()
     }
 
-    /// Gives up all its regions: it is proven dead, or has said goodbye.
-    pub fn forget_mappings(&self) {
-        for (_, region) in lock(&self.mapped).drain() {
-            region.unpin();
-        }
+    /// Gives up all its regions and returns them: it is proven dead, or has said goodbye.
+    pub fn forget_mappings(&self) -> Vec<Arc<Region>> {
+        let regions: Vec<Arc<Region>> = lock(&self.mapped).drain().map(|(_, region)| region).collect();
+        regions.iter().for_each(|region| region.unpin());
+        regions
     }
 
     /// Takes back the unclaimed and refuses what comes.

@@ -347,8 +347,9 @@ impl Service {
 
     /// Takes a participant out of the table.
     fn end(&mut self, peer: &Arc<Peer>) {
-        self.unmapped |= peer.mappings() > 0;
-        peer.forget_mappings();
+        let unmapped = peer.forget_mappings();
+        self.unmapped |= !unmapped.is_empty();
+        self.core.note_unpinned(&unmapped);
         let keys: Vec<u64> = self
             .watches
             .iter()

@@ -56,6 +56,9 @@ struct Handle {
     adopted: Adopted,
 }
 
+/// How often participants are asked to unmap while an allocation waits.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
 /// What a collect found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -133,15 +136,19 @@ impl Session {
 
     /// Allocates a block of `len` bytes, aligned to 256.
     ///
+    /// Before the device is asked for more, what leases have ended is collected. When the device has no more, participants
+    /// are asked to unmap what they do not use, and waited for as long as the arena's
+    /// [`patience`](allocators::ArenaOptions::patience): 100 ms for the session's own.
+    ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`] when there is no room even after a collect of everything, [`Error::Invalid`] for zero
+    /// [`Error::OutOfMemory`] when there is no room after that, with who holds the memory; [`Error::Invalid`] for zero
     /// bytes, [`Error::Closing`], [`Error::Forked`].
     pub fn alloc(&self, len: u64) -> Result<SentBlock> {
         let core = self.core();
         core.check_open()?;
         match block::alloc(core, len) {
-            Err(Error::OutOfMemory { .. }) => {
+            Err(Error::OutOfMemory { .. }) if !core.source_collects => {
                 core.collect(Effort::Everything);
                 block::alloc(core, len)
             }
@@ -150,20 +157,23 @@ impl Session {
     }
 
     /// Allocates a block as [`alloc`](Session::alloc) does, and waits for room: for leases to end, and for participants
-    /// to unmap what they do not use, so that whole regions can go back to the driver.
+    /// to unmap what they do not use, so that whole regions can go back to the driver. They are asked again as long as it
+    /// waits, because each can only unmap what it does not use at that moment.
     ///
     /// # Errors
     ///
-    /// As `alloc`; [`Error::OutOfMemory`] when there is no room after `timeout`.
+    /// As `alloc`; [`Error::OutOfMemory`] when there is no room after `timeout` and the arena's patience.
     pub fn alloc_within(&self, len: u64, timeout: Duration) -> Result<SentBlock> {
         let core = self.core();
-        let deadline = Instant::now().checked_add(timeout);
-        let mut asked = false;
+        let start = Instant::now();
+        let mut ask = start;
         let mut last = None;
         let room = || match self.alloc(len) {
             Err(error @ Error::OutOfMemory { .. }) => {
-                if !asked {
-                    asked = true;
+                let now = Instant::now();
+                // An arena has asked already.
+                if !core.source_collects && now >= ask {
+                    ask = now + ASK_AGAIN;
                     core.ask_to_unmap();
                 }
                 last = Some(error);
@@ -171,7 +181,7 @@ impl Session {
             }
             done => Some(done),
         };
-        match core.wait_until(deadline, room) {
+        match core.wait_until(start.checked_add(timeout), room) {
             Some(done) => done,
             None => Err(last.unwrap_or(Error::Deadline { what: "room for a block" })),
         }
@@ -293,8 +303,6 @@ impl Session {
             return Collected::default();
         }
         let reclaimed = core.collect(Effort::Marked);
-        // Before the tokens are taken: one that comes later is told anew.
-        core.notices.withdraw(SessionNotice::TokensReturned);
         let tokens = core.take_tokens();
         core.ask_for_returned();
         Collected { blocks: reclaimed.blocks, bytes: reclaimed.bytes, tokens }
