@@ -166,17 +166,12 @@ fn shoot(
     number: u32,
 ) -> Result<Vec<Descriptor>, Box<dyn Error>> {
     let picture = picture(number);
-    let backend = stream.gpu().backend();
-    // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `picture` is
-    // as long as a block and goes after the stream is synchronised, and the caller holds the block.
-    unsafe { backend.copy_to_device(stream.raw(), grants[0].0.device_ptr(), picture.as_ptr(), picture.len()) }?;
+    // This waits for the copy; a device that renders into the block needs no wait.
+    stream.write(grants[0].0, &picture)?;
     // The frame's number travels in the descriptor: a subscriber knows what it is about to see.
     let mut user = [0; 64];
     user[..4].copy_from_slice(&number.to_le_bytes());
-    let descriptors = session.share_many(grants, After::Stream(stream), &ShareOptions::default().user(user));
-    // For `picture` alone: a device that renders into the block needs no wait.
-    stream.synchronize()?;
-    Ok(descriptors?)
+    Ok(session.share_many(grants, After::Stream(stream), &ShareOptions::default().user(user))?)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -332,11 +327,7 @@ impl Eye {
         if frame.block.len() != pixels.len() as u64 {
             return Err(format!("frame {} has {} bytes", frame.number, frame.block.len()).into());
         }
-        let (backend, from) = (self.stream.gpu().backend(), frame.block.device_ptr());
-        // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: both are
-        // held until the stream is synchronised, and they are of one length.
-        unsafe { backend.copy_to_host(self.stream.raw(), pixels.as_mut_ptr(), from, pixels.len()) }?;
-        self.stream.synchronize()?;
+        self.stream.read(&frame.block, &mut pixels)?;
         if frame.block.state() != State::Ready || pixels != picture(frame.number) {
             return Err(format!("frame {} is torn ({:?})", frame.number, frame.block.state()).into());
         }

@@ -29,7 +29,7 @@ fn consume() -> Result<(), Box<dyn Error>> {
     let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
     let gpu = detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?;
     let stream = Stream::create(&gpu)?;
-    let producer = Participant::builder(gpu.clone()).connect(socket)?;
+    let producer = Participant::builder(gpu).connect(socket)?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or("?"), 16);
@@ -37,10 +37,7 @@ fn consume() -> Result<(), Box<dyn Error>> {
         let descriptor = descriptor.map_err(|_| format!("{line:?} is no line of a producer's: not hexadecimal"))?;
         let block = producer.claim(&descriptor, Wait::Stream(&stream), Some(Duration::from_secs(60)))?;
         let mut number = [0; 8];
-        // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: the
-        // stream is synchronised before `number` is read, and the block is held.
-        unsafe { gpu.backend().copy_to_host(stream.raw(), number.as_mut_ptr(), block.device_ptr(), 8) }?;
-        stream.synchronize()?;
+        stream.read(&block, &mut number)?;
         println!("{}", u64::from_le_bytes(number));
     }
     Ok(())

@@ -185,11 +185,7 @@ fn expect(stream: &Stream, block: &ReceivedBlock, sequence: u64, state: State) -
     if block.len() != seen.len() as u64 {
         return Err(format!("sequence {sequence} has {} bytes", block.len()).into());
     }
-    let backend = stream.gpu().backend();
-    // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: both are held
-    // until the stream is synchronised, and they are of one length.
-    unsafe { backend.copy_to_host(stream.raw(), seen.as_mut_ptr(), block.device_ptr(), seen.len()) }?;
-    stream.synchronize()?;
+    stream.read(block, &mut seen)?;
     if seen != contents(sequence) {
         return Err(format!("sequence {sequence} has other contents").into());
     }
@@ -290,13 +286,10 @@ fn engine(backend: &str) -> Result<(), Box<dyn Error>> {
     let decoder = To::Participant(session.wait_for_participants(1, Some(PATIENCE))?[0]);
 
     let blocks = (0..BATCH).map(|_| session.alloc(KV as u64)).collect::<Result<Vec<_>, _>>()?;
-    let filled: Vec<Vec<u8>> = (first..first + BATCH).map(contents).collect();
-    for (block, kv) in blocks.iter().zip(&filled) {
-        // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `filled`
-        // and `blocks` live as long as this process, which waits for its end below.
-        unsafe { stream.gpu().backend().copy_to_device(stream.raw(), block.device_ptr(), kv.as_ptr(), kv.len()) }?;
+    for (block, sequence) in blocks.iter().zip(first..) {
+        stream.write(block, &contents(sequence))?;
     }
-    // The whole batch costs one fence, and nobody waits for the copies but the decoder's stream.
+    // The whole batch costs one fence; kernels that fill the blocks are waited for by the decoder's stream alone.
     let grants: Vec<_> = blocks.iter().map(|block| (block, decoder)).collect();
     for descriptor in session.share_many(&grants, After::Stream(&stream), &ShareOptions::default())? {
         writeln!(out, "{}", hex(descriptor.as_bytes()))?;

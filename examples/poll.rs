@@ -155,15 +155,10 @@ fn producer(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Fills a block with its number, and waits for the copy: it reads memory of this function's.
+/// Fills a block with its number.
 fn fill(stream: &Stream, block: &SentBlock, number: u64) -> Result<(), Box<dyn Error>> {
     let contents = number.to_le_bytes().repeat(BLOCK / 8);
-    let backend = stream.gpu().backend();
-    // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `contents` is
-    // as long as the block, and both go after the stream is synchronised.
-    unsafe { backend.copy_to_device(stream.raw(), block.device_ptr(), contents.as_ptr(), contents.len()) }?;
-    stream.synchronize()?;
-    Ok(())
+    Ok(stream.write(block, &contents)?)
 }
 
 // The consumer.
@@ -220,11 +215,7 @@ fn contents(stream: &Stream, block: &ReceivedBlock) -> Result<u64, Box<dyn Error
     if block.len() != bytes.len() as u64 {
         return Err(format!("a block has {} bytes", block.len()).into());
     }
-    let backend = stream.gpu().backend();
-    // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: both are held
-    // until the stream is synchronised, and they are of one length.
-    unsafe { backend.copy_to_host(stream.raw(), bytes.as_mut_ptr(), block.device_ptr(), bytes.len()) }?;
-    stream.synchronize()?;
+    stream.read(block, &mut bytes)?;
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[..8]);
     if bytes != number.repeat(BLOCK / 8) {

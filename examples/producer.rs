@@ -34,16 +34,12 @@ fn produce() -> Result<(), Box<dyn Error>> {
     let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
     let gpu = detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?;
     let stream = Stream::create(&gpu)?;
-    let session = Session::builder(gpu.clone()).socket(socket).open()?;
+    let session = Session::builder(gpu).socket(socket).open()?;
     let consumer = session.wait_for_participants(1, Some(Duration::from_secs(60)))?[0];
     for number in 0..count {
         let block = session.alloc(1 << 16)?;
-        let bytes = number.to_le_bytes();
-        // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: the
-        // stream is synchronised before `bytes` goes, and the block is shared after the stream.
-        unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), bytes.as_ptr(), bytes.len()) }?;
+        stream.write(&block, &number.to_le_bytes())?;
         let descriptor = block.share(To::Participant(consumer), After::Stream(&stream))?;
-        stream.synchronize()?;
         println!("{}", descriptor.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
         // Dropped here, while the consumer may still hold it: it waits in limbo.
     }

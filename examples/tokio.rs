@@ -86,10 +86,10 @@ async fn listen(fd: AsyncFd<OwnedFd>, mut read_all: impl FnMut()) {
 }
 
 /// Registers a copy of a session's or participant's descriptor with the runtime, which wants to own what it watches.
-fn watch(fd: impl AsFd) -> Result<AsyncFd<OwnedFd>, std::io::Error> {
+fn watch(fd: impl AsFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     let fd = fd.as_fd().try_clone_to_owned()?;
     // SAFETY: `register_with_interest` asks for a descriptor that stays open and the same while it is registered: the
-    // result owns this copy.
+    // result owns this copy. Tokio has no safe way to register one.
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
 }
 
@@ -168,15 +168,10 @@ async fn produce_all(
     Ok(())
 }
 
-/// Fills a block with its number, and waits for the copy: it reads memory of this function's.
+/// Fills a block with its number.
 fn fill(stream: &Stream, block: &SentBlock, number: u64) -> Result<(), Box<dyn Error>> {
     let contents = number.to_le_bytes().repeat(BLOCK / 8);
-    let backend = stream.gpu().backend();
-    // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `contents` is
-    // as long as the block, and both go after the stream is synchronised.
-    unsafe { backend.copy_to_device(stream.raw(), block.device_ptr(), contents.as_ptr(), contents.len()) }?;
-    stream.synchronize()?;
-    Ok(())
+    Ok(stream.write(block, &contents)?)
 }
 
 /// Reads as many bytes as fit; `false` at the end.
@@ -234,11 +229,7 @@ fn contents(stream: &Stream, block: &ReceivedBlock) -> Result<u64, Box<dyn Error
     if block.len() != bytes.len() as u64 {
         return Err(format!("a block has {} bytes", block.len()).into());
     }
-    let backend = stream.gpu().backend();
-    // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: both are held
-    // until the stream is synchronised, and they are of one length.
-    unsafe { backend.copy_to_host(stream.raw(), bytes.as_mut_ptr(), block.device_ptr(), bytes.len()) }?;
-    stream.synchronize()?;
+    stream.read(block, &mut bytes)?;
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[..8]);
     if bytes != number.repeat(BLOCK / 8) {

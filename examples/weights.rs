@@ -154,12 +154,8 @@ fn train(stream: &Stream, block: &SentBlock, generation: u64) -> Result<(), Box<
         page[..8].copy_from_slice(&stamp(generation, number));
         page[PAGE - 8..].copy_from_slice(&stamp(generation, number));
     }
-    let backend = stream.gpu().backend();
-    // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: `weights` is
-    // as long as the block and goes after the stream is synchronised, and the caller holds the block.
-    unsafe { backend.copy_to_device(stream.raw(), block.device_ptr(), weights.as_ptr(), weights.len()) }?;
-    // For `weights` alone; a kernel that computes them in place needs no wait.
-    Ok(stream.synchronize()?)
+    // This waits for the copy; a kernel that computes the weights in place needs no wait.
+    Ok(stream.write(block, &weights)?)
 }
 
 /// Waits until the old generation is freed: one block is left, and its bytes are all that is taken.
@@ -254,11 +250,7 @@ fn check(stream: &Stream, block: &ReceivedBlock, weights: &mut [u8], generation:
     if block.len() != weights.len() as u64 {
         return Err(format!("generation {generation} has {} bytes", block.len()).into());
     }
-    let backend = stream.gpu().backend();
-    // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: both are held
-    // until the stream is synchronised, and they are of one length.
-    unsafe { backend.copy_to_host(stream.raw(), weights.as_mut_ptr(), block.device_ptr(), weights.len()) }?;
-    stream.synchronize()?;
+    stream.read(block, weights)?;
     match (block.state(), wrong_page(weights, generation)) {
         (State::Ready, None) => Ok(()),
         (state, wrong) => Err(format!("generation {generation} is {state:?}, wrong page: {wrong:?}").into()),

@@ -33,6 +33,7 @@
 //! ```
 
 mod consumer;
+mod contents;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod gpu_event;
@@ -48,6 +49,7 @@ pub use consumer::inspect::{SessionReport, inspect, sessions, snapshot};
 pub use consumer::notice::Notice;
 pub use consumer::participant::{Participant, ParticipantBuilder};
 pub use consumer::received_block::{ReceivedBlock, State};
+pub use contents::{Contents, SentSlice};
 pub use producer::block::{AdoptToken, SentBlock};
 pub use producer::builder::SessionBuilder;
 pub use producer::notice::SessionNotice;

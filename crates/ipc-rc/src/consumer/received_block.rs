@@ -2,14 +2,16 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::time::{Duration, Instant};
 
-use gpu_api::{DevicePtr, Error, RegionId, Result};
+use gpu_api::{DevicePtr, RegionId, Result};
 
 use crate::consumer::claim::ClaimError;
 use crate::consumer::graph::GraphBlocks;
 use crate::consumer::lease::Lease;
+use crate::consumer::link::Link;
+use crate::contents::part_of;
 use crate::producer::share::To;
 use crate::producer::ticket::Claims;
 use crate::stream::Stream;
@@ -79,6 +81,11 @@ impl ReceivedBlock {
         Ok(())
     }
 
+    /// Returns the link to the producer.
+    pub(crate) fn link(&self) -> &Link {
+        self.lease.held().link()
+    }
+
     /// Names a stream that is the same on every thread.
     pub(crate) fn note_use(&self, stream: &Stream) {
         self.lease.used_on(stream);
@@ -125,26 +132,8 @@ impl ReceivedBlock {
     ///
     /// [`Error::Invalid`] for a range that is empty or does not lie in the block.
     pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<ReceivedBlock> {
-        let from = match range.start_bound() {
-            Bound::Included(&from) => Some(from),
-            Bound::Excluded(&before) => before.checked_add(1),
-            Bound::Unbounded => Some(0),
-        };
-        let to = match range.end_bound() {
-            Bound::Included(&last) => last.checked_add(1),
-            Bound::Excluded(&to) => Some(to),
-            Bound::Unbounded => Some(self.len),
-        };
-        match (from, to) {
-            (Some(from), Some(to)) if from < to && to <= self.len => {
-                Ok(ReceivedBlock { lease: self.lease.clone(), ptr: self.ptr.offset(from), len: to - from })
-            }
-            _ => Err(Error::Invalid {
-                what: "the range of a slice",
-                got: format!("{:?} to {:?} of {} bytes", range.start_bound(), range.end_bound(), self.len),
-                must: "inside the block, and not empty",
-            }),
-        }
+        let (offset, len) = part_of(self.len, &range)?;
+        Ok(ReceivedBlock { lease: self.lease.clone(), ptr: self.ptr.offset(offset), len })
     }
 
     /// Keeps the block for a graph that is captured with it, until the graph's list is dropped. Without this a drop while a

@@ -1,0 +1,368 @@
+//! Copies between a program's own bytes and a block, without `unsafe`.
+
+use std::ops::{Bound, RangeBounds};
+use std::sync::atomic::AtomicU8;
+
+use gpu_api::{Access, BackendKind, DevicePtr, Error, Gpu, Result};
+
+use crate::consumer::received_block::ReceivedBlock;
+use crate::producer::block::SentBlock;
+use crate::stream::Stream;
+
+/// Bytes of a block that a [`Stream`] copies to and from: [`SentBlock`], [`ReceivedBlock`] and slices of both.
+///
+/// Implemented by this crate alone.
+pub trait Contents: sealed::Contents {}
+
+impl<T: sealed::Contents> Contents for T {}
+
+mod sealed {
+    use super::*;
+
+    pub trait Contents {
+        fn gpu(&self) -> &Gpu;
+        fn start(&self) -> DevicePtr;
+        fn bytes(&self) -> u64;
+        fn access(&self) -> Access;
+        /// Keeps the block until the process ends, because a copy of unknown state may touch it.
+        fn keep_for_ever(&self);
+    }
+}
+
+/// A part of a block that this process produces: made by [`SentBlock::slice`].
+#[derive(Clone, Copy, Debug)]
+pub struct SentSlice<'a> {
+    block: &'a SentBlock,
+    offset: u64,
+    len: u64,
+}
+
+impl SentSlice<'_> {
+    /// Returns the address of the first byte, in this process.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.block.device_ptr().offset(self.offset)
+    }
+
+    /// Returns the bytes.
+    #[allow(clippy::len_without_is_empty, reason = "an empty slice is refused")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+impl SentBlock {
+    /// Returns a part of the block, to write to or read from.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a range that is empty or does not lie in the block.
+    pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<SentSlice<'_>> {
+        let (offset, len) = part_of(self.len(), &range)?;
+        Ok(SentSlice { block: self, offset, len })
+    }
+
+    /// Views the block's bytes in place, on the host backend; `None` on a GPU, whose memory the CPU does not reach.
+    ///
+    /// Other processes and streams may write at the same time, so each byte is atomic.
+    pub fn host_bytes(&self) -> Option<&[AtomicU8]> {
+        view(self)
+    }
+}
+
+impl ReceivedBlock {
+    /// Views the block's bytes in place, on the host backend; `None` on a GPU, whose memory the CPU does not reach, and
+    /// for a participant that maps [read-only](crate::ParticipantBuilder::read_only): an atomic byte could be written.
+    ///
+    /// Other processes and streams may write at the same time, so each byte is atomic. The view shows what the producer
+    /// wrote once the block's [state](ReceivedBlock::state) is [`Ready`](crate::State::Ready).
+    pub fn host_bytes(&self) -> Option<&[AtomicU8]> {
+        if self.link().access == Access::ReadOnly { None } else { view(self) }
+    }
+}
+
+impl Stream {
+    /// Copies `bytes` to the beginning of a block or slice, after the work that is queued on the stream, and returns when
+    /// the copy has finished.
+    ///
+    /// The bytes are staged once in host memory of the library's own, so that a copy that the driver fails to finish
+    /// reads no memory of the caller's.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for more bytes than `to` has and for a block that is mapped read-only, [`Error::Mismatch`] for
+    /// a block of another device, [`Error::Capturing`], and what the driver gives: then the block is kept until the
+    /// process ends, since nobody knows whether the copy still runs.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{Session, Stream};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// let stream = Stream::create(&gpu)?;
+    /// let block = session.alloc(4096)?;
+    /// stream.write(&block, &[7; 4096])?;
+    /// stream.write(&block.slice(8..16)?, b"eighteen")?;
+    /// let mut read = [0; 8];
+    /// stream.read(&block.slice(8..16)?, &mut read)?;
+    /// assert_eq!(&read, b"eighteen");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn write(&self, to: &impl Contents, bytes: &[u8]) -> Result<()> {
+        self.check(to, bytes.len(), "the bytes to write")?;
+        if to.access() == Access::ReadOnly {
+            return Err(Error::Invalid {
+                what: "the block to write to",
+                got: "mapped read-only".into(),
+                must: "of a participant that was connected without `read_only`",
+            });
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let staged: Box<[u8]> = bytes.into();
+        // SAFETY: `copy_to_device` asks for
+        // - a live stream: `self` keeps it;
+        // - ranges that are valid until the copy has finished: `finish` frees neither `staged` nor the block before the
+        //   stream says that it has, and `check` compared the lengths.
+        let queued =
+            unsafe { self.gpu().backend().copy_to_device(self.raw(), to.start(), staged.as_ptr(), staged.len()) };
+        self.finish(to, queued, staged).map(drop)
+    }
+
+    /// Copies from the beginning of a block or slice until `bytes` is full, after the work that is queued on the stream,
+    /// and returns when the copy has finished.
+    ///
+    /// A block that was claimed with [`Wait::Stream`](crate::Wait::Stream) on this stream shows what the producer wrote.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Stream::write), but for a block that is mapped read-only. After an error `bytes` are as they were.
+    pub fn read(&self, from: &impl Contents, bytes: &mut [u8]) -> Result<()> {
+        self.check(from, bytes.len(), "the bytes to read")?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut staged = vec![0; bytes.len()].into_boxed_slice();
+        // SAFETY: `copy_to_host` asks for
+        // - a live stream: `self` keeps it;
+        // - ranges that are valid until the copy has finished: `finish` frees neither `staged` nor the block before the
+        //   stream says that it has, and `check` compared the lengths.
+        let queued =
+            unsafe { self.gpu().backend().copy_to_host(self.raw(), staged.as_mut_ptr(), from.start(), bytes.len()) };
+        bytes.copy_from_slice(&self.finish(from, queued, staged)?);
+        Ok(())
+    }
+
+    fn check(&self, block: &impl Contents, len: usize, what: &'static str) -> Result<()> {
+        self.require(block.gpu())?;
+        if len as u64 > block.bytes() {
+            return Err(Error::Invalid {
+                what,
+                got: format!("{len} bytes for {} of the block", block.bytes()),
+                must: "no more than the block or slice has",
+            });
+        }
+        self.refuse_capture("copy before the capture begins or after it ended")
+    }
+
+    /// Waits for a copy and gives its bytes back. A copy whose end is not known keeps them and the block for ever.
+    fn finish(&self, block: &impl Contents, queued: Result<()>, staged: Box<[u8]>) -> Result<Box<[u8]>> {
+        match queued.and_then(|()| self.synchronize()) {
+            Ok(()) => Ok(staged),
+            Err(error) => {
+                Box::leak(staged);
+                block.keep_for_ever();
+                Err(error)
+            }
+        }
+    }
+}
+
+impl sealed::Contents for SentBlock {
+    fn gpu(&self) -> &Gpu {
+        &self.shared().core().gpu
+    }
+
+    fn start(&self) -> DevicePtr {
+        self.device_ptr()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.len()
+    }
+
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+
+    fn keep_for_ever(&self) {
+        self.shared().clone().leak();
+    }
+}
+
+impl sealed::Contents for SentSlice<'_> {
+    fn gpu(&self) -> &Gpu {
+        self.block.gpu()
+    }
+
+    fn start(&self) -> DevicePtr {
+        self.device_ptr()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.len
+    }
+
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+
+    fn keep_for_ever(&self) {
+        self.block.keep_for_ever();
+    }
+}
+
+impl sealed::Contents for ReceivedBlock {
+    fn gpu(&self) -> &Gpu {
+        &self.link().gpu
+    }
+
+    fn start(&self) -> DevicePtr {
+        self.device_ptr()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.len()
+    }
+
+    fn access(&self) -> Access {
+        self.link().access
+    }
+
+    fn keep_for_ever(&self) {
+        std::mem::forget(self.clone());
+    }
+}
+
+fn view(block: &impl sealed::Contents) -> Option<&[AtomicU8]> {
+    if block.gpu().kind() != BackendKind::Host {
+        return None;
+    }
+    let (start, len) = (block.start().0 as *const AtomicU8, block.bytes() as usize);
+    // SAFETY: `from_raw_parts` asks for
+    // - a range that is readable, aligned for its element (one byte) and within one allocation for as long as the
+    //   result lives: the block, which is borrowed as long, lies in one mapping of this process;
+    // - initialised elements: memory of a memfd starts as zeros;
+    // - no write that is not atomic: what streams and other processes write is outside this program's memory model, as
+    //   with any device; through this view bytes are touched atomically alone;
+    // - less than `isize::MAX` bytes: it is mapped.
+    Some(unsafe { std::slice::from_raw_parts(start, len) })
+}
+
+/// Resolves a range of a block of `whole` bytes to an offset and a length.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for a range that is empty or does not lie in the block.
+pub(crate) fn part_of(whole: u64, range: &impl RangeBounds<u64>) -> Result<(u64, u64)> {
+    let from = match range.start_bound() {
+        Bound::Included(&from) => Some(from),
+        Bound::Excluded(&before) => before.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let to = match range.end_bound() {
+        Bound::Included(&last) => last.checked_add(1),
+        Bound::Excluded(&to) => Some(to),
+        Bound::Unbounded => Some(whole),
+    };
+    match (from, to) {
+        (Some(from), Some(to)) if from < to && to <= whole => Ok((from, to - from)),
+        _ => Err(Error::Invalid {
+            what: "the range of a slice",
+            got: format!("{:?} to {:?} of {whole} bytes", range.start_bound(), range.end_bound()),
+            must: "inside the block, and not empty",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use backend_host::{HostBackend, HostConfig};
+    use gpu_api::DeviceId;
+
+    use super::*;
+    use crate::{After, Participant, Session, To, Wait};
+
+    struct Pair {
+        _dir: tempfile::TempDir,
+        gpu: Gpu,
+        session: Session,
+        participant: Participant,
+    }
+
+    fn pair(read_only: bool) -> Pair {
+        let dir = tempfile::tempdir().expect("a directory");
+        let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("memory"), DeviceId(0)).expect("a device");
+        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+        let builder = Participant::builder(gpu.clone());
+        let builder = if read_only { builder.read_only() } else { builder };
+        let participant = builder.connect(session.socket_path()).expect("a participant");
+        Pair { _dir: dir, gpu, session, participant }
+    }
+
+    fn received(pair: &Pair, block: &SentBlock) -> ReceivedBlock {
+        let descriptor = block.share(To::Participant(pair.participant.id()), After::Done).expect("shared");
+        pair.participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed")
+    }
+
+    #[test]
+    fn what_is_written_is_read_on_the_other_side() {
+        let pair = pair(false);
+        let stream = Stream::create(&pair.gpu).expect("a stream");
+        let block = pair.session.alloc(4096).expect("room");
+        stream.write(&block, &[1; 4096]).expect("written");
+        stream.write(&block.slice(100..104).expect("inside"), &[9; 4]).expect("written");
+        let received = received(&pair, &block);
+        let mut bytes = [0; 8];
+        stream.read(&received.slice(98..).expect("inside"), &mut bytes).expect("read");
+        assert_eq!(bytes, [1, 1, 9, 9, 9, 9, 1, 1]);
+        let view = received.host_bytes().expect("the host backend");
+        assert_eq!((view.len(), view[100].load(Ordering::Relaxed)), (4096, 9));
+    }
+
+    #[test]
+    fn too_many_bytes_and_a_read_only_block_are_refused_and_change_nothing() {
+        let pair = pair(true);
+        let stream = Stream::create(&pair.gpu).expect("a stream");
+        let block = pair.session.alloc(16).expect("room");
+        let len = block.len() as usize;
+        stream.write(&block, &vec![3; len]).expect("written");
+        let error = stream.write(&block, &vec![4; len + 1]).expect_err("longer than the block");
+        assert!(error.to_string().contains(&format!("{} bytes for {len}", len + 1)), "{error}");
+        assert!(stream.read(&block, &mut vec![0; len + 1]).is_err());
+        let received = received(&pair, &block);
+        let error = stream.write(&received, &[5]).expect_err("mapped read-only");
+        assert!(error.to_string().contains("read_only"), "{error}");
+        assert!(received.host_bytes().is_none());
+        let mut bytes = vec![0; len];
+        stream.read(&received, &mut bytes).expect("read");
+        assert_eq!(bytes, vec![3; len]);
+    }
+
+    #[test]
+    fn a_range_that_is_empty_or_outside_is_refused() {
+        assert_eq!(part_of(10, &(2..5)).ok(), Some((2, 3)));
+        assert_eq!(part_of(10, &(..)).ok(), Some((0, 10)));
+        assert_eq!(part_of(10, &(3..=9)).ok(), Some((3, 7)));
+        for range in [(5, 5), (6, 5), (0, 11), (11, 12)] {
+            assert!(part_of(10, &(range.0..range.1)).is_err(), "{range:?}");
+        }
+        assert!(part_of(10, &(0..=u64::MAX)).is_err());
+    }
+}
