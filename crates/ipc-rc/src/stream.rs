@@ -2,6 +2,8 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use gpu_api::{CaptureStatus, Error, ForkGuard, Gpu, RawStream, Result, StreamIdentity, StreamInfo};
@@ -20,6 +22,8 @@ struct Inner {
     raw: RawStream,
     info: StreamInfo,
     keeper: Keeper,
+    /// How many of the clones are [`NamedStream`]s.
+    named: AtomicUsize,
     /// What later moments are asked of where `raw` is another stream on every thread; made when first needed.
     stand_in: OnceLock<Stream>,
 }
@@ -29,7 +33,11 @@ enum Keeper {
     /// The last clone, in the process that made it: the driver is not for a forked child.
     Us(ForkGuard),
     /// The application, told by the end of this.
-    Application { _keep: Arc<dyn Any + Send + Sync> },
+    Application {
+        keep: Arc<dyn Any + Send + Sync>,
+        /// The application had a copy of its own when it lent the stream.
+        is_shared: bool,
+    },
 }
 
 impl Stream {
@@ -64,7 +72,14 @@ impl Stream {
                 return Err(error);
             }
         };
-        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keeper, stand_in: OnceLock::new() })))
+        Ok(Stream(Arc::new(Inner {
+            gpu: gpu.clone(),
+            raw,
+            info,
+            keeper,
+            named: AtomicUsize::new(0),
+            stand_in: OnceLock::new(),
+        })))
     }
 
     /// Takes the device's legacy default stream (handle 0): what PyTorch computes on unless it is told otherwise.
@@ -117,8 +132,16 @@ impl Stream {
         let raw = RawStream::new(gpu.device(), handle);
         // SAFETY: `stream_info` asks for a live stream: so does this function, and `keep` is in scope.
         let info = unsafe { gpu.backend().stream_info(raw) }?;
-        let keeper = Keeper::Application { _keep: keep };
-        Ok(Stream(Arc::new(Inner { gpu: gpu.clone(), raw, info, keeper, stand_in: OnceLock::new() })))
+        let is_shared = Arc::strong_count(&keep) > 1;
+        let keeper = Keeper::Application { keep, is_shared };
+        Ok(Stream(Arc::new(Inner {
+            gpu: gpu.clone(),
+            raw,
+            info,
+            keeper,
+            named: AtomicUsize::new(0),
+            stand_in: OnceLock::new(),
+        })))
     }
 
     /// Returns the stream as the backend takes it: its device, and the driver's handle.
@@ -144,6 +167,14 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: `synchronize_stream` asks for a live stream: `self` keeps it.
         unsafe { self.0.gpu.backend().synchronize_stream(self.0.raw) }
+    }
+
+    /// Returns a clone for a list of streams that work may be queued on.
+    pub(crate) fn name(&self) -> NamedStream {
+        let stream = self.clone();
+        // After the clone, and taken back before its end: the number is never above that of the clones.
+        stream.0.named.fetch_add(1, Ordering::Relaxed);
+        NamedStream(stream)
     }
 
     /// Tells it from every other stream of this process.
@@ -272,6 +303,37 @@ impl Drop for Inner {
             // An error leaks it, which is all that can be done.
             let _ = unsafe { self.gpu.backend().destroy_stream(self.raw) };
         }
+    }
+}
+
+/// A stream in a list of those that work may be queued on: the list alone does not make that more.
+#[derive(Debug)]
+pub(crate) struct NamedStream(Stream);
+
+impl NamedStream {
+    /// Says whether the application has let go of the stream, so that it queues nothing more: every clone is in a list, and
+    /// of what keeps a borrowed stream alive it has no copy any more, though it had one.
+    pub fn is_let_go(&self) -> bool {
+        let inner = &self.0.0;
+        let is_kept = match &inner.keeper {
+            Keeper::Us(_) => false,
+            Keeper::Application { keep, is_shared } => !is_shared || Arc::strong_count(keep) > 1,
+        };
+        !is_kept && Arc::strong_count(inner) == inner.named.load(Ordering::Relaxed)
+    }
+}
+
+impl Deref for NamedStream {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        &self.0
+    }
+}
+
+impl Drop for NamedStream {
+    fn drop(&mut self) {
+        self.0.0.named.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -6,16 +6,18 @@
 //! block is in limbo.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, Error, Piece, Region, RegionSource, Result};
 
 use crate::producer::core::Core;
+use crate::producer::fence::Fences;
 use crate::producer::ledger::Effort;
+use crate::producer::pending_work::Proof;
 use crate::producer::share::{After, ShareOptions, To};
-use crate::stream::Stream;
+use crate::stream::{NamedStream, Stream};
 use channel::trace_point;
 use channel::wire::descriptor::Descriptor;
 
@@ -32,6 +34,38 @@ pub(crate) enum Origin {
     Adopted(AdoptToken),
 }
 
+/// Streams below which none is looked at whether it is still in use.
+const FEW_STREAMS: usize = 8;
+
+/// The producer's own work that may touch a block.
+#[derive(Debug, Default)]
+struct UsedOn {
+    streams: Vec<NamedStream>,
+    /// Events on streams that the application has let go of.
+    proofs: Vec<Proof>,
+    /// How many streams there are when they are looked at.
+    many: usize,
+}
+
+impl UsedOn {
+    /// Lets go of streams that nobody can queue work on any more: an event stands for what they have left to do.
+    fn prune(&mut self, fences: &Fences) {
+        if self.streams.len() < self.many.max(FEW_STREAMS) {
+            return;
+        }
+        self.proofs.retain(|proof| !proof.is_passed());
+        self.streams.retain(|stream| {
+            let proof = stream.is_let_go().then(|| Proof::record(stream, fences.debt(stream)));
+            // Without an event the stream itself stays.
+            let Some(Ok(proof)) = proof else { return true };
+            self.proofs.push(proof);
+            false
+        });
+        // As many again before the next look.
+        self.many = self.streams.len() * 2;
+    }
+}
+
 /// A block, as ledgers and limbo hold it.
 #[derive(Debug)]
 pub(crate) struct Block {
@@ -39,7 +73,7 @@ pub(crate) struct Block {
     piece: ManuallyDrop<Piece>,
     origin: Origin,
     /// Streams of the producer whose work may touch the block.
-    used_on: Mutex<Vec<Stream>>,
+    used_on: Mutex<UsedOn>,
     /// The `SentBlock` was dropped.
     limbo: AtomicBool,
     /// There may be unlimited tickets, which end with the `SentBlock`.
@@ -55,7 +89,7 @@ impl Block {
             core: core.clone(),
             piece: ManuallyDrop::new(piece),
             origin,
-            used_on: Mutex::new(Vec::new()),
+            used_on: Mutex::default(),
             limbo: AtomicBool::new(false),
             has_tickets: AtomicBool::new(false),
             is_leaked: AtomicBool::new(false),
@@ -105,8 +139,9 @@ impl Block {
     /// Notes that work on `stream` may touch the block.
     pub(crate) fn note_use(&self, stream: &Stream) {
         let mut used = self.used_on.lock().unwrap_or_else(PoisonError::into_inner);
-        if !used.iter().any(|s| s.key() == stream.key()) {
-            used.push(stream.clone());
+        if !used.streams.iter().any(|s| s.key() == stream.key()) {
+            used.prune(&self.core.fences);
+            used.streams.push(stream.name());
         }
     }
 }
@@ -254,7 +289,11 @@ impl SentBlock {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let released = || {
             core.collect(Effort::Marked);
-            (self.outstanding() == 0).then_some(())
+            let is_released = self.outstanding() == 0;
+            // The count is read without an ordering, and each lease's end lowered it with Release: what the consumers did
+            // comes before what the producer does next.
+            fence(Ordering::Acquire);
+            is_released.then_some(())
         };
         core.wait_until(deadline, released).ok_or_else(|| {
             core.watch_release(&self.block);
@@ -284,14 +323,16 @@ impl Drop for SentBlock {
         if block.has_tickets.load(Ordering::SeqCst) {
             core.tickets.end_of(&block);
         }
-        let streams = std::mem::take(&mut *block.used_on.lock().unwrap_or_else(PoisonError::into_inner));
-        if streams.is_empty() {
+        let used = std::mem::take(&mut *block.used_on.lock().unwrap_or_else(PoisonError::into_inner));
+        if used.streams.is_empty() && used.proofs.is_empty() {
             core.look_on_drop();
             drop(block);
             return;
         }
         let core = core.clone();
-        if let Err((block, error)) = core.own_work.wait_for(block, &streams) {
+        let owed = |stream: &Stream| core.fences.debt(stream);
+        let streams = used.streams.iter().map(|stream| &**stream);
+        if let Err((block, error)) = core.own_work.wait_for(block, used.proofs, streams, owed) {
             // Nobody knows when the queued work ends, so the bytes are never used again.
             tracing::warn!(bytes = block.len(), %error, "a dropped block is kept for ever: its streams cannot be asked");
             block.leak();

@@ -80,6 +80,8 @@ pub(crate) struct Core {
     /// There are such blocks. Changed under the lock, read without it.
     pub watches_releases: AtomicBool,
     pub notices: Notices<SessionNotice>,
+    /// Participants that have gone wait for what streams of ours owe to their words.
+    pub settles: AtomicBool,
     /// No more sharing; the thread ends when nothing is held.
     pub closing: AtomicBool,
     /// When the thread looks after times to live next. Lowered by whoever grants what lapses earlier.
@@ -154,6 +156,7 @@ impl Core {
             watched: Mutex::default(),
             watches_releases: AtomicBool::new(false),
             notices: Notices::new()?,
+            settles: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             next_lapse: AtomicU64::new(Tick::NEVER.millis()),
             trims: AtomicBool::new(false),
@@ -180,6 +183,10 @@ impl Core {
         let mut out = ReclaimedBlocks::new();
         self.places.all().for_each(|ledger| ledger.collect(effort, &mut out));
         self.own_work.poll(&mut out);
+        // What was proven just now may be what the thread waits for.
+        if self.settles.load(Ordering::Relaxed) {
+            self.waker.nudge();
+        }
         if !out.is_empty() {
             trace_point!("collect");
         }

@@ -11,17 +11,49 @@ use std::sync::{Mutex, PoisonError};
 use gpu_api::{Gpu, Result};
 
 use crate::gpu_event::GpuEvent;
+use crate::producer::fence::Debt;
 use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::stream::{Stream, StreamKey};
 
 /// Events kept for use again.
 const SPARE_EVENTS: usize = 256;
 
+/// An event on a stream, and what the stream owed to participants' words before it.
+#[derive(Debug)]
+pub(crate) struct Proof {
+    stream: StreamKey,
+    event: GpuEvent,
+    debt: Option<Debt>,
+}
+
+impl Proof {
+    /// Records an event on a stream; `debt` was taken before.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives.
+    pub fn record(stream: &Stream, debt: Option<Debt>) -> Result<Proof> {
+        let event = GpuEvent::new(stream.gpu())?;
+        event.record(stream)?;
+        Ok(Proof { stream: stream.key(), event, debt })
+    }
+
+    /// Says whether the work before it is done, and settles what it proves.
+    pub fn is_passed(&self) -> bool {
+        // An error means that nobody knows.
+        let is_passed = self.event.is_passed().unwrap_or(false);
+        if is_passed && let Some(debt) = &self.debt {
+            debt.settle();
+        }
+        is_passed
+    }
+}
+
 #[derive(Debug)]
 struct Entry<B> {
-    event: GpuEvent,
+    proof: Proof,
     block: B,
-    rest: Vec<(StreamKey, GpuEvent)>,
+    rest: Vec<Proof>,
 }
 
 #[derive(Debug)]
@@ -49,27 +81,34 @@ impl<B> PendingWork<B> {
         }
     }
 
-    /// Keeps a block until all that is queued on `streams` at this moment has finished.
+    /// Keeps a block until all that is queued on `streams` at this moment has finished, and what `proofs` stand for.
+    /// `owed` says what a stream owes to participants' words.
     ///
     /// # Errors
     ///
     /// The block, and what the driver gave: nobody knows when the work ends, so the caller leaks the block.
-    pub fn wait_for(&self, block: B, streams: &[Stream]) -> Result<(), (B, gpu_api::Error)> {
+    pub fn wait_for<'a>(
+        &self,
+        block: B,
+        mut proofs: Vec<Proof>,
+        streams: impl Iterator<Item = &'a Stream>,
+        owed: impl Fn(&Stream) -> Option<Debt>,
+    ) -> Result<(), (B, gpu_api::Error)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut events = Vec::with_capacity(streams.len());
         for stream in streams {
+            let debt = owed(stream);
             match self.record(&mut state, stream) {
-                Ok(event) => events.push((stream.key(), event)),
+                Ok(event) => proofs.push(Proof { stream: stream.key(), event, debt }),
                 Err(error) => {
-                    state.spare.extend(events.into_iter().map(|(_, event)| event));
+                    state.spare.extend(proofs.into_iter().map(|proof| proof.event));
                     return Err((block, error));
                 }
             }
         }
-        match events.pop() {
-            Some((first, event)) => {
+        match proofs.pop() {
+            Some(proof) => {
                 self.waiting.fetch_add(1, Ordering::Relaxed);
-                state.queues.entry(first).or_default().push_back(Entry { event, block, rest: events });
+                state.queues.entry(proof.stream).or_default().push_back(Entry { proof, block, rest: proofs });
                 Ok(())
             }
             None => {
@@ -102,17 +141,17 @@ impl<B> PendingWork<B> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let streams: Vec<StreamKey> = state.queues.keys().copied().collect();
         for stream in streams {
-            while let Some(entry) = state.queues.get_mut(&stream).and_then(|queue| {
-                // An error means that nobody knows whether the work is done: the block stays.
-                let done = queue.front()?.event.is_passed().unwrap_or(false);
-                if done { queue.pop_front() } else { None }
-            }) {
-                self.retire_event(&mut state, entry.event);
+            while let Some(entry) = state
+                .queues
+                .get_mut(&stream)
+                .and_then(|queue| if queue.front()?.proof.is_passed() { queue.pop_front() } else { None })
+            {
+                self.retire_event(&mut state, entry.proof.event);
                 let mut rest = entry.rest;
                 match rest.pop() {
-                    Some((next, event)) => {
-                        let entry = Entry { event, block: entry.block, rest };
-                        state.queues.entry(next).or_default().push_back(entry);
+                    Some(proof) => {
+                        let entry = Entry { proof, block: entry.block, rest };
+                        state.queues.entry(entry.proof.stream).or_default().push_back(entry);
                     }
                     None => {
                         self.waiting.fetch_sub(1, Ordering::Relaxed);

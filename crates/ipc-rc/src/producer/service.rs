@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use gpu_api::{EventKind, ParticipantId, RawEvent, Reclaim, RegionId, Result};
+use gpu_api::{ParticipantId, Reclaim, RegionId, Result};
 
+use crate::gpu_event::GpuEvent;
 use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
 use crate::producer::peer::Peer;
@@ -56,7 +57,8 @@ pub(crate) struct Service {
     next_key: u64,
     pub(super) next_serial: u64,
     poll: Duration,
-    probe: Option<RawEvent>,
+    /// Asked whether the context works. Made at the start: that one cannot be made later says nothing.
+    probe: GpuEvent,
     broken: bool,
     /// A mapping has gone since the last look.
     pub(super) unmapped: bool,
@@ -83,7 +85,7 @@ impl Service {
             next_key: 0,
             next_serial: 1,
             poll: POLL.0,
-            probe: None,
+            probe: GpuEvent::new(&core.gpu)?,
             broken: false,
             unmapped: false,
             blocking: Blocking::default(),
@@ -168,18 +170,20 @@ impl Service {
                 until_due = Some(until_due.map_or(left, |due| due.min(left)));
             }
         }
+        let settling = !self.leaving.is_empty()
+            && (core.own_work.waiting() > 0 || core.fences.has_proofs() || core.lanes.owe(&core.fences));
         let waits = core.limbo.sum().blocks > 0
             || core.waiters.load(Ordering::Relaxed) > 0
             || core.closing.load(Ordering::Relaxed)
-            || !self.leaving.is_empty();
+            || settling;
         let reminded = core.waker.take_reminder();
-        let words = || core.peers.load().iter().flatten().any(|peer| peer.words.any_pending());
-        let unseen = core.has_leases() || !self.leaving.is_empty() || core.closing.load(Ordering::Relaxed);
+        let words = || core.peers.load().iter().flatten().any(|peer| peer.words.are_awaited());
+        let unseen = core.has_leases() || settling || core.closing.load(Ordering::Relaxed);
         // A release that another thread saw is told by this one.
         let watches = core.watches_releases.load(Ordering::Relaxed);
         let poll = if (waits && unseen) || watches || !self.crowded.is_empty() {
             Some(self.poll)
-        } else if reminded || core.outbox.is_waiting() || (!self.broken && words()) {
+        } else if reminded || core.outbox.is_waiting() || words() {
             Some(POLL.1)
         } else {
             None
@@ -198,16 +202,12 @@ impl Service {
             && self.leaving.is_empty()
             && self.core.peers.load().iter().flatten().all(|peer| {
                 // A stream of ours that has yet to write a word must find it.
-                peer.mappings() == 0 && (self.broken || !peer.words.any_pending())
+                peer.mappings() == 0 && (self.broken || !peer.words.are_owed())
             })
     }
 
     /// Gives up what the session keeps.
     fn finish(&mut self) {
-        if let Some(probe) = self.probe.take() {
-            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this thread made it and ends.
-            let _ = unsafe { self.core.gpu.backend().destroy_event(probe) };
-        }
         // Taking the table ends the cycle of core, participants, rows, blocks and core.
         let peers = self.core.peers.swap(Arc::default());
         for peer in peers.iter().flatten() {
@@ -368,6 +368,7 @@ impl Service {
         }
         self.core.outbox.forget(peer.id);
         peer.words.close();
+        peer.words.want_proof();
         self.core.fences.forget(peer.id);
         self.core.corrupt_words.fetch_add(peer.ledger.corrupt_words() as u64, Ordering::Relaxed);
         let place = place_of(peer.id);
@@ -383,14 +384,21 @@ impl Service {
 
     /// Lets go of participants into whose words no stream of ours writes any more.
     fn leave(&mut self) {
+        if self.leaving.is_empty() {
+            return;
+        }
+        let core = &self.core;
+        core.lanes.settle(&core.fences);
+        core.fences.look_at_proofs();
         let broken = self.broken;
         let (gone, stay) =
-            std::mem::take(&mut self.leaving).into_iter().partition(|peer| broken || !peer.words.any_pending());
+            std::mem::take(&mut self.leaving).into_iter().partition(|peer| broken || !peer.words.are_owed());
         self.leaving = stay;
         let gone: Vec<Arc<Peer>> = gone;
         for peer in gone {
             self.unregister(peer);
         }
+        self.core.settles.store(!self.leaving.is_empty(), Ordering::Relaxed);
     }
 
     /// Ends the registrations of a participant that is gone, and lets go of its counter files after that.
@@ -411,29 +419,20 @@ impl Service {
         });
     }
 
-    /// While a stream of ours has yet to write a word somebody may wait for, asks whether the context still works.
+    /// While somebody may wait for a word that a stream of ours has yet to write, asks whether the context still works.
+    /// Once it does not, whoever waits is told.
     fn watch_context(&mut self) {
-        let core = self.core.clone();
-        if self.broken || !core.peers.load().iter().flatten().any(|peer| peer.words.any_pending()) {
+        let peers = self.core.peers.load();
+        let awaited = || peers.iter().flatten().filter(|peer| peer.words.are_awaited());
+        if awaited().next().is_none() {
             return;
         }
-        let backend = core.gpu.backend();
-        let probe = match self.probe {
-            Some(probe) => Ok(probe),
-            None => backend.create_event(core.gpu.device(), EventKind::Local),
-        };
-        let answer = probe.and_then(|probe| {
-            self.probe = Some(probe);
-            // SAFETY: `query_event` asks for a live event: this thread made it and destroys it at its end.
-            unsafe { backend.query_event(probe) }
-        });
-        if let Err(error) = answer {
+        if !self.broken {
+            let Err(error) = self.probe.is_passed() else { return };
             self.broken = true;
             tracing::error!(%error, "the producer's context is broken; whoever waits for its streams is told");
-            for peer in core.peers.load().iter().flatten() {
-                peer.words.poison();
-            }
         }
+        awaited().for_each(|peer| peer.words.poison());
     }
 
     /// Gives regions back to the driver that were asked for and that nobody maps any more.

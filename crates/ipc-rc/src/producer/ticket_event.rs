@@ -73,9 +73,33 @@ impl Lane {
         // SAFETY: `query_stream` asks for a live stream: the lane keeps it. After an error nobody knows: not dry.
         unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(false)
     }
+
+    /// Settles what the lane owes to participants' words if all is written, and says whether it is.
+    fn settle(&self, fences: &Fences) -> bool {
+        let debt = fences.debt(&self.stream);
+        let is_dry = self.is_dry();
+        if is_dry && let Some(debt) = debt {
+            debt.settle();
+        }
+        is_dry
+    }
 }
 
 impl Lanes {
+    /// Settles what the lanes owe to the words of participants that have gone. Called by the session's thread.
+    pub fn settle(&self, fences: &Fences) {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        for lane in table.values() {
+            lane.settle(fences);
+        }
+    }
+
+    /// Says whether a lane owes a word.
+    pub fn owe(&self, fences: &Fences) -> bool {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        table.values().any(|lane| fences.debt(&lane.stream).is_some())
+    }
+
     /// Makes a participant's word tell when a point is passed.
     ///
     /// # Errors
@@ -87,7 +111,7 @@ impl Lanes {
         }
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if table.len() >= MANY_LANES && !table.contains_key(&point.stream) {
-            table.retain(|_, lane| !lane.is_dry());
+            table.retain(|_, lane| !lane.settle(fences));
         }
         let lane = match table.entry(point.stream) {
             std::collections::hash_map::Entry::Occupied(lane) => lane.into_mut(),
