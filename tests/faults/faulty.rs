@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu_ipc::{
     Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DriverError,
-    Error, EventHandle, EventKind, GpuBackend, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, RawEvent,
-    RawStream, Result, Sharing, StreamInfo, StreamOp, WordPtr,
+    Error, EventHandle, EventKind, GpuBackend, GpuRanges, GpuStore, HostMemory, HostPtr, MemHandle, MemoryInfo,
+    PointerInfo, RawEvent, RawMemory, RawStream, Result, Sharing, StreamInfo, StreamOp, WordPtr,
 };
 
 /// The code of a call that was made to fail.
@@ -22,6 +22,12 @@ pub enum Thing {
     HostMemory(usize),
     /// Another process' memory.
     Mapping(u64),
+    /// Physical memory.
+    Physical(u64),
+    /// Reserved addresses.
+    Range(u64),
+    /// A piece of such.
+    Piece(u64),
     /// An event.
     Event(u64),
     /// A stream.
@@ -133,6 +139,70 @@ impl<B: GpuBackend> Faulty<B> {
         }
         drop(ledger);
         take()
+    }
+}
+
+// SAFETY: `GpuStore`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuStore for Faulty<B> {
+    fn create_memory(&self, device: DeviceId, len: u64) -> Result<RawMemory> {
+        let mut made = RawMemory { device, handle: 0, len };
+        self.gives("create_memory", || {
+            made = self.backend.create_memory(device, len)?;
+            Ok(Thing::Physical(made.handle))
+        })?;
+        Ok(made)
+    }
+
+    unsafe fn export_memory(&self, memory: RawMemory) -> Result<OwnedFd> {
+        self.turn("export_memory")?;
+        // SAFETY: `export_memory`: the caller's own promise.
+        unsafe { self.backend.export_memory(memory) }
+    }
+
+    fn import_memory(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64) -> Result<RawMemory> {
+        let mut made = RawMemory { device, handle: 0, len };
+        self.gives("import_memory", || {
+            made = self.backend.import_memory(device, fd, len)?;
+            Ok(Thing::Physical(made.handle))
+        })?;
+        Ok(made)
+    }
+
+    unsafe fn release_memory(&self, memory: RawMemory) -> Result<()> {
+        let thing = Thing::Physical(memory.handle);
+        // SAFETY: `release_memory`: the caller's own promise.
+        self.takes("release_memory", thing, || unsafe { self.backend.release_memory(memory) })
+    }
+}
+
+// SAFETY: `GpuRanges`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuRanges for Faulty<B> {
+    fn reserve_range(&self, device: DeviceId, len: u64, at: Option<DevicePtr>) -> Result<AddressRange> {
+        let mut made = AddressRange { base: DevicePtr(0), len };
+        self.gives("reserve_range", || {
+            made = self.backend.reserve_range(device, len, at)?;
+            Ok(Thing::Range(made.base.0))
+        })?;
+        Ok(made)
+    }
+
+    unsafe fn map_memory(&self, at: DevicePtr, memory: RawMemory, access: Access) -> Result<()> {
+        self.gives("map_memory", || {
+            // SAFETY: `map_memory`: the caller's own promise.
+            unsafe { self.backend.map_memory(at, memory, access) }?;
+            Ok(Thing::Piece(at.0))
+        })
+    }
+
+    unsafe fn unmap_memory(&self, at: DevicePtr) -> Result<()> {
+        // SAFETY: `unmap_memory`: the caller's own promise.
+        self.takes("unmap_memory", Thing::Piece(at.0), || unsafe { self.backend.unmap_memory(at) })
+    }
+
+    unsafe fn release_range(&self, range: AddressRange) -> Result<()> {
+        let thing = Thing::Range(range.base.0);
+        // SAFETY: `release_range`: the caller's own promise.
+        self.takes("release_range", thing, || unsafe { self.backend.release_range(range) })
     }
 }
 

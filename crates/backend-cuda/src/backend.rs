@@ -14,7 +14,7 @@ use crate::device::Driver;
 use crate::error;
 use crate::event::Events;
 use crate::host::Hosts;
-use crate::memory::{Memory, Origin};
+use crate::memory::{Memory, Origin, Way};
 use crate::peer::Reach;
 use crate::stream::Streams;
 use crate::sys::Symbols;
@@ -154,7 +154,7 @@ unsafe impl GpuBackend for CudaBackend {
     }
 
     unsafe fn free(&self, base: DevicePtr) -> Result<()> {
-        let entry = self.memory.take(base, true)?;
+        let entry = self.memory.take(base, Way::Free)?;
         let result = match entry.origin {
             // SAFETY: `free_plain` asks for a base out of the table that nothing touches: our caller vouches for it.
             Origin::Plain => unsafe { self.free_plain(base, entry.device) },
@@ -211,7 +211,7 @@ unsafe impl GpuBackend for CudaBackend {
     }
 
     unsafe fn close(&self, base: DevicePtr) -> Result<()> {
-        let entry = self.memory.take(base, false)?;
+        let entry = self.memory.take(base, Way::Close)?;
         let result = match entry.origin {
             // SAFETY: `close_plain` asks for a base out of the table that nothing touches: our caller vouches for it.
             Origin::Opened { .. } => unsafe { self.close_plain(base, entry.device) },

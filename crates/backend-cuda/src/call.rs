@@ -39,6 +39,14 @@ impl Driver {
         scope.enter_device(device)
     }
 
+    /// Leaves the current context as it is, for calls about physical memory, which is no context's: a process that makes none
+    /// costs the device no more than that memory.
+    pub(crate) fn without_context(&self, device: DeviceId) -> Result<Scope<'_>> {
+        let mut scope = self.relaxed()?;
+        scope.device = Some(device);
+        Ok(scope)
+    }
+
     /// Makes ready for calls that queue on a stream: its device's primary context is the only one that has it.
     pub(crate) fn on_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
         self.on_device(raw.device)

@@ -188,6 +188,7 @@ impl Driver {
             event_ipc: self.attribute(ordinal, attribute::IPC_EVENTS).map_or(unified, |value| value != 0),
             stream_words: has(attribute::STREAM_MEMORY_OPERATIONS_64)
                 && self.symbols.cuStreamBatchMemOp.function.is_some(),
+            ranges: fd,
             shared_context: match self.attribute(ordinal, attribute::MPS) {
                 Some(value) => value != 0 || mps::daemon_answers(),
                 None => mps::daemon_answers(),

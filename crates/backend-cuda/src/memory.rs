@@ -27,12 +27,36 @@ pub(crate) enum Origin {
         /// Bytes of each mapping: all of them, or one piece of several side by side.
         piece: u64,
     },
+    /// A piece of a range that the caller reserved.
+    Piece {
+        /// What this process' devices may do with it.
+        access: Access,
+    },
+}
+
+/// How memory is given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// `free`: what `alloc` gave.
+    Free,
+    /// `close`: what `open_handle`, `import_fd` or `import_fds` gave.
+    Close,
+    /// `unmap_memory`: what `map_memory` mapped.
+    Unmap,
 }
 
 impl Origin {
-    /// Says whether this process allocated it: it is freed, not closed.
+    /// Says whether this process allocated it, so that its base can be exported.
     pub(crate) fn is_own(self) -> bool {
-        matches!(self, Origin::Plain | Origin::Virtual)
+        self.way() == Way::Free
+    }
+
+    fn way(self) -> Way {
+        match self {
+            Origin::Plain | Origin::Virtual => Way::Free,
+            Origin::Opened { .. } | Origin::Imported { .. } => Way::Close,
+            Origin::Piece { .. } => Way::Unmap,
+        }
     }
 }
 
@@ -76,22 +100,29 @@ impl Memory {
         (ptr.0 - base < entry.len).then_some((AddressRange { base: DevicePtr(base), len: entry.len }, entry))
     }
 
-    /// Takes out what is about to be given back: `own` for a free, else for a close.
+    /// Takes out what is about to be given back.
     ///
     /// It is taken out before the driver is called, because the driver may hand the same address out again before
     /// that call has returned to us.
-    pub(crate) fn take(&self, base: DevicePtr, own: bool) -> Result<Entry> {
-        let must =
-            if own { "the base of what `alloc` gave" } else { "the base of what `open_handle` or `import_fd` gave" };
+    pub(crate) fn take(&self, base: DevicePtr, way: Way) -> Result<Entry> {
+        let must = match way {
+            Way::Free => "the base of what `alloc` gave",
+            Way::Close => "the base of what `open_handle` or `import_fd` gave",
+            Way::Unmap => "where `map_memory` mapped a piece",
+        };
         let refused = |got: String| Error::Invalid { what: "the address", got, must };
         let mut entries = self.lock();
         let entry = entries.get_mut(&base.0).ok_or_else(|| refused(format!("{base}, which is no base")))?;
         if entry.leaked {
             return Err(refused(format!("{base}, which an earlier error leaked")));
         }
-        if entry.origin.is_own() != own {
-            let whose = if own { "another process'" } else { "this process' own" };
-            return Err(refused(format!("{base}, which is {whose} memory")));
+        if entry.origin.way() != way {
+            let whose = match entry.origin.way() {
+                Way::Free => "this process' own memory",
+                Way::Close => "another process' memory",
+                Way::Unmap => "a piece of a range",
+            };
+            return Err(refused(format!("{base}, which is {whose}")));
         }
         let taken = *entry;
         match &mut entry.origin {
@@ -124,7 +155,7 @@ impl Memory {
         let live = entries.iter().filter(|(_, entry)| entry.device == device && !entry.leaked);
         live.filter_map(|(&base, entry)| match entry.origin {
             Origin::Virtual => Some((base, entry.len, Access::ReadWrite)),
-            Origin::Imported { access, .. } => Some((base, entry.len, access)),
+            Origin::Imported { access, .. } | Origin::Piece { access } => Some((base, entry.len, access)),
             Origin::Plain | Origin::Opened { .. } => None,
         })
         .collect()
@@ -164,11 +195,11 @@ mod tests {
         let memory = Memory::default();
         memory.insert(0x10000, entry(Origin::Virtual));
         memory.insert(0x20000, entry(Origin::Imported { access: Access::ReadOnly, piece: 0x1000 }));
-        assert!(memory.take(DevicePtr(0x10000), false).is_err());
-        assert!(memory.take(DevicePtr(0x20000), true).is_err());
-        assert!(memory.take(DevicePtr(0x10000), true).is_ok());
-        assert!(memory.take(DevicePtr(0x10000), true).is_err());
-        assert!(memory.take(DevicePtr(0x20000), false).is_ok());
+        assert!(memory.take(DevicePtr(0x10000), Way::Close).is_err());
+        assert!(memory.take(DevicePtr(0x20000), Way::Free).is_err());
+        assert!(memory.take(DevicePtr(0x10000), Way::Free).is_ok());
+        assert!(memory.take(DevicePtr(0x10000), Way::Free).is_err());
+        assert!(memory.take(DevicePtr(0x20000), Way::Close).is_ok());
         assert!(memory.is_empty());
     }
 
@@ -177,18 +208,18 @@ mod tests {
         let memory = Memory::default();
         memory.opened(0x10000, 0x1000, DeviceId(0));
         memory.opened(0x10000, 0x1000, DeviceId(0));
-        assert!(memory.take(DevicePtr(0x10000), false).is_ok());
-        assert!(memory.take(DevicePtr(0x10000), false).is_ok());
-        assert!(memory.take(DevicePtr(0x10000), false).is_err());
+        assert!(memory.take(DevicePtr(0x10000), Way::Close).is_ok());
+        assert!(memory.take(DevicePtr(0x10000), Way::Close).is_ok());
+        assert!(memory.take(DevicePtr(0x10000), Way::Close).is_err());
     }
 
     #[test]
     fn what_leaked_stays_and_is_never_taken_again() {
         let memory = Memory::default();
         memory.insert(0x10000, entry(Origin::Plain));
-        let taken = memory.take(DevicePtr(0x10000), true).expect("it is there");
+        let taken = memory.take(DevicePtr(0x10000), Way::Free).expect("it is there");
         memory.leak(DevicePtr(0x10000), taken);
-        assert!(memory.take(DevicePtr(0x10000), true).is_err());
+        assert!(memory.take(DevicePtr(0x10000), Way::Free).is_err());
         assert!(!memory.is_empty());
         assert!(memory.find(DevicePtr(0x10000)).is_some_and(|(_, entry)| entry.leaked));
     }

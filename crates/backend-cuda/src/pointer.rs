@@ -60,6 +60,7 @@ impl CudaBackend {
                 Origin::Plain => (MemoryKind::Plain, Some(Sharing::Handle)),
                 Origin::Virtual => (MemoryKind::Virtual, Some(Sharing::Fd)),
                 Origin::Opened { .. } | Origin::Imported { .. } => (MemoryKind::Imported, None),
+                Origin::Piece { .. } => (MemoryKind::Piece, None),
             };
             return Ok(PointerInfo { kind, range: Some(range), device: Some(entry.device), sharing });
         }
@@ -115,6 +116,9 @@ impl CudaBackend {
                 "it is virtual memory that was made without a POSIX file descriptor among its handle types",
                 "create it with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, or allocate with `Session::alloc`",
             ),
+            (MemoryKind::Piece, _) => {
+                ("it is a piece of a range, mapped with `map_memory`", "export what was mapped there: `export_memory`")
+            }
             (MemoryKind::Pool, _) => (
                 "it comes from a stream-ordered pool (cudaMallocAsync), whose memory has no handle of its own",
                 "allocate it with cuMemAlloc (cudaMalloc), or with `Session::alloc`",

@@ -31,7 +31,7 @@ pub(crate) fn properties(ordinal: CUdevice) -> AllocationProperties {
 }
 
 /// A handle of physical memory; dropped, it is given back. A mapping keeps the memory.
-struct Physical<'a, 'd> {
+pub(crate) struct Physical<'a, 'd> {
     scope: &'a Scope<'d>,
     handle: MemoryHandle,
 }
@@ -52,17 +52,7 @@ impl CudaBackend {
         let ordinal = self.virtual_memory(device)?;
         let size = round_up(len, self.driver.granularity(device)?)?;
         let scope = self.driver.on_device(device)?;
-        let properties = properties(ordinal);
-        let create = &self.driver.symbols.cuMemCreate;
-        let mut handle: MemoryHandle = 0;
-        let code = scope.code(create, |function| {
-            // SAFETY: `cuMemCreate` writes one handle and reads the properties: both live here. Its flags are 0.
-            unsafe { function(&raw mut handle, size, &raw const properties, 0) }
-        })?;
-        if code != SUCCESS {
-            return Err(scope.allocation_error(create.name, code, len));
-        }
-        let physical = Physical { scope: &scope, handle };
+        let physical = Physical::create(&scope, ordinal, size, len)?;
         // Held until the entry is in the table, so that a device that is given access meanwhile misses none.
         let peers = self.peers();
         let mut building = Building::reserve(&scope, size, size)?;
@@ -125,15 +115,7 @@ impl CudaBackend {
         let mut building = Building::reserve(&scope, size, piece)?;
         for fd in fds.take(count) {
             let physical = self.import_physical(&scope, fd?.as_fd(), piece)?;
-            building.map(&physical).map_err(|error| match error {
-                // A mapping is of the whole memory: driver 580 gives 801 to a shorter and to a longer one.
-                Error::Driver { call: "cuMemMap", source, .. }
-                    if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) =>
-                {
-                    bad_descriptor(format!("one of another length than {piece} bytes"))
-                }
-                error => error,
-            })?;
+            building.map(&physical).map_err(|error| wrong_length(error, piece as u64))?;
             all.push(physical);
         }
         building.open(ordinal, access, &reaching(&peers, device))?;
@@ -145,7 +127,7 @@ impl CudaBackend {
     }
 
     /// Takes the physical memory behind a descriptor, if it is a device's.
-    fn import_physical<'a, 'd>(
+    pub(crate) fn import_physical<'a, 'd>(
         &self,
         scope: &'a Scope<'d>,
         fd: BorrowedFd<'_>,
@@ -195,22 +177,13 @@ impl CudaBackend {
             return Err(self.refusal(base, WHAT));
         }
         let physical = Physical { scope: &scope, handle };
-        let mut fd: i32 = -1;
-        let code = scope.code(&symbols.cuMemExportToShareableHandle, |function| {
-            // SAFETY: `cuMemExportToShareableHandle` writes one descriptor: `fd` has its size. The handle is alive.
-            unsafe { function((&raw mut fd).cast(), physical.handle, HANDLE_POSIX_FD, 0) }
-        })?;
-        match code {
-            SUCCESS if fd >= 0 => {
-                // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: the driver made
-                // it for us.
-                close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })
-            }
-            SUCCESS => Err(scope.error(symbols.cuMemExportToShareableHandle.name, UNKNOWN)),
+        physical.export().map_err(|error| match error {
             // Memory that was made without that kind of export.
-            INVALID_VALUE | NOT_SUPPORTED => Err(self.refusal(base, WHAT)),
-            code => Err(scope.error(symbols.cuMemExportToShareableHandle.name, code)),
-        }
+            Error::Driver { source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
+                self.refusal(base, WHAT)
+            }
+            error => error,
+        })
     }
 
     /// Unmaps virtual memory, own or imported, and gives its addresses back.
@@ -220,7 +193,6 @@ impl CudaBackend {
     /// `base` and `entry` came out of the table, and no unfinished GPU work touches them.
     pub(crate) unsafe fn unmap_virtual(&self, base: DevicePtr, entry: &Entry) -> Result<()> {
         let scope = self.driver.on_device(entry.device)?;
-        let symbols = &self.driver.symbols;
         let piece = match entry.origin {
             Origin::Imported { piece, .. } => piece,
             _ => entry.len,
@@ -228,16 +200,12 @@ impl CudaBackend {
         // A device that is given access meanwhile has seen the entry in the table: it must find the mapping too.
         let _peers = self.peers();
         for at in (base.0..base.0 + entry.len).step_by(piece as usize) {
-            scope.call(&symbols.cuMemUnmap, |function| {
-                // SAFETY: `cuMemUnmap` asks for a whole mapping that nothing uses: the entry is made of such, taken
-                // out of the table once, and our caller vouches for the rest.
-                unsafe { function(at, piece as usize) }
-            })?;
+            // SAFETY: `unmap` asks for a whole mapping that nothing uses: the entry is made of such, taken out of the table
+            // once, and our caller vouches for the rest.
+            unsafe { unmap(&scope, at, piece as usize) }?;
         }
-        scope.call(&symbols.cuMemAddressFree, |function| {
-            // SAFETY: `cuMemAddressFree` asks for a whole reservation without a mapping: all were unmapped above.
-            unsafe { function(base.0, entry.len as usize) }
-        })
+        // SAFETY: `unreserve` asks for a whole reservation without a mapping: all were unmapped above.
+        unsafe { unreserve(&scope, base.0, entry.len as usize) }
     }
 
     /// Gives a device access to virtual memory of another.
@@ -250,7 +218,8 @@ impl CudaBackend {
         set_access(scope, base, len as usize, &[description(device, access)])
     }
 
-    fn virtual_memory(&self, device: DeviceId) -> Result<CUdevice> {
+    /// Returns the driver's number of a device that has virtual memory.
+    pub(crate) fn virtual_memory(&self, device: DeviceId) -> Result<CUdevice> {
         let ordinal = self.driver.ordinal(device)?;
         if self.driver.has_virtual_memory(ordinal) {
             return Ok(ordinal);
@@ -263,9 +232,72 @@ impl CudaBackend {
     }
 }
 
-impl Physical<'_, '_> {
+impl<'a, 'd> Physical<'a, 'd> {
+    /// Makes physical memory; `asked` is for the error.
+    pub(crate) fn create(scope: &'a Scope<'d>, ordinal: CUdevice, size: usize, asked: u64) -> Result<Self> {
+        let properties = properties(ordinal);
+        let create = &scope.driver.symbols.cuMemCreate;
+        let mut handle: MemoryHandle = 0;
+        let code = scope.code(create, |function| {
+            // SAFETY: `cuMemCreate` writes one handle and reads the properties: both live here. Its flags are 0.
+            unsafe { function(&raw mut handle, size, &raw const properties, 0) }
+        })?;
+        match code {
+            SUCCESS => Ok(Physical { scope, handle }),
+            code => Err(scope.allocation_error(create.name, code, asked)),
+        }
+    }
+
+    /// Takes a handle that `keep` gave.
+    ///
+    /// # Safety
+    ///
+    /// It is alive, and the caller's to give back.
+    pub(crate) unsafe fn again(scope: &'a Scope<'d>, handle: MemoryHandle) -> Self {
+        Physical { scope, handle }
+    }
+
+    /// Gives the handle to the caller.
+    pub(crate) fn keep(self) -> MemoryHandle {
+        let handle = self.handle;
+        mem::forget(self);
+        handle
+    }
+
+    /// Exports the memory as a descriptor that is closed on exec.
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        let symbol = &self.scope.driver.symbols.cuMemExportToShareableHandle;
+        let mut fd: i32 = -1;
+        let code = self.scope.code(symbol, |function| {
+            // SAFETY: `cuMemExportToShareableHandle` writes one descriptor: `fd` has its size. The handle is alive.
+            unsafe { function((&raw mut fd).cast(), self.handle, HANDLE_POSIX_FD, 0) }
+        })?;
+        match code {
+            SUCCESS if fd >= 0 => {
+                // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: the driver made
+                // it for us.
+                close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })
+            }
+            SUCCESS => Err(self.scope.error(symbol.name, UNKNOWN)),
+            code => Err(self.scope.error(symbol.name, code)),
+        }
+    }
+
+    /// Maps all of it on reserved addresses.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are reserved, and nothing is mapped on them.
+    pub(crate) unsafe fn map(&self, at: u64, size: usize) -> Result<()> {
+        self.scope.call(&self.scope.driver.symbols.cuMemMap, |function| {
+            // SAFETY: `cuMemMap` asks for reserved addresses without a mapping, which our caller vouches for, and for a
+            // handle that is alive. Offset and flags are 0; a size other than the memory's is refused.
+            unsafe { function(at, size, 0, self.handle, 0) }
+        })
+    }
+
     /// Gives the handle back; a call that fails leaves it, for nobody knows what became of it.
-    fn give_back(self) -> Result<()> {
+    pub(crate) fn give_back(self) -> Result<()> {
         let released = self.release();
         mem::forget(self);
         released
@@ -290,28 +322,15 @@ impl Drop for Physical<'_, '_> {
 impl<'a, 'd> Building<'a, 'd> {
     /// Reserves addresses for pieces that fill them.
     fn reserve(scope: &'a Scope<'d>, size: usize, piece: usize) -> Result<Self> {
-        let symbol = &scope.driver.symbols.cuMemAddressReserve;
-        let mut base = 0;
-        let code = scope.code(symbol, |function| {
-            // SAFETY: `cuMemAddressReserve` writes one address: `base` is one. The size is a multiple of the
-            // granularity; alignment, hint and flags are 0.
-            unsafe { function(&raw mut base, size, 0, 0, 0) }
-        })?;
-        if code != SUCCESS {
-            return Err(scope.allocation_error(symbol.name, code, size as u64));
-        }
+        let base = reserve(scope, size, 0)?;
         Ok(Building { scope, base, size, piece, mapped: 0 })
     }
 
     /// Maps the next piece.
     fn map(&mut self, physical: &Physical<'_, '_>) -> Result<()> {
         debug_assert!(self.mapped + self.piece <= self.size, "more pieces than addresses");
-        self.scope.call(&self.scope.driver.symbols.cuMemMap, |function| {
-            // SAFETY: `cuMemMap` asks for reserved addresses without a mapping and for a handle that is alive: `self`
-            // has the former, behind what is mapped, and `physical` the latter. Offset and flags are 0; a size beyond
-            // the memory is refused.
-            unsafe { function(self.base + self.mapped as u64, self.piece, 0, physical.handle, 0) }
-        })?;
+        // SAFETY: `Physical::map` asks for reserved addresses without a mapping: those behind what is mapped.
+        unsafe { physical.map(self.base + self.mapped as u64, self.piece) }?;
         self.mapped += self.piece;
         Ok(())
     }
@@ -322,9 +341,7 @@ impl<'a, 'd> Building<'a, 'd> {
             let got = format!("{} bytes of {}", self.mapped, self.size);
             return Err(Error::Invalid { what: "memory to import", got, must: "as many pieces as were announced" });
         }
-        let mut descriptions = vec![description(ordinal, access)];
-        descriptions.extend(reaching.iter().map(|&device| description(device, access)));
-        set_access(self.scope, self.base, self.size, &descriptions)
+        open(self.scope, (self.base, self.size), ordinal, access, reaching)
     }
 
     /// Gives the mapping to the caller.
@@ -339,26 +356,83 @@ impl Drop for Building<'_, '_> {
     fn drop(&mut self) {
         // What cannot be taken down stays, and so does what it rests on: a leak, and the error that led here is on
         // its way to the caller.
-        let symbols = &self.scope.driver.symbols;
         while self.mapped > 0 {
             self.mapped -= self.piece;
-            let unmapped = self.scope.call(&symbols.cuMemUnmap, |function| {
-                // SAFETY: `cuMemUnmap` asks for a whole mapping that nothing uses: nobody has seen its address.
-                unsafe { function(self.base + self.mapped as u64, self.piece) }
-            });
-            if unmapped.is_err() {
+            // SAFETY: `unmap` asks for a whole mapping that nothing uses: nobody has seen its address.
+            if unsafe { unmap(self.scope, self.base + self.mapped as u64, self.piece) }.is_err() {
                 return;
             }
         }
-        let _ = self.scope.call(&symbols.cuMemAddressFree, |function| {
-            // SAFETY: `cuMemAddressFree` asks for a whole reservation without a mapping: all were unmapped above.
-            unsafe { function(self.base, self.size) }
-        });
+        // SAFETY: `unreserve` asks for a whole reservation without a mapping: all were unmapped above.
+        let _ = unsafe { unreserve(self.scope, self.base, self.size) };
+    }
+}
+
+/// Reserves addresses, at `hint` if the driver likes.
+pub(crate) fn reserve(scope: &Scope<'_>, size: usize, hint: u64) -> Result<u64> {
+    let symbol = &scope.driver.symbols.cuMemAddressReserve;
+    let mut base = 0;
+    let code = scope.code(symbol, |function| {
+        // SAFETY: `cuMemAddressReserve` writes one address: `base` is one. The size is a multiple of the granularity;
+        // alignment and flags are 0, and the hint is looked at alone.
+        unsafe { function(&raw mut base, size, 0, hint, 0) }
+    })?;
+    match code {
+        SUCCESS => Ok(base),
+        code => Err(scope.allocation_error(symbol.name, code, size as u64)),
+    }
+}
+
+/// Gives reserved addresses back.
+///
+/// # Safety
+///
+/// They are a whole reservation without a mapping.
+pub(crate) unsafe fn unreserve(scope: &Scope<'_>, base: u64, size: usize) -> Result<()> {
+    scope.call(&scope.driver.symbols.cuMemAddressFree, |function| {
+        // SAFETY: `cuMemAddressFree` asks for a whole reservation without a mapping: our caller vouches for it.
+        unsafe { function(base, size) }
+    })
+}
+
+/// Takes a mapping down.
+///
+/// # Safety
+///
+/// It is a whole mapping that nothing uses.
+pub(crate) unsafe fn unmap(scope: &Scope<'_>, base: u64, size: usize) -> Result<()> {
+    scope.call(&scope.driver.symbols.cuMemUnmap, |function| {
+        // SAFETY: `cuMemUnmap` asks for a whole mapping that nothing uses: our caller vouches for it.
+        unsafe { function(base, size) }
+    })
+}
+
+/// Lets a device, and those that were given a way to its memory, reach a mapping.
+pub(crate) fn open(
+    scope: &Scope<'_>,
+    (base, size): (u64, usize),
+    ordinal: CUdevice,
+    access: Access,
+    reaching: &[CUdevice],
+) -> Result<()> {
+    let mut descriptions = vec![description(ordinal, access)];
+    descriptions.extend(reaching.iter().map(|&device| description(device, access)));
+    set_access(scope, base, size, &descriptions)
+}
+
+/// Says it of the descriptor where the driver refuses to map memory: a mapping is of the whole, and driver 580 gives 801
+/// to a shorter one and to a longer one.
+pub(crate) fn wrong_length(error: Error, len: u64) -> Error {
+    match error {
+        Error::Driver { call: "cuMemMap", source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
+            bad_descriptor(format!("one of another length than {len} bytes"))
+        }
+        error => error,
     }
 }
 
 /// Lists the devices that were given a way to the memory of `device`.
-fn reaching(peers: &[Reach], device: DeviceId) -> Vec<CUdevice> {
+pub(crate) fn reaching(peers: &[Reach], device: DeviceId) -> Vec<CUdevice> {
     peers.iter().filter(|(_, peer)| *peer == device).map(|(reaching, _)| *reaching).collect()
 }
 

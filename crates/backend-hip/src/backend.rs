@@ -6,8 +6,8 @@ use std::sync::{Arc, RwLock};
 
 use gpu_api::{
     Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, Error,
-    EventHandle, EventKind, GpuBackend, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, RawEvent, RawStream,
-    Result, Sharing, StreamInfo, StreamOp, WordPtr,
+    EventHandle, EventKind, GpuBackend, GpuRanges, GpuStore, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo,
+    RawEvent, RawStream, Result, Sharing, StreamInfo, StreamOp, WordPtr,
 };
 
 use crate::device::{self, Descriptor, Driver};
@@ -163,6 +163,11 @@ impl HipBackend {
         self.driver.symbols.missing()
     }
 }
+
+// SAFETY: `GpuStore`: it gives none until its virtual memory is proved to hold.
+unsafe impl GpuStore for HipBackend {}
+// SAFETY: `GpuRanges`: it gives none, as above.
+unsafe impl GpuRanges for HipBackend {}
 
 // SAFETY: the three conditions of `GpuBackend`:
 // - `alloc` hands on what `hipMalloc`, or `hipMemAddressReserve` and `hipMemMap`, gave; the runtime gives no address

@@ -159,6 +159,8 @@ impl Driver {
             stream_words: self.proved(Step::Words)
                 && symbols.hipStreamWaitValue64.function.is_some()
                 && symbols.hipStreamWriteValue64.function.is_some(),
+            // Its virtual memory is not known to hold on every runtime.
+            ranges: false,
             shared_context: false,
             granularity: self.granularity(device)?,
         })

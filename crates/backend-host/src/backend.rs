@@ -19,6 +19,7 @@ use crate::error::{CAPTURE_UNSUPPORTED, ILLEGAL_ADDRESS, INVALID_CONTEXT, INVALI
 use crate::event::Event;
 use crate::late_write::Helper;
 use crate::memory::{self, GRANULARITY, Memories};
+use crate::range::Ranges;
 use crate::stream::{Stream, Waits};
 
 const PAGE: usize = 4096;
@@ -27,8 +28,9 @@ const PAGE: usize = 4096;
 const FIRST_NUMBER: u64 = 16;
 
 #[derive(Debug)]
-struct Tables {
-    memories: Memories,
+pub(crate) struct Tables {
+    pub(crate) memories: Memories,
+    pub(crate) ranges: Ranges,
     streams: HashMap<u64, Arc<Stream>>,
     /// The handles of the default streams, made when first used: of a device, and of one of its threads.
     default_streams: HashMap<(DeviceId, Option<ThreadId>), u64>,
@@ -60,6 +62,7 @@ impl HostBackend {
     pub fn new(config: HostConfig) -> Result<Arc<HostBackend>> {
         let tables = Tables {
             memories: Memories::new(config.devices, config.bytes),
+            ranges: Ranges::default(),
             streams: HashMap::new(),
             default_streams: HashMap::new(),
             events: HashMap::new(),
@@ -113,7 +116,8 @@ impl HostBackend {
     /// [`Error::Exhausted`] for more than 32 writes, [`Error::System`] when the helper process cannot be started.
     pub fn arm_late_write(&self, ptr: DevicePtr, bytes: &[u8], delay: Duration) -> Result<()> {
         let mut tables = self.tables();
-        let (file, offset) = tables.memories.file_at(ptr)?;
+        let in_range = tables.ranges.file_at(ptr);
+        let (file, offset) = in_range.unwrap_or_else(|| tables.memories.file_at(ptr))?;
         let mut helper = match tables.helper.take() {
             Some(helper) => helper,
             None => Helper::start()?,
@@ -123,11 +127,11 @@ impl HostBackend {
         armed
     }
 
-    fn tables(&self) -> MutexGuard<'_, Tables> {
+    pub(crate) fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn check_device(&self, call: &'static str, device: DeviceId) -> Result<()> {
+    pub(crate) fn check_device(&self, call: &'static str, device: DeviceId) -> Result<()> {
         match self.broken.get(device.0 as usize) {
             None => Err(driver(call, device, INVALID_DEVICE)),
             Some(broken) if broken.load(Ordering::Acquire) => Err(driver(call, device, ILLEGAL_ADDRESS)),
@@ -180,7 +184,7 @@ impl HostBackend {
         self.tables().events.get(&event.0).cloned().ok_or_else(|| driver(call, DeviceId(0), INVALID_VALUE))
     }
 
-    fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -233,6 +237,7 @@ unsafe impl GpuBackend for HostBackend {
             read_only: true,
             event_ipc: true,
             stream_words: self.config.stream_words,
+            ranges: true,
             shared_context: self.config.shared_context,
             granularity: GRANULARITY,
         })
@@ -261,7 +266,8 @@ unsafe impl GpuBackend for HostBackend {
     }
 
     fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
-        self.tables().memories.range(ptr)
+        let tables = self.tables();
+        tables.ranges.range(ptr).map_or_else(|| tables.memories.range(ptr), Ok)
     }
 
     fn classify(&self, ptr: DevicePtr) -> Result<PointerInfo> {
@@ -274,7 +280,7 @@ unsafe impl GpuBackend for HostBackend {
             let range = Some(AddressRange { base: DevicePtr(start as u64), len: pages.len() as u64 });
             return Ok(PointerInfo { kind: gpu_api::MemoryKind::Host, range, device: None, sharing: None });
         }
-        Ok(tables.memories.classify(ptr))
+        Ok(tables.ranges.classify(ptr).unwrap_or_else(|| tables.memories.classify(ptr)))
     }
 
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {

@@ -5,7 +5,7 @@
 //! is awkward, this does too: it refuses to open a handle where it was made, its unfinished writes can come after its
 //! process' death, its context can break, and its free can block while a stream waits.
 //!
-//! Read in this order: `config`, `current`, `memory` (allocations and handles), `stream`, `event`, `late_write`, `backend`.
+//! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `stream`, `event`, `late_write`, `backend`.
 //!
 //! # Example
 //!
@@ -26,6 +26,7 @@ mod error;
 mod event;
 mod late_write;
 mod memory;
+mod range;
 mod stream;
 
 pub use backend::HostBackend;

@@ -18,6 +18,9 @@ pub const GRANULARITY: u64 = 64 << 10;
 /// What the name of every memfd here begins with; `/proc/PID/fd` shows it.
 pub const NAME: &str = "gpu-ipc-host";
 
+/// What an address that something is mapped at is a multiple of.
+pub const PAGE: u64 = 4096;
+
 const MAGIC: [u8; 8] = *b"gpuipcH1";
 
 /// Makes a sealed memfd.
@@ -144,6 +147,17 @@ fn check_import(fd: BorrowedFd<'_>, len: u64) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a descriptor of anything but device memory of exactly this length.
+pub fn check_whole(fd: BorrowedFd<'_>, len: u64) -> Result<()> {
+    check_import(fd, len)?;
+    let bytes = inode_of(fd)?.1;
+    if bytes == len {
+        return Ok(());
+    }
+    let got = format!("{bytes} bytes, of which {len} are asked for");
+    Err(Error::Invalid { what: "memory to import", got, must: "exactly as long as asked for" })
+}
+
 fn is_sealed(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
@@ -187,8 +201,8 @@ impl Memories {
         self.capacity - self.used[device.0 as usize]
     }
 
-    /// Allocates.
-    pub fn alloc(&mut self, device: DeviceId, len: u64, sharing: Sharing) -> Result<Allocation> {
+    /// Rounds a length up, if there is room for it.
+    pub fn room(&self, device: DeviceId, len: u64) -> Result<u64> {
         if len == 0 {
             return Err(Error::Invalid {
                 what: "the length of an allocation",
@@ -198,13 +212,28 @@ impl Memories {
         }
         let free = self.free_bytes(device);
         let rounded = len.checked_next_multiple_of(GRANULARITY).filter(|&rounded| rounded <= free);
-        let Some(rounded) = rounded else {
+        rounded.ok_or_else(|| {
             let hint = "free some, or set GPU_IPC_HOST_BYTES higher".into();
-            return Err(Error::OutOfMemory { device, asked: len, free, hint });
-        };
+            Error::OutOfMemory { device, asked: len, free, hint }
+        })
+    }
+
+    /// Counts memory against a device.
+    pub fn charge(&mut self, device: DeviceId, len: u64) {
+        self.used[device.0 as usize] += len;
+    }
+
+    /// Counts memory no more.
+    pub fn discharge(&mut self, device: DeviceId, len: u64) {
+        self.used[device.0 as usize] -= len;
+    }
+
+    /// Allocates.
+    pub fn alloc(&mut self, device: DeviceId, len: u64, sharing: Sharing) -> Result<Allocation> {
+        let rounded = self.room(device, len)?;
         let file = shared_file(rounded)?;
         let map = map(&file, rounded, Access::ReadWrite)?;
-        self.used[device.0 as usize] += rounded;
+        self.charge(device, rounded);
         let base = self.insert(Memory { map, files: vec![file], len: rounded, device, origin: Origin::Own(sharing) });
         Ok(Allocation { base, len: rounded })
     }

@@ -14,6 +14,7 @@ mod memory;
 mod peer;
 mod pipe;
 mod queue;
+mod range;
 mod word;
 
 use gpu_ipc::Gpu;
@@ -42,12 +43,13 @@ pub struct PeerCase {
 
 /// Lists the cases in one process.
 pub fn cases() -> Vec<Case> {
-    [device::CASES, memory::CASES, queue::CASES, default_stream::CASES, event::CASES, word::CASES].concat()
+    [device::CASES, memory::CASES, range::CASES, queue::CASES, default_stream::CASES, event::CASES, word::CASES]
+        .concat()
 }
 
 /// Lists the cases in two processes.
-pub fn peer_cases() -> &'static [PeerCase] {
-    peer::CASES
+pub fn peer_cases() -> Vec<PeerCase> {
+    [peer::CASES, range::PEER_CASES].concat()
 }
 
 /// Waits until a condition holds; panics when it does not for so long that somebody hangs.

@@ -58,7 +58,7 @@ fn present(gpu: &Gpu) -> Vec<Trial> {
 fn absent(kind: BackendKind, why: &str) -> Vec<Trial> {
     let wanted = std::env::var("REQUIRE_BACKEND").unwrap_or_else(|_| "cuda".into());
     let required = std::env::var("REQUIRE_GPU").is_ok_and(|v| v == "1") && kind.name() == wanted;
-    let names = cases().into_iter().map(|case| case.name).chain(peer_cases().iter().map(|case| case.name));
+    let names = cases().into_iter().map(|case| case.name).chain(peer_cases().into_iter().map(|case| case.name));
     eprintln!("no {kind}: {why}");
     names
         .map(|case| {
@@ -88,7 +88,7 @@ fn peer(task: &str) {
     let kind = BackendKind::ALL.into_iter().find(|k| k.name() == kind).expect("a backend's name");
     let backend = gpu_ipc::detect().and_then(|found| found.backend(kind)).expect("it is there in the other process");
     let gpu = Gpu::new(backend, DeviceId(device.parse().expect("a number"))).expect("there is the device");
-    let case = peer_cases().iter().find(|case| case.name == name).expect("a case of the list");
+    let case = peer_cases().into_iter().find(|case| case.name == name).expect("a case of the list");
     // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: it was left open for this process.
     let socket = unsafe { OwnedFd::from_raw_fd(socket.parse().expect("a number")) };
     (case.consumer)(&gpu, &mut Pipe::new(socket));

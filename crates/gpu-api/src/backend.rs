@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::{
     Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid,
-    Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, RawEvent, RawStream,
-    Result, Sharing, StreamIdentity, StreamOp, WordPtr,
+    Error, EventHandle, EventKind, GpuRanges, GpuStore, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo,
+    RawEvent, RawStream, Result, Sharing, StreamIdentity, StreamOp, WordPtr,
 };
 
 /// What one GPU vendor provides for sharing memory between processes.
@@ -56,7 +56,7 @@ use crate::{
 /// - `alloc` returns memory that overlaps nothing that is not yet freed.
 /// - `query_event` and `query_stream` say `true` only once all work before has finished.
 /// - A word that `stream_batch` writes changes only after all work queued before it on that stream has finished.
-pub unsafe trait GpuBackend: fmt::Debug + Send + Sync + 'static {
+pub unsafe trait GpuBackend: GpuStore + GpuRanges + fmt::Debug + Send + Sync + 'static {
     // Devices.
 
     /// Names the vendor.

@@ -116,6 +116,9 @@ pub struct Caps {
     pub event_ipc: bool,
     /// Streams can write and wait for 64-bit words in registered shared memory.
     pub stream_words: bool,
+    /// Memory can be made apart from addresses, and mapped where the caller says: [`GpuStore`](crate::GpuStore) and
+    /// [`GpuRanges`](crate::GpuRanges).
+    pub ranges: bool,
     /// The driver shares the device between processes in one context (NVIDIA MPS), so that the death of a
     /// process proves nothing about its GPU work.
     pub shared_context: bool,

@@ -5,10 +5,11 @@
 //! 1. [`device`]: which devices there are and what they can do.
 //! 2. [`memory`]: addresses, allocations, handles that another process can open.
 //! 3. [`stream`]: queues of GPU work, events, and the 64-bit words that order work across processes.
-//! 4. [`backend`]: [`GpuBackend`], the trait that a vendor implements over the three above.
-//! 5. [`region`]: [`RegionSource`], where blocks come from, and [`Reclaim`], who can give some back.
-//! 6. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a forked child.
-//! 7. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
+//! 4. [`range`]: memory apart from addresses, and addresses to map it on.
+//! 5. [`backend`]: [`GpuBackend`], the trait that a vendor implements over the three above.
+//! 6. [`region`]: [`RegionSource`], where blocks come from, and [`Reclaim`], who can give some back.
+//! 7. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a forked child.
+//! 8. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
 //!
 //! # Glossary
 //!
@@ -41,6 +42,7 @@ pub mod error;
 pub mod fork;
 pub mod memory;
 pub mod pages;
+pub mod range;
 pub mod region;
 pub mod stream;
 
@@ -53,6 +55,7 @@ pub use memory::{
     close_on_exec, round_up,
 };
 pub use pages::KernelPages;
+pub use range::{GpuRanges, GpuStore, RawMemory};
 pub use region::{
     Export, Holder, Lent, ParticipantId, Piece, Reclaim, Reclaimed, Region, RegionId, RegionSource, SourceUsage,
 };

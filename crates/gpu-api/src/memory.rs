@@ -130,6 +130,8 @@ pub enum MemoryKind {
     Plain,
     /// Memory from the virtual memory management calls (`cuMemCreate`), shared by file descriptor.
     Virtual,
+    /// A piece of a range that this process reserved ([`GpuRanges::map_memory`](crate::GpuRanges::map_memory)).
+    Piece,
     /// Memory from a stream-ordered pool (`cudaMallocAsync`).
     Pool,
     /// Managed memory, which migrates between host and device.

@@ -92,6 +92,11 @@ impl Fake {
     }
 }
 
+// SAFETY: `GpuStore`: it gives none.
+unsafe impl GpuStore for Fake {}
+// SAFETY: `GpuRanges`: it gives none.
+unsafe impl GpuRanges for Fake {}
+
 // SAFETY: `GpuBackend` asks that live allocations do not overlap: bases only rise. There is neither an event nor a
 // stream.
 unsafe impl GpuBackend for Fake {

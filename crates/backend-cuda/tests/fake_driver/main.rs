@@ -8,6 +8,7 @@ mod fake;
 mod load;
 mod memory;
 mod queue;
+mod range;
 mod thread;
 
 use std::path::{Path, PathBuf};
@@ -76,7 +77,7 @@ impl Library {
 
 fn main() -> ExitCode {
     let cases: Vec<&'static Case> =
-        [load::CASES, memory::CASES, thread::CASES, queue::CASES].into_iter().flatten().collect();
+        [load::CASES, memory::CASES, range::CASES, thread::CASES, queue::CASES].into_iter().flatten().collect();
     if let Ok(name) = env::var(CASE) {
         let case = cases.iter().find(|case| case.name == name).expect("the parent names a case of the list");
         (case.run)();

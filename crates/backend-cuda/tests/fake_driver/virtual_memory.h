@@ -25,8 +25,14 @@ result cuMemRelease(uint64_t handle) {
 }
 result cuMemAddressReserve(address *base, size_t len, size_t align, address hint, unsigned long long flags) {
     ENTER(0);
-    if (align || hint || flags) return 1;
-    *base = take_addresses(len);
+    if (align || hint % 0x200000 || flags) return 1;
+    /* A hint is followed where nothing lies, as the real one does. */
+    int taken = !hint;
+    for (unsigned i = 0; i < sizeof objects / sizeof *objects; i++) {
+        struct object *o = &objects[i];
+        taken |= o->kind == RESERVED && o->key < hint + len && hint < o->key + o->len;
+    }
+    *base = taken ? take_addresses(len) : hint;
     add(RESERVED, *base, len);
     return 0;
 }
