@@ -99,6 +99,11 @@ impl Copier {
         Ok(pattern::matches(&self.buffer, stamp))
     }
 
+    /// Lists the words of the block that was read last which are not a stamp's: places and contents.
+    pub fn differences(&self, stamp: u64) -> impl Iterator<Item = (u64, u64)> {
+        pattern::differences(&self.buffer, stamp)
+    }
+
     /// Queues so many writes of one byte all over a block: work that is under way for a while.
     pub fn overwrite(&mut self, block: &impl Block, byte: u8, times: u32) -> Result<()> {
         block.keep(&self.stream);

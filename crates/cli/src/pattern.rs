@@ -18,7 +18,14 @@ pub fn fill(buffer: &mut [u8], stamp: u64) {
 
 /// Says whether a buffer has a stamp's contents.
 pub fn matches(buffer: &[u8], stamp: u64) -> bool {
-    (0..).zip(buffer.chunks_exact(8)).all(|(index, chunk)| chunk == word(stamp, index).to_le_bytes())
+    differences(buffer, stamp).next().is_none()
+}
+
+/// Lists the words of a buffer that are not a stamp's: places and contents.
+pub fn differences(buffer: &[u8], stamp: u64) -> impl Iterator<Item = (u64, u64)> {
+    let (words, _) = buffer.as_chunks::<8>();
+    let words = (0..).zip(words.iter().map(|bytes| u64::from_le_bytes(*bytes)));
+    words.filter(move |&(index, found)| found != word(stamp, index))
 }
 
 /// Makes the stamp of a block.
@@ -43,5 +50,6 @@ mod tests {
         assert!(!matches(&buffer, 8));
         buffer[63] ^= 1;
         assert!(!matches(&buffer, 7));
+        assert_eq!(differences(&buffer, 7).map(|(index, _)| index).collect::<Vec<_>>(), [7]);
     }
 }

@@ -29,6 +29,7 @@ fn the_demo_ends_well_and_says_so_in_json() {
         ("reclaimed_after_death", 8.0),
         ("in_limbo_at_end", 0.0),
         ("bytes_leaked", 0.0),
+        ("regions_at_end", 0.0),
         ("early_reuse", 0.0),
         ("content_errors", 0.0),
     ] {

@@ -21,11 +21,11 @@ fn number(value: &Value, key: &str) -> f64 {
 fn nothing_is_lost_and_nothing_freed_early() {
     let (status, value, complaints) = torture(&["--seconds", "5", "--seed", "11"]);
     assert_eq!(status, Some(0), "{value} {complaints}");
-    for key in ["early_reuse", "double_retire", "leaked_blocks", "hung"] {
+    for key in ["early_reuse", "double_retire", "leaked_blocks", "leaked_regions", "grown", "out_of_memory", "hung"] {
         assert_eq!(number(&value, key), 0.0, "{key}: {complaints}");
     }
     // It proves nothing where nothing happens.
-    for key in ["kills", "stops", "forks", "claims", "max_death_to_reclaim_ms"] {
+    for key in ["kills", "stops", "forks", "claims", "reclaims", "max_death_to_reclaim_ms"] {
         assert!(number(&value, key) > 0.0, "{key}: {value}");
     }
     assert_eq!((&value["seconds"], &value["seed"], &value["control"]), (&5.into(), &11.into(), &Value::Null));
@@ -44,6 +44,11 @@ fn nothing_is_lost_and_nothing_freed_early() {
         "early_reuse",
         "double_retire",
         "leaked_blocks",
+        "leaked_regions",
+        "grown",
+        "out_of_memory",
+        "reclaims",
+        "shortfalls",
         "hung",
         "max_death_to_reclaim_ms",
         "crashes",

@@ -109,7 +109,7 @@ impl<'a> Demo<'a> {
             copier: Copier::new(&gpu).map_err(|e| device::explain(&e))?,
             consumers: Vec::new(),
             next_stamp: 0,
-            report: Report { backend, ..Report::default() },
+            report: Report { backend, blocks: u64::from(options.blocks), ..Report::default() },
             options,
             gpu,
             session,
@@ -268,10 +268,10 @@ impl<'a> Demo<'a> {
         let heir = self.consumers[1].1.0;
         self.consumers[0].0.tell(&format!("forward {heir}"))?;
         let descriptor = self.consumers[0].0.word()?;
-        self.report.forwarded += 1;
         self.let_go(0)?;
         self.consumers[1].0.tell(&format!("hold {descriptor} {stamp}"))?;
         self.held(1)?;
+        self.report.forwarded += 1;
         self.finish(vec![Sent { consumer: 1, kept: None }])
     }
 
@@ -381,7 +381,12 @@ impl<'a> Demo<'a> {
             consumer.wait()?;
         }
         let report = self.session.shutdown(PATIENCE);
+        // Whoever had them mapped is gone.
+        let _ = self.wait("every region to come back", |demo| {
+            demo.session.trim().is_ok() && demo.session.stats().source.regions == 0
+        });
         let stats = self.session.stats();
+        self.report.regions_at_end = stats.source.regions;
         self.report.in_limbo_at_end = stats.limbo_blocks;
         self.report.bytes_leaked = report.bytes + stats.leaked_bytes;
         Ok(())

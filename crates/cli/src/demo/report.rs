@@ -4,15 +4,22 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
 use serde::Serialize;
 
+use super::HELD_AT_DEATH;
 use crate::output;
+
+/// The session's quarantine, in milliseconds: nothing of the dead comes back before.
+const QUARANTINE_MS: f64 = 100.0;
 
 /// What the demo saw.
 #[derive(Clone, Debug, Default, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
 pub struct Report {
     /// The backend's name.
     pub backend: String,
     /// Consumer processes, the two that were killed among them.
     pub consumers: u64,
+    /// Blocks that were asked for.
+    pub blocks: u64,
     /// Leases granted.
     pub shared: u64,
     /// Leases claimed.
@@ -35,6 +42,8 @@ pub struct Report {
     pub in_limbo_at_end: u64,
     /// Bytes that did not come back.
     pub bytes_leaked: u64,
+    /// Regions of the device's memory that did not come back when everybody had left.
+    pub regions_at_end: u64,
     /// Blocks whose contents changed while they were held, survivors' fresh ones after a death among them, or that were
     /// reclaimed while a forked child lived.
     pub early_reuse: u64,
@@ -45,7 +54,37 @@ pub struct Report {
 impl Report {
     /// Says whether everything is as it must be.
     pub fn is_good(&self) -> bool {
-        self.in_limbo_at_end == 0 && self.bytes_leaked == 0 && self.early_reuse == 0 && self.content_errors == 0
+        self.wrong().is_empty()
+    }
+
+    /// Lists what is not as it must be: every number is judged, by what it must be or by the others.
+    fn wrong(&self) -> Vec<String> {
+        let claimed = (self.shared + self.forwarded + self.broadcast).saturating_sub(self.revoked);
+        let ended = self.released + self.reclaimed_after_death;
+        let equal = [
+            ("revoked", self.revoked, 1),
+            ("refused duplicates", self.refused_duplicates, 1),
+            ("forwarded", self.forwarded, 1),
+            ("broadcast", self.broadcast, self.consumers),
+            ("claimed", self.claimed, claimed),
+            ("released or reclaimed", ended, self.claimed),
+            ("reclaimed after death", self.reclaimed_after_death, 2 * u64::from(HELD_AT_DEATH)),
+            ("in limbo at end", self.in_limbo_at_end, 0),
+            ("bytes leaked", self.bytes_leaked, 0),
+            ("regions at end", self.regions_at_end, 0),
+            ("early reuse", self.early_reuse, 0),
+            ("content errors", self.content_errors, 0),
+        ];
+        let wrong = equal.into_iter().filter(|(_, is, must)| is != must);
+        let mut wrong: Vec<String> = wrong.map(|(what, is, must)| format!("{what}: {is}, not {must}")).collect();
+        if self.consumers < 3 || self.shared < self.blocks {
+            wrong.push(format!("{} of {} blocks shared with {} consumers", self.shared, self.blocks, self.consumers));
+        }
+        if self.death_to_reclaim_ms < QUARANTINE_MS {
+            let early = self.death_to_reclaim_ms;
+            wrong.push(format!("death to reclaim: {early:.0} ms, less than the quarantine's {QUARANTINE_MS:.0}"));
+        }
+        wrong
     }
 
     /// Makes one JSON object: the fields, and `ok`.
@@ -55,7 +94,11 @@ impl Report {
 
     /// Makes what people read.
     pub fn text(&self, width: Option<u16>) -> String {
-        let last = if self.is_good() { "All blocks came back." } else { "Something went wrong." };
+        let wrong = self.wrong();
+        let last = match wrong.is_empty() {
+            true => "All blocks came back.".to_owned(),
+            false => format!("Something went wrong. {}.", wrong.join("; ")),
+        };
         format!("{}\n{last}", self.table(width))
     }
 
@@ -65,7 +108,7 @@ impl Report {
         table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
         table.set_width(width.unwrap_or(80));
         table.set_header(["what", "count", "meaning"]);
-        let rows: [(&str, String, &str); 14] = [
+        let rows: [(&str, String, &str); 15] = [
             ("consumers", self.consumers.to_string(), "processes that were shared with; two of them were killed"),
             ("shared", self.shared.to_string(), "leases granted: one descriptor each, sent through a pipe"),
             ("claimed", self.claimed.to_string(), "leases that a consumer took"),
@@ -86,6 +129,7 @@ impl Report {
             ),
             ("in limbo at end", self.in_limbo_at_end.to_string(), "dropped by the producer, still held: must be 0"),
             ("bytes leaked", self.bytes_leaked.to_string(), "did not come back: must be 0"),
+            ("regions at end", self.regions_at_end.to_string(), "device memory that nobody uses: must be 0"),
             ("early reuse", self.early_reuse.to_string(), "used again while somebody held them: must be 0"),
             ("content errors", self.content_errors.to_string(), "blocks that did not hold what was shared: must be 0"),
         ];
@@ -100,21 +144,52 @@ impl Report {
 mod tests {
     use super::*;
 
+    /// What a demo with one consumer and five blocks sees.
+    fn good() -> Report {
+        Report {
+            backend: "host".into(),
+            consumers: 3,
+            blocks: 5,
+            shared: 32,
+            claimed: 35,
+            released: 27,
+            revoked: 1,
+            refused_duplicates: 1,
+            forwarded: 1,
+            broadcast: 3,
+            reclaimed_after_death: 8,
+            death_to_reclaim_ms: 104.0,
+            ..Report::default()
+        }
+    }
+
     #[test]
-    fn only_the_last_four_decide() {
-        let good = Report { shared: 5, revoked: 1, ..Report::default() };
-        assert!(good.is_good());
-        assert!(!Report { in_limbo_at_end: 1, ..good.clone() }.is_good());
-        assert!(!Report { bytes_leaked: 1, ..good.clone() }.is_good());
-        assert!(!Report { early_reuse: 1, ..good.clone() }.is_good());
-        assert!(!Report { content_errors: 1, ..good }.is_good());
+    fn every_number_decides() {
+        let good = good();
+        assert_eq!(good.wrong(), [""; 0]);
+        let serde_json::Value::Object(fields) = serde_json::to_value(&good).expect("it serialises") else {
+            panic!("no object");
+        };
+        for (field, value) in fields.iter().filter(|(field, _)| *field != "backend") {
+            let mut changed = fields.clone();
+            let was = value.as_f64().expect("a number");
+            // One of what must not be, and less of what must.
+            let other = match field.as_str() {
+                "blocks" => was + 100.0,
+                _ if was == 0.0 => 1.0,
+                _ => was - was.min(5.0),
+            };
+            changed[field] = if value.is_u64() { (other as u64).into() } else { other.into() };
+            let report: Report = serde_json::from_value(changed.into()).expect("a report");
+            assert!(!report.is_good(), "{field}: {report:?}");
+        }
     }
 
     #[test]
     fn the_json_says_whether_all_is_well() {
         let parse = |report: &Report| -> serde_json::Value { serde_json::from_str(&report.json()).expect("JSON") };
-        assert_eq!(parse(&Report::default())["ok"], true);
-        let bad = Report { early_reuse: 1, ..Report::default() };
+        assert_eq!(parse(&good())["ok"], true);
+        let bad = Report { early_reuse: 1, ..good() };
         assert_eq!((&parse(&bad)["ok"], &parse(&bad)["early_reuse"]), (&false.into(), &1.into()));
     }
 
@@ -142,7 +217,9 @@ mod tests {
             "reclaimed_after_death",
             "death_to_reclaim_ms",
             "in_limbo_at_end",
+            "blocks",
             "bytes_leaked",
+            "regions_at_end",
             "early_reuse",
             "content_errors",
         ];

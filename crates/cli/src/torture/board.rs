@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::time::{ClockId, clock_gettime};
@@ -34,8 +35,16 @@ pub enum Count {
     Refused,
     /// Leases forwarded.
     Forwards,
-    /// Allocations that found no room.
+    /// Deaths whose blocks came back.
+    Reclaims,
+    /// Regions that were not given back at the end.
+    LeakedRegions,
+    /// Producers that took more and more, or gave back less than they took.
+    Grown,
+    /// Allocations that found no room on a device that has more than enough.
     OutOfMemory,
+    /// Allocations that found no room on a device that is small on purpose.
+    NoRoom,
     /// Grants that found no slot.
     Full,
     /// Calls that found no file descriptor.
@@ -193,10 +202,31 @@ impl Board {
         death.at.store(nanoseconds(), Ordering::Release);
     }
 
-    /// Forgets the deaths that a producer has to notice: it was kept from it.
-    pub fn forget_deaths(&self, producer: u64) {
+    /// Takes the time that a producer was stopped off that of the deaths it has to notice.
+    pub fn excuse_deaths(&self, producer: u64, stopped: Duration) {
+        let (now, stopped) = (nanoseconds(), u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX));
         for death in self.deaths.iter().filter(|death| death.producer.load(Ordering::Relaxed) == producer) {
-            death.at.store(0, Ordering::Relaxed);
+            let at = death.at.load(Ordering::Relaxed);
+            if at != 0 {
+                // One that came while it was stopped begins when it goes on.
+                let _ = death.at.compare_exchange(
+                    at,
+                    at.saturating_add(stopped).min(now),
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
+            }
+        }
+    }
+
+    /// Ends the time of the deaths that a producer had to notice and did not: it is dead itself. They took at least so
+    /// long.
+    pub fn end_deaths(&self, producer: u64) {
+        for death in self.deaths.iter().filter(|death| death.producer.load(Ordering::Relaxed) == producer) {
+            let at = death.at.swap(0, Ordering::Relaxed);
+            if at != 0 {
+                self.slowest_reclaim.fetch_max(nanoseconds().saturating_sub(at), Ordering::Relaxed);
+            }
         }
     }
 
@@ -207,6 +237,7 @@ impl Board {
             if at != 0 && !holders.contains(&death.participant.load(Ordering::Relaxed)) {
                 let taken = death.at.compare_exchange(at, 0, Ordering::Relaxed, Ordering::Relaxed);
                 if taken.is_ok() {
+                    self.count(Count::Reclaims);
                     self.slowest_reclaim.fetch_max(nanoseconds().saturating_sub(at), Ordering::Relaxed);
                 }
             }
@@ -290,5 +321,23 @@ mod tests {
         board.time_reclaims(7, &[2]);
         assert!(!board.has_deaths(7));
         assert!(board.slowest_reclaim_ms() > 0.0);
+        assert_eq!(board.counted(Count::Reclaims), 1);
+    }
+
+    #[test]
+    fn a_death_counts_when_its_producer_dies_first_and_stops_do_not() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let board = Board::open(&dir.path().join("board")).expect("a board");
+        board.note_death(7, 1);
+        board.excuse_deaths(7, Duration::from_secs(3_600));
+        let before = nanoseconds();
+        board.end_deaths(7);
+        let passed = (nanoseconds() - before) as f64 / 1e6;
+        assert!(!board.has_deaths(7) && board.counted(Count::Reclaims) == 0);
+        assert!(board.slowest_reclaim_ms() <= passed + 1e3, "the stop was counted");
+        board.note_death(8, 1);
+        while nanoseconds() < before + 5_000_000 {}
+        board.end_deaths(8);
+        assert!(board.slowest_reclaim_ms() > 0.0, "it was forgotten");
     }
 }

@@ -1,7 +1,6 @@
 //! Taking by the library: a participant, and its claims.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpu_ipc::host::HostBackend;
@@ -78,17 +77,6 @@ fn is_few_files(error: &Error) -> bool {
     source.raw_os_error() == Some(libc::EMFILE)
 }
 
-impl Leases {
-    /// Reads the first word of a block, where that can be reached, without the device.
-    fn first_word(&self, held: &ReceivedBlock) -> Option<u64> {
-        let (from, _) = self.memory(held)?;
-        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that is valid and only accessed atomically: the host backend
-        // maps the block where its address says, aligned, while it is held. Another process may copy over it meanwhile;
-        // this machine's copies are of whole words, and any value will do.
-        Some(unsafe { AtomicU64::from_ptr(from.cast()) }.load(Ordering::Relaxed))
-    }
-}
-
 impl Borrower for Leases {
     type Held = ReceivedBlock;
 
@@ -122,20 +110,24 @@ impl Borrower for Leases {
             return Ok(true);
         }
         // A late write says when its process died. A block that was allocated when the quarantine was over is nobody's
-        // mistake but the machine's.
-        let died = self.first_word(held).and_then(|word| word.checked_sub(LATE));
-        let lawful = died.is_some_and(|died| message.since >= died.saturating_add(QUARANTINE.as_micros() as u64));
+        // mistake but the machine's; if anything else in it has changed, too, it is somebody's.
+        let is_late = |word: u64| {
+            let died = word.checked_sub(LATE);
+            died.is_some_and(|died| message.since >= died.saturating_add(QUARANTINE.as_micros() as u64))
+        };
+        let lawful = self.copier.differences(message.stamp).all(|(_, word)| is_late(word));
         if lawful {
             self.board.count(Count::TooLate);
         }
         Ok(lawful)
     }
 
-    fn describe(&self, held: &ReceivedBlock) -> String {
-        let first = self.first_word(held).unwrap_or(0);
-        let died =
-            first.checked_sub(LATE).map_or(String::new(), |died| format!(", written by one that died at {died} us"));
-        format!("{:?}, begins with {first:#018x}{died}", held.state())
+    fn describe(&self, held: &ReceivedBlock, message: &Message) -> String {
+        let changed = self.copier.differences(message.stamp).count();
+        let (index, first) = self.copier.differences(message.stamp).next().unwrap_or((0, 0));
+        let died = (first >> 48 == LATE >> 48).then(|| format!(", of one that died at {} us", first - LATE));
+        let (state, died) = (held.state(), died.unwrap_or_default());
+        format!("{state:?}, {changed} of {} words, the first of them word {index}: {first:#018x}{died}", held.len() / 8)
     }
 
     fn is_gone(&self) -> bool {

@@ -48,7 +48,7 @@ pub trait Borrower {
     fn is_intact(&mut self, held: &Self::Held, message: &Message) -> Result<bool, String>;
 
     /// Says what can be said about a block that is not intact.
-    fn describe(&self, held: &Self::Held) -> String;
+    fn describe(&self, held: &Self::Held, message: &Message) -> String;
 
     /// Says whether the producer is gone.
     fn is_gone(&self) -> bool;
@@ -164,7 +164,7 @@ impl<B: Borrower> Consumer<'_, B> {
         if !self.borrower.is_intact(held, message)? {
             self.board.count(Count::EarlyReuse);
             if self.place.control.is_none() {
-                let (serial, found) = (self.place.serial, self.borrower.describe(held));
+                let (serial, found) = (self.place.serial, self.borrower.describe(held, message));
                 let Message { stamp, since, .. } = message;
                 crate::output::complain(&format!(
                     "consumer {serial}: block {stamp}, allocated at {since} us, had changed {when}: {found}"

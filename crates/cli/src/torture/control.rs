@@ -110,7 +110,7 @@ impl Lender for Arena {
 
     fn let_go(&mut self) {}
 
-    fn finish(&mut self) -> u64 {
+    fn finish(&mut self, _: bool) -> u64 {
         // Nobody else is left: what is not back will not come.
         std::thread::sleep(BLIND);
         self.tend();
@@ -162,7 +162,7 @@ impl Borrower for Loans {
         Ok(held.cell.words.iter().all(|word| word.load(Ordering::Acquire) == message.stamp))
     }
 
-    fn describe(&self, _: &Loan) -> String {
+    fn describe(&self, _: &Loan, _: &Message) -> String {
         String::new()
     }
 

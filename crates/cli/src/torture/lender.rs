@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu_ipc::{
-    After, Claims, Descriptor, Error, Gpu, ParticipantId, RegionSource, SentBlock, Session, ShareOptions, To,
+    After, BackendKind, Claims, Descriptor, Error, Gpu, ParticipantId, RegionSource, SentBlock, Session, ShareOptions,
+    To,
 };
 
 use super::audit::Audit;
@@ -14,6 +15,7 @@ use super::board::{Board, Count, microseconds};
 use super::dice::Dice;
 use super::message::{self, Message, Outbox};
 use super::producer::Lender;
+use super::vitals::{Course, Vitals};
 use super::{PATIENCE, Place};
 use crate::copier::Copier;
 use crate::device::explain;
@@ -33,8 +35,13 @@ pub struct Sessions {
     serial: u64,
     copier: Copier,
     audit: Arc<Audit>,
+    gpu: Gpu,
     session: Session,
     kept: VecDeque<(Instant, SentBlock)>,
+    /// Its device is small on purpose.
+    is_small: bool,
+    /// What it took before anybody came, and since; of one that lives for the whole run.
+    course: Option<(Vitals, Course)>,
 }
 
 /// A grant that can be sent.
@@ -59,7 +66,50 @@ impl Sessions {
             .open()
             .map_err(|e| explain(&e))?;
         let copier = Copier::new(&gpu).map_err(|e| explain(&e))?;
-        Ok(Sessions { board: place.board, serial: place.serial, copier, audit, session, kept: VecDeque::new() })
+        let mut sessions = Sessions {
+            board: place.board,
+            serial: place.serial,
+            copier,
+            audit,
+            gpu,
+            session,
+            kept: VecDeque::new(),
+            is_small: place.is_small,
+            course: None,
+        };
+        if let Some(lasts) = place.lasts {
+            // What is made once, at the first block, is no growth.
+            drop(sessions.block(&mut Dice::new(place.seed, place.serial), 0)?);
+            sessions.copier.settle().map_err(|e| explain(&e))?;
+            sessions.session.collect();
+            sessions.session.trim().map_err(|e| explain(&e))?;
+            sessions.course = Some((sessions.vitals(), Course::new(lasts)));
+        }
+        Ok(sessions)
+    }
+
+    fn vitals(&self) -> Vitals {
+        let usage = self.audit.usage();
+        // The host's devices are this process' own, and know what is taken from them; a GPU is everybody's.
+        let info =
+            self.gpu.backend().memory_info(self.gpu.device()).ok().filter(|_| self.gpu.kind() == BackendKind::Host);
+        Vitals::read(usage.regions, info.map_or(usage.reserved, |info| info.total_bytes - info.free_bytes))
+    }
+
+    /// Waits until every region has been given back, and until the process takes no more than before anybody came, if
+    /// that is known; says what is missing.
+    fn rest(&self) -> (u64, Option<String>) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let trimmed = self.session.trim();
+            let usage = self.audit.usage();
+            let above = self.course.as_ref().and_then(|(before, _)| self.vitals().above(*before));
+            if (usage.regions == 0 && above.is_none()) || Instant::now() > end {
+                let above = above.or_else(|| trimmed.err().map(|e| explain(&e)));
+                return (usage.regions, above);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Makes a block with a stamp in it, if there is room.
@@ -75,7 +125,7 @@ impl Sessions {
                 Ok(Some(block))
             }
             Err(Error::OutOfMemory { .. }) => {
-                self.board.count(Count::OutOfMemory);
+                self.board.count(if self.is_small { Count::NoRoom } else { Count::OutOfMemory });
                 // Regions that nobody uses can be taken by others.
                 if dice.in_thousand(200) {
                     self.session.trim().map_err(|e| explain(&e))?;
@@ -200,6 +250,10 @@ impl Lender for Sessions {
     }
 
     fn tend(&mut self) {
+        if let Some((rest, mut course)) = self.course.take() {
+            course.look(|| self.vitals());
+            self.course = Some((rest, course));
+        }
         let now = Instant::now();
         self.kept.retain(|(until, _)| *until > now);
         if self.board.has_deaths(self.serial) {
@@ -213,7 +267,28 @@ impl Lender for Sessions {
         self.kept.clear();
     }
 
-    fn finish(&mut self) -> u64 {
+    fn finish(&mut self, alone: bool) -> u64 {
+        if alone {
+            let (regions, above) = self.rest();
+            self.board.add(Count::LeakedRegions, regions);
+            let grown = self.course.as_ref().and_then(|(_, course)| course.grown());
+            for why in above.into_iter().chain(grown) {
+                self.board.count(Count::Grown);
+                crate::output::complain(&format!("producer {}: {why}", self.serial));
+            }
+        }
+        let end = Instant::now() + PATIENCE;
+        while self.board.has_deaths(self.serial) && Instant::now() < end {
+            self.tend();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if self.board.has_deaths(self.serial) {
+            let (serial, holders) = (self.serial, self.session.stats().holders);
+            crate::output::complain(&format!(
+                "producer {serial}: deaths without a reclaim; {holders:?} hold something"
+            ));
+            self.board.count(Count::LeakedBlocks);
+        }
         let report = self.session.shutdown(PATIENCE);
         let stats = self.session.stats();
         if report.blocks != 0 || stats.leaked_blocks != 0 || self.audit.outstanding() != 0 {

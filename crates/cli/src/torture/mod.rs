@@ -4,10 +4,10 @@
 //! 2. `producer`, `consumer`: what each of them does; `lender`, `borrower`: by the library; `control`: by a method that
 //!    must fail.
 //! 3. `board`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`: which
-//!    bytes a session takes and gives back; `fork`: children that live on; `dice`: chance.
+//!    bytes a session takes and gives back; `vitals`: what a process takes; `fork`: children that live on; `dice`: chance.
 //!
 //! Every block has its generation all over it. Whoever holds it compares before and after; bytes that come back are
-//! overwritten at once where they can be reached. docs/TORTURE.md says what is done to whom.
+//! overwritten at once where they can be reached. docs/TESTING.md says what is done to whom.
 
 mod audit;
 mod board;
@@ -22,6 +22,7 @@ mod process;
 mod producer;
 mod report;
 mod torment;
+mod vitals;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -96,6 +97,12 @@ pub struct MemberOptions {
     /// The device
     #[arg(long)]
     pub device: String,
+    /// How many seconds the run lasts, for a producer that lives as long
+    #[arg(long)]
+    pub lasts: Option<u64>,
+    /// Its device is small on purpose
+    #[arg(long)]
+    pub small: bool,
     /// The control, if it is one
     #[arg(long, value_enum)]
     pub control: Option<Control>,
@@ -112,6 +119,8 @@ pub struct Place {
     control: Option<Control>,
     backend: BackendKind,
     device: String,
+    lasts: Option<Duration>,
+    is_small: bool,
 }
 
 /// A device, and what the host backend alone can be made to do.
@@ -171,6 +180,8 @@ pub fn run_member(options: &MemberOptions) -> Outcome {
             control: options.control,
             backend: options.backend.kind(),
             device: options.device.clone(),
+            lasts: options.lasts.map(Duration::from_secs),
+            is_small: options.small,
         };
         if place.serial == place.producer { producer::run(&place) } else { consumer::run(&place) }
     });

@@ -32,8 +32,10 @@ pub struct Process {
     pub slot: usize,
     /// It runs under another one that makes a pid namespace, and only that one can be signalled.
     pub contained: bool,
-    /// When it goes on.
-    pub stopped_until: Option<Instant>,
+    /// Since when it is stopped, and when it goes on.
+    pub stopped: Option<(Instant, Instant)>,
+    /// It lives for the whole run.
+    pub lifelong: bool,
     /// It was told to end by itself.
     pub told_to_end: bool,
     /// The last beat that was seen, and when.
@@ -62,7 +64,18 @@ impl Process {
         // It is waited for by number, with the orphans that others leave behind.
         let pid = Pid::from_child(&child);
         let seen = (0, Instant::now());
-        Ok(Process { pid, role, serial, producer, slot, contained, stopped_until: None, told_to_end: false, seen })
+        Ok(Process {
+            pid,
+            role,
+            serial,
+            producer,
+            slot,
+            contained,
+            stopped: None,
+            lifelong: false,
+            told_to_end: false,
+            seen,
+        })
     }
 
     /// Sends it a signal; one that has just ended needs none.
@@ -84,7 +97,7 @@ impl Process {
     pub fn silence(&mut self, board: &Board) -> Duration {
         let beat = self.member(board).beat.load(Ordering::Relaxed);
         let now = Instant::now();
-        if self.stopped_until.is_some() || beat != self.seen.0 {
+        if self.stopped.is_some() || beat != self.seen.0 {
             self.seen = (beat, now);
         }
         now - self.seen.1

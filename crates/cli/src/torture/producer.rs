@@ -21,8 +21,9 @@ pub trait Lender {
     /// Lets go of what the producer itself keeps.
     fn let_go(&mut self);
 
-    /// Waits until nothing is held, and says how many blocks did not come back.
-    fn finish(&mut self) -> u64;
+    /// Waits until nothing is held, and says how many blocks did not come back. When it is `alone`, because everybody else
+    /// has left, nothing else of theirs may be left either.
+    fn finish(&mut self, alone: bool) -> u64;
 }
 
 /// Lives until the run ends.
@@ -63,7 +64,7 @@ fn serve(place: &Place, lender: &mut impl Lender) -> Result<(), String> {
         std::thread::sleep(Duration::from_millis(1));
     }
     beat();
-    board.add(Count::LeakedBlocks, lender.finish());
+    board.add(Count::LeakedBlocks, lender.finish(board.phase() == Phase::Finish));
     Ok(())
 }
 

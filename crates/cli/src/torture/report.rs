@@ -28,8 +28,16 @@ pub struct Report {
     pub double_retire: u64,
     /// Blocks that did not come back.
     pub leaked_blocks: u64,
+    /// Regions of the device's memory that did not come back when everybody had left.
+    pub leaked_regions: u64,
+    /// Producers that took more and more, or did not give back what they took for those who came.
+    pub grown: u64,
+    /// Allocations that found no room on a device that has more than enough.
+    pub out_of_memory: u64,
     /// Processes that did nothing any more.
     pub hung: u64,
+    /// Deaths whose blocks came back to a producer that lives.
+    pub reclaims: u64,
     /// The longest time from a death to the return of what was held, in milliseconds, quarantine included.
     pub max_death_to_reclaim_ms: f64,
     /// Processes that ended by themselves with an error; which, and why, is on standard error.
@@ -39,37 +47,65 @@ pub struct Report {
 }
 
 impl Report {
-    /// Says whether nothing was found, and no process crashed.
+    /// Says whether nothing was found, no process crashed, and as much was done as makes that worth something.
     pub fn is_good(&self) -> bool {
-        !self.has_finding() && self.crashes == 0
+        !self.has_finding() && self.crashes == 0 && self.shortfalls().is_empty()
     }
 
     fn has_finding(&self) -> bool {
         self.early_reuse + self.double_retire + self.leaked_blocks + self.hung > 0
+            || self.leaked_regions + self.grown + self.out_of_memory > 0
+    }
+
+    /// Lists what was done less often than its floor: a tenth or less of what a machine with two busy cores does.
+    pub fn shortfalls(&self) -> Vec<String> {
+        if self.control.is_some() {
+            return Vec::new();
+        }
+        let floors = [
+            ("leases claimed", self.claims, 20 * self.seconds),
+            ("consumers killed", self.kills, self.seconds / 4),
+            ("producers killed", self.producer_kills, self.seconds / 20),
+            ("processes stopped", self.stops, self.seconds / 2),
+            ("children forked", self.forks, self.seconds / 10),
+            ("deaths whose blocks came back", self.reclaims, self.seconds / 10),
+        ];
+        let short = floors.into_iter().filter(|(_, done, floor)| done < floor);
+        short.map(|(what, done, floor)| format!("{done} {what}, not {floor}")).collect()
     }
 
     /// Makes one JSON object: the fields, and `ok`.
     pub fn json(&self) -> String {
-        output::judged(self.is_good(), self)
+        #[derive(Serialize)]
+        struct Judged<'a> {
+            #[serde(flatten)]
+            report: &'a Report,
+            shortfalls: Vec<String>,
+        }
+        output::judged(self.is_good(), &Judged { report: self, shortfalls: self.shortfalls() })
     }
 
     /// Makes what people read.
     pub fn text(&self) -> String {
         let Report { seconds, seed, kills, producer_kills, stops, forks, claims, .. } = self;
         let Report { early_reuse, double_retire, leaked_blocks, hung, max_death_to_reclaim_ms, crashes, .. } = self;
+        let Report { reclaims, leaked_regions, grown, out_of_memory, .. } = self;
+        let short = self.shortfalls().join("; ");
         let last = match (self.control, self.has_finding()) {
-            (None, false) if *crashes > 0 => "A process crashed.",
-            (None, false) => "Nothing was lost, nothing was freed early.",
-            (None, true) => "Something went wrong.",
-            (Some(_), false) => "The control's fault was not found: run it for longer.",
-            (Some(_), true) => "The control's fault was found, as it must be.",
+            (None, false) if *crashes > 0 => "A process crashed.".to_owned(),
+            (None, false) if !short.is_empty() => format!("Too little was done to say anything: {short}."),
+            (None, false) => "Nothing was lost, nothing was freed early.".to_owned(),
+            (None, true) => "Something went wrong.".to_owned(),
+            (Some(_), false) => "The control's fault was not found: run it for longer.".to_owned(),
+            (Some(_), true) => "The control's fault was found, as it must be.".to_owned(),
         };
         format!(
             "{seconds} s with seed {seed}: {claims} leases claimed\n\
              {kills} consumers and {producer_kills} producers killed, {stops} processes stopped, {forks} forked\n\
              used again while held: {early_reuse}, ended twice: {double_retire}, leaked blocks: {leaked_blocks}, \
-             hung: {hung}, crashed: {crashes}\n\
-             at most {max_death_to_reclaim_ms:.0} ms from a death to the return of what was held\n{last}"
+             leaked regions: {leaked_regions}\n\
+             out of memory: {out_of_memory}, grown: {grown}, hung: {hung}, crashed: {crashes}\n\
+             {reclaims} deaths whose blocks came back, after {max_death_to_reclaim_ms:.0} ms at most\n{last}"
         )
     }
 }
@@ -87,11 +123,17 @@ mod tests {
             Report { double_retire: 1, ..good.clone() },
             Report { leaked_blocks: 1, ..good.clone() },
             Report { hung: 1, ..good.clone() },
+            Report { leaked_regions: 1, ..good.clone() },
+            Report { grown: 1, ..good.clone() },
+            Report { out_of_memory: 1, ..good.clone() },
         ];
         for report in findings {
             assert!(!report.is_good() && report.has_finding(), "{report:?}");
             assert!(report.json().starts_with("{\"ok\":false,"), "{}", report.json());
         }
+        let idle = Report { seconds: 60, ..good.clone() };
+        assert!(!idle.is_good() && !idle.has_finding(), "a minute in which next to nothing was done: {idle:?}");
+        assert!(idle.text().contains("9 leases claimed, not 1200"), "{}", idle.text());
         let crashed = Report { crashes: 1, ..good };
         assert!(!crashed.is_good() && crashed.text().ends_with("A process crashed."), "{}", crashed.text());
         let control = Report { control: Some(Control::Counter), ..crashed };

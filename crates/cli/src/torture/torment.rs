@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use gpu_ipc::BackendKind;
 use rustix::process::{Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
 
 use super::board::{Board, Count, Phase};
@@ -17,7 +18,7 @@ use super::{Control, PATIENCE, TortureOptions};
 use crate::args::Vendor;
 use crate::output;
 
-/// Producers at a time.
+/// Producers at a time that are killed, or end. Two more live for the whole run, one of them on a small device.
 const PRODUCERS: usize = 2;
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(5);
@@ -50,6 +51,11 @@ pub fn run(options: &TortureOptions, backend: Vendor, device: &str) -> Result<(R
         crashes: Vec::new(),
         report: Report { seconds: options.seconds, seed, control: options.control, ..Report::default() },
     };
+    if torment.options.control.is_none() {
+        for small in [false, true] {
+            torment.start(Role::Producer, None, Some(small))?;
+        }
+    }
     torment.work()?;
     torment.end()?;
     Ok((torment.finished(), std::mem::take(&mut torment.crashes)))
@@ -114,21 +120,22 @@ impl Torment<'_> {
 
     /// Starts what is missing.
     fn refill(&mut self) -> Result<(), String> {
-        let producers = self.processes.iter().filter(|p| p.role == Role::Producer && !p.told_to_end).count();
-        for _ in producers..PRODUCERS {
-            self.start(Role::Producer, None)?;
+        let mortal = |p: &&Process| p.role == Role::Producer && !p.told_to_end && !p.lifelong;
+        for _ in self.processes.iter().filter(mortal).count()..PRODUCERS {
+            self.start(Role::Producer, None, None)?;
         }
         let up = |p: &&Process| p.role == Role::Producer && !p.told_to_end && p.is_up(self.board);
         let hosts: Vec<u64> = self.processes.iter().filter(up).map(|p| p.serial).collect();
         let consumers = self.processes.iter().filter(|p| p.role == Role::Consumer).count();
         for _ in consumers..self.options.consumers as usize {
             let Some(&producer) = self.dice.one_of(&hosts) else { break };
-            self.start(Role::Consumer, Some(producer))?;
+            self.start(Role::Consumer, Some(producer), None)?;
         }
         Ok(())
     }
 
-    fn start(&mut self, role: Role, producer: Option<u64>) -> Result<(), String> {
+    /// Starts a process. A producer that is `lifelong` lives for the whole run, on a small device if that is so.
+    fn start(&mut self, role: Role, producer: Option<u64>, lifelong: Option<bool>) -> Result<(), String> {
         self.serial += 1;
         let (serial, slot) = (self.serial, free_slot(&self.processes)?);
         let producer = producer.unwrap_or(serial);
@@ -145,10 +152,15 @@ impl Torment<'_> {
             Some(Control::BlindTimeout) => drop(command.args(["--control", "blind-timeout"])),
             None => {}
         }
-        if role == Role::Producer {
-            command.env("GPU_IPC_HOST_BYTES", HOST_BYTES);
+        if lifelong.is_some() {
+            command.args(["--lasts", &self.options.seconds.to_string()]);
         }
-        let process = Process::start(command, self.board, role, (serial, producer, slot), contained)?;
+        // Only the host's devices can be made small.
+        if role == Role::Producer && lifelong != Some(false) && self.backend.kind() == BackendKind::Host {
+            command.arg("--small").env("GPU_IPC_HOST_BYTES", HOST_BYTES);
+        }
+        let mut process = Process::start(command, self.board, role, (serial, producer, slot), contained)?;
+        process.lifelong = lifelong.is_some();
         self.processes.push(process);
         Ok(())
     }
@@ -157,11 +169,13 @@ impl Torment<'_> {
     fn hurt(&mut self) {
         let now = Instant::now();
         for process in &mut self.processes {
-            if process.stopped_until.is_some_and(|until| until <= now) {
-                process.stopped_until = None;
+            if let Some((since, until)) = process.stopped
+                && until <= now
+            {
+                process.stopped = None;
                 if process.role == Role::Producer {
                     // Whoever died meanwhile waited for it to go on.
-                    self.board.forget_deaths(process.serial);
+                    self.board.excuse_deaths(process.serial, since.elapsed());
                 }
                 process.signal(Signal::CONT);
             }
@@ -178,7 +192,7 @@ impl Torment<'_> {
             self.kill(Role::Producer);
         }
         if !control && self.dice.in_thousand(1) {
-            let running: Vec<usize> = self.candidates(|p| p.role == Role::Producer && !p.told_to_end);
+            let running: Vec<usize> = self.candidates(|p| p.role == Role::Producer && !p.told_to_end && !p.lifelong);
             if let Some(&place) = self.dice.one_of(&running) {
                 self.processes[place].told_to_end = true;
                 self.processes[place].member(self.board).ending.store(1, Ordering::Release);
@@ -195,16 +209,16 @@ impl Torment<'_> {
     }
 
     fn kill(&mut self, role: Role) {
-        let all = self.candidates(|p| p.role == role && !p.told_to_end);
+        let all = self.candidates(|p| p.role == role && !p.told_to_end && !p.lifelong);
         let Some(&place) = self.dice.one_of(&all) else { return };
         let process = &self.processes[place];
         let member = process.member(self.board);
         match role {
-            Role::Producer => self.board.forget_deaths(process.serial),
+            Role::Producer => self.board.end_deaths(process.serial),
             // The time to the return is that of a death alone: not while its producer stands still.
             Role::Consumer => {
-                let stopped = self.processes.iter().any(|p| p.serial == process.producer && p.stopped_until.is_some());
-                if !stopped && !process.contained && member.forked.load(Ordering::Acquire) == 0 {
+                let ends = self.processes.iter().any(|p| p.serial == process.producer && p.told_to_end);
+                if !ends && !process.contained && member.forked.load(Ordering::Acquire) == 0 {
                     self.board.note_death(process.producer, member.participant.load(Ordering::Relaxed));
                 }
             }
@@ -216,16 +230,14 @@ impl Torment<'_> {
     fn stop(&mut self) {
         let producers = self.options.control.is_none() && self.dice.in_thousand(100);
         let all = self.candidates(|p| {
-            (p.role == Role::Consumer || producers) && !p.contained && p.stopped_until.is_none() && !p.told_to_end
+            (p.role == Role::Consumer || producers) && !p.contained && p.stopped.is_none() && !p.told_to_end
         });
         let Some(&place) = self.dice.one_of(&all) else { return };
         let time = Duration::from_millis(10 + self.dice.below(1200));
         let process = &mut self.processes[place];
-        if process.role == Role::Producer {
-            self.board.forget_deaths(process.serial);
-        }
         process.signal(Signal::STOP);
-        process.stopped_until = Some(Instant::now() + time);
+        let now = Instant::now();
+        process.stopped = Some((now, now + time));
         self.report.stops += 1;
     }
 
@@ -237,7 +249,7 @@ impl Torment<'_> {
             let process = self.processes.swap_remove(place);
             process.member(self.board).serial.store(0, Ordering::Release);
             if process.role == Role::Producer {
-                self.board.forget_deaths(process.serial);
+                self.board.end_deaths(process.serial);
             }
             match (status.terminating_signal(), process.role) {
                 (Some(libc::SIGKILL), Role::Producer) => self.report.producer_kills += 1,
@@ -270,7 +282,10 @@ impl Torment<'_> {
     /// what is left.
     fn end(&mut self) -> Result<(), String> {
         for process in &mut self.processes {
-            if process.stopped_until.take().is_some() {
+            if let Some((since, _)) = process.stopped.take() {
+                if process.role == Role::Producer {
+                    self.board.excuse_deaths(process.serial, since.elapsed());
+                }
                 process.signal(Signal::CONT);
             }
         }
@@ -302,7 +317,7 @@ impl Torment<'_> {
             let rest = [
                 Count::Refused,
                 Count::Forwards,
-                Count::OutOfMemory,
+                Count::NoRoom,
                 Count::Full,
                 Count::FewFiles,
                 Count::LateWrites,
@@ -317,6 +332,10 @@ impl Torment<'_> {
             early_reuse: counted(Count::EarlyReuse),
             double_retire: counted(Count::DoubleRetire),
             leaked_blocks: counted(Count::LeakedBlocks),
+            leaked_regions: counted(Count::LeakedRegions),
+            grown: counted(Count::Grown),
+            out_of_memory: counted(Count::OutOfMemory),
+            reclaims: counted(Count::Reclaims),
             max_death_to_reclaim_ms: self.board.slowest_reclaim_ms(),
             crashes: self.crashes.len() as u64,
             ..self.report.clone()
