@@ -90,7 +90,7 @@ fn bm_alloc_and_free_under_contention(bencher: Bencher<'_, '_>, threads: usize) 
 
 #[divan::bench(sample_size = 1000)]
 fn pool_hit(bencher: Bencher<'_, '_>) {
-    let pool = Pool::new(PoolOptions::new("pool"), bfc());
+    let pool = Pool::new(PoolOptions::new("pool"), bfc()).expect("a pool");
     bencher.bench_local(|| {
         use allocators::Allocator;
         let placed = pool.alloc(Request::new(4096)).expect("room");

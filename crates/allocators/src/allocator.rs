@@ -1,12 +1,12 @@
 //! What every allocator can do, so that wrappers stack and a process can hold any of them.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use gpu_api::{Error, Result, StreamIdentity};
+use gpu_api::{Error, Result};
 
 use crate::upstream::no_memory;
-use crate::{AllocatorStats, Bfc, Completion, Memory, Placed, Request, Snapshot, SubAllocator};
+use crate::{AllocatorStats, Bfc, Memory, Placed, Request, Snapshot, SubAllocator, Trim, Work};
 
 /// An allocator of addresses in device or host memory.
 ///
@@ -37,22 +37,43 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out; nothing changes then.
     fn free(&self, address: u64) -> Result<()>;
 
-    /// Takes an allocation back whose bytes may be used again once `done` says so, and by `stream` in its order at once
-    /// ([`Request::on`]).
+    /// Takes an allocation back whose bytes may be used again once all of this work, and what was
+    /// [noted](Allocator::record_work) before, has finished. When a single stream's work is left, that stream may use them
+    /// at once, in its order ([`Request::on`]).
     ///
-    /// `done` stands for the work that was queued on `stream` before this call.
+    /// Work stands for what was queued before this call.
     ///
     /// # Errors
     ///
-    /// As [`free`](Allocator::free), and [`Error::Unsupported`] of an allocator that has to look at the memory when it is
-    /// freed or gives it away at once.
-    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
-        let _ = (address, stream, done);
-        Err(Error::Unsupported {
-            what: "freeing memory that is still worked on",
-            why: format!("{} cannot keep it until then", self.name()),
-            remedy: "synchronise the stream, then free it",
-        })
+    /// As [`free`](Allocator::free), and [`Error::Unsupported`] of an allocator that gives the memory away at once.
+    fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
+        if work.is_empty() {
+            return self.free(address);
+        }
+        Err(no_patience(self.name()))
+    }
+
+    /// Notes work that touches an allocation, such as that of a second stream: after its free, whatever that says, its
+    /// bytes are not used again before this work has finished, but by its own stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for an address that is not handed out, and [`Error::Unsupported`] as
+    /// [`free_after`](Allocator::free_after).
+    #[doc(alias = "record_stream")]
+    fn record_work(&self, address: u64, work: Work) -> Result<()> {
+        let _ = (address, work);
+        Err(no_patience(self.name()))
+    }
+
+    /// Says whether somebody waits for memory of it: who keeps some that is free gives it back then.
+    fn is_wanted(&self) -> bool {
+        false
+    }
+
+    /// Adds somebody who keeps memory of it that is free, to be asked for it before a request fails or waits.
+    fn register_keeper(&self, keeper: Weak<dyn Trim>) {
+        let _ = keeper;
     }
 
     /// Returns what is known of an allocation; `None` for an address that is not handed out.
@@ -95,6 +116,16 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+/// Makes the error of an allocator that keeps nothing until work is done.
+#[cold]
+fn no_patience(name: &str) -> Error {
+    Error::Unsupported {
+        what: "freeing memory that is still worked on",
+        why: format!("{name} cannot keep it until then"),
+        remedy: "synchronise the stream, then free it",
+    }
+}
+
 /// Hands on to the allocator beneath what a wrapper does not change.
 macro_rules! hand_on {
     ($inner:tt: $($method:ident),*) => { $(crate::allocator::hand_on!(@$method $inner);)* };
@@ -117,10 +148,24 @@ macro_rules! hand_on {
         fn free_after(
             &self,
             address: u64,
-            stream: gpu_api::StreamIdentity,
-            done: std::sync::Arc<dyn crate::Completion>,
+            work: Vec<crate::Work>,
         ) -> gpu_api::Result<()> {
-            self.$inner.free_after(address, stream, done)
+            self.$inner.free_after(address, work)
+        }
+    };
+    (@record_work $inner:tt) => {
+        fn record_work(&self, address: u64, work: crate::Work) -> gpu_api::Result<()> {
+            self.$inner.record_work(address, work)
+        }
+    };
+    (@is_wanted $inner:tt) => {
+        fn is_wanted(&self) -> bool {
+            self.$inner.is_wanted()
+        }
+    };
+    (@register_keeper $inner:tt) => {
+        fn register_keeper(&self, keeper: std::sync::Weak<dyn crate::Trim>) {
+            self.$inner.register_keeper(keeper);
         }
     };
     (@get $inner:tt) => {
@@ -179,8 +224,20 @@ unsafe impl<U: SubAllocator> Allocator for Bfc<U> {
         Bfc::free(self, address)
     }
 
-    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
-        self.free_when(address, stream, done)
+    fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
+        self.free_after_all(address, work)
+    }
+
+    fn record_work(&self, address: u64, work: Work) -> Result<()> {
+        Bfc::record_work(self, address, work)
+    }
+
+    fn is_wanted(&self) -> bool {
+        Bfc::is_wanted(self)
+    }
+
+    fn register_keeper(&self, keeper: Weak<dyn Trim>) {
+        Bfc::register_keeper(self, keeper);
     }
 
     fn get(&self, address: u64) -> Option<Placed> {
@@ -226,8 +283,20 @@ unsafe impl<A: Allocator + ?Sized> Allocator for Arc<A> {
         (**self).free(address)
     }
 
-    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
-        (**self).free_after(address, stream, done)
+    fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
+        (**self).free_after(address, work)
+    }
+
+    fn record_work(&self, address: u64, work: Work) -> Result<()> {
+        (**self).record_work(address, work)
+    }
+
+    fn is_wanted(&self) -> bool {
+        (**self).is_wanted()
+    }
+
+    fn register_keeper(&self, keeper: Weak<dyn Trim>) {
+        (**self).register_keeper(keeper);
     }
 
     fn get(&self, address: u64) -> Option<Placed> {

@@ -1,15 +1,23 @@
 //! Bytes that several allocators may take together.
 
+use std::fmt;
+use std::sync::Weak;
 use std::time::Instant;
 
+use crate::Trim;
+use crate::keepers::Keepers;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::upstream::{RoomListener, RoomListeners};
 
-/// A limit that several allocators share: what one takes the others cannot.
-#[derive(Debug)]
+/// A limit that several allocators share: what one takes the others cannot. Bytes that come back wake everybody who waits
+/// for memory under it.
 pub struct Budget {
     limit: u64,
     state: Mutex<State>,
     given_back: Condvar,
+    /// Who may find room when bytes come back.
+    listeners: RoomListeners,
+    keepers: Keepers,
 }
 
 #[derive(Debug, Default)]
@@ -21,7 +29,13 @@ struct State {
 impl Budget {
     /// Allows this many bytes.
     pub fn new(limit: u64) -> Budget {
-        Budget { limit, state: Mutex::new(State::default()), given_back: Condvar::new() }
+        Budget {
+            limit,
+            state: Mutex::new(State::default()),
+            given_back: Condvar::new(),
+            listeners: RoomListeners::default(),
+            keepers: Keepers::default(),
+        }
     }
 
     /// Returns the bytes that are allowed.
@@ -52,6 +66,7 @@ impl Budget {
     /// The bytes that are left, after the deadline; at once if they are more than the limit.
     pub fn take_until(&self, bytes: u64, deadline: Option<Instant>) -> Result<(), u64> {
         let mut state = self.state();
+        let mut asked_keepers = false;
         loop {
             let free = self.limit - state.used;
             if bytes <= free {
@@ -61,6 +76,17 @@ impl Budget {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let Some(left) = left.filter(|left| !left.is_zero() && bytes <= self.limit) else { return Err(free) };
             state.waiters += 1;
+            if !asked_keepers {
+                // Not before it is known that somebody waits: what comes back meanwhile would be kept again.
+                asked_keepers = true;
+                drop(state);
+                self.keepers.ask();
+                state = self.state();
+                if bytes <= self.limit - state.used {
+                    state.waiters -= 1;
+                    continue;
+                }
+            }
             state = self.given_back.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             state.waiters -= 1;
         }
@@ -76,10 +102,32 @@ impl Budget {
         if waiters > 0 {
             self.given_back.notify_all();
         }
+        self.listeners.tell();
+    }
+
+    /// Tells somebody whenever bytes come back.
+    pub(crate) fn subscribe(&self, listener: Weak<dyn RoomListener>) {
+        self.listeners.add(listener);
+    }
+
+    /// Says whether somebody waits for bytes.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.state().waiters > 0
+    }
+
+    /// Adds somebody who keeps free memory that counts here.
+    pub(crate) fn register_keeper(&self, keeper: Weak<dyn Trim>) {
+        self.keepers.add(keeper);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Budget").field("limit", &self.limit).field("used", &self.used()).finish()
     }
 }
 

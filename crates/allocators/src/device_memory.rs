@@ -1,11 +1,11 @@
 //! Regions from a device's driver: private ones, and ones that other processes may map.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use gpu_api::{Allocation, DevicePtr, Error, Export, ForkGuard, Gpu, Region, RegionId, Result, Sharing};
 
-use crate::{Budget, DeviceBytes, Extent, Memory, SubAllocator};
+use crate::{Budget, DeviceBytes, Extent, Memory, RoomListener, SubAllocator};
 
 /// Memory of a device that no other process ever sees.
 #[derive(Debug)]
@@ -126,6 +126,12 @@ unsafe impl SubAllocator for DeviceMemory {
         self.gpu.info().total_bytes.min(self.budget.as_ref().map_or(u64::MAX, |budget| budget.limit()))
     }
 
+    fn subscribe(&self, listener: Weak<dyn RoomListener>) {
+        if let Some(budget) = &self.budget {
+            budget.subscribe(listener);
+        }
+    }
+
     fn memory(&self) -> Result<Arc<dyn Memory>> {
         if let Some(bytes) = self.bytes.get() {
             return Ok(Arc::<DeviceBytes>::clone(bytes));
@@ -202,6 +208,10 @@ unsafe impl SubAllocator for Shareable {
 
     fn capacity(&self) -> u64 {
         self.device.capacity()
+    }
+
+    fn subscribe(&self, listener: Weak<dyn RoomListener>) {
+        self.device.subscribe(listener);
     }
 
     fn memory(&self) -> Result<Arc<dyn Memory>> {

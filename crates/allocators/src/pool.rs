@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
+use std::sync::{Arc, Weak};
 
 use gpu_api::{Error, Result};
 
-use crate::allocator::hand_on;
 use crate::bfc::Counters;
 use crate::request::foreign;
 use crate::sync::{Mutex, MutexGuard, PoisonError};
-use crate::{Allocator, AllocatorStats, Placed, Request};
+use crate::{Allocator, AllocatorStats, Memory, Placed, Request, Snapshot, Trim, Work};
 
 /// How many evictions there are between two looks at whether the pool is too small.
 const CHECK_AFTER: u64 = 1000;
@@ -20,7 +20,7 @@ const GROWN_TO: usize = 100;
 const GROWN_BY: f64 = 1.1;
 
 /// What sizes are rounded up to, so that more requests are of one size.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub enum Rounding {
     /// Nothing.
@@ -30,6 +30,9 @@ pub enum Rounding {
     PowerOfTwo,
     /// The next multiple, of at least 1.
     MultipleOf(u64),
+    /// A rule of your own: from what is asked for to at least as much, or `None` for more than can be said. Less than what
+    /// is asked for counts as `None`.
+    Custom(fn(u64) -> Option<u64>),
 }
 
 impl Rounding {
@@ -38,12 +41,13 @@ impl Rounding {
             Rounding::None => Some(bytes),
             Rounding::PowerOfTwo => bytes.checked_next_power_of_two(),
             Rounding::MultipleOf(step) => bytes.checked_next_multiple_of(step.max(1)),
+            Rounding::Custom(rule) => rule(bytes).filter(|&rounded| rounded >= bytes),
         }
     }
 }
 
 /// How a [`Pool`] is set up.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PoolOptions {
     /// What reports call it.
@@ -115,6 +119,8 @@ type Kind = (u64, u64);
 struct Out {
     placed: Placed,
     kind: Kind,
+    /// Whether work was noted that may not have finished when it is freed.
+    is_worked_on: bool,
 }
 
 #[derive(Default)]
@@ -146,7 +152,7 @@ struct State {
 /// ```
 /// use allocators::{Allocator, Bfc, BfcOptions, Pool, PoolOptions, Request, Simulated};
 ///
-/// let pool = Pool::new(PoolOptions::new("pool"), Bfc::new(BfcOptions::new("bfc"), Simulated::new()));
+/// let pool = Pool::new(PoolOptions::new("pool"), Bfc::new(BfcOptions::new("bfc"), Simulated::new()))?;
 /// let first = pool.alloc(Request::new(1000))?.address;
 /// pool.free(first)?;
 /// assert_eq!(pool.alloc(Request::new(1000))?.address, first);
@@ -154,6 +160,11 @@ struct State {
 /// # Ok::<(), gpu_api::Error>(())
 /// ```
 pub struct Pool<A: Allocator> {
+    core: Arc<Core<A>>,
+}
+
+/// A [`Pool`] as its upstream knows it.
+struct Core<A> {
     options: PoolOptions,
     upstream: A,
     state: Mutex<State>,
@@ -161,9 +172,23 @@ pub struct Pool<A: Allocator> {
 
 impl<A: Allocator> Pool<A> {
     /// Makes a pool that keeps nothing yet.
-    pub fn new(options: PoolOptions, upstream: A) -> Pool<A> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a pool of no buffers that is to grow: it would keep nothing, and never learn how many it needs.
+    pub fn new(options: PoolOptions, upstream: A) -> Result<Pool<A>> {
+        if options.auto_resize && options.buffers == 0 {
+            return Err(Error::Invalid {
+                what: "the buffers of a pool that grows",
+                got: "0".into(),
+                must: "at least 1, or `auto_resize(false)` to pass everything through",
+            });
+        }
         let state = State { limit: options.buffers, ..State::default() };
-        Pool { options, upstream, state: Mutex::new(state) }
+        let core = Arc::new(Core { options, upstream, state: Mutex::new(state) });
+        let keeper: Weak<dyn Trim> = Arc::<Core<A>>::downgrade(&core);
+        core.upstream.register_keeper(keeper);
+        Ok(Pool { core })
     }
 
     /// Returns what it has done.
@@ -178,7 +203,7 @@ impl<A: Allocator> Pool<A> {
 
     /// Returns the allocator beneath.
     pub fn upstream(&self) -> &A {
-        &self.upstream
+        &self.core.upstream
     }
 
     /// Gives every buffer that it keeps back to upstream, and says how many bytes.
@@ -187,6 +212,31 @@ impl<A: Allocator> Pool<A> {
     ///
     /// The first error of upstream's; the other buffers are given back all the same.
     pub fn clear(&self) -> Result<u64> {
+        self.core.clear()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.core.state()
+    }
+
+    fn ask_upstream(&self, request: Request) -> Result<Placed> {
+        // At once: what is kept here may be what it would wait for.
+        let error = match self.core.upstream.alloc(request.at_once()) {
+            Err(error @ Error::OutOfMemory { .. }) => error,
+            other => return other,
+        };
+        if request.until.is_none() {
+            return if self.clear()? > 0 { self.core.upstream.alloc(request) } else { Err(error) };
+        }
+        self.state().waiters += 1;
+        let placed = self.clear().and_then(|_| self.core.upstream.alloc(request));
+        self.state().waiters -= 1;
+        placed
+    }
+}
+
+impl<A: Allocator> Core<A> {
+    fn clear(&self) -> Result<u64> {
         self.upstream.check_owner()?;
         let kept: Vec<(u64, u64)> = {
             let mut state = self.state();
@@ -209,20 +259,11 @@ impl<A: Allocator> Pool<A> {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn ask_upstream(&self, request: Request) -> Result<Placed> {
-        // At once: what is kept here may be what it would wait for.
-        let error = match self.upstream.alloc(request.at_once()) {
-            Err(error @ Error::OutOfMemory { .. }) => error,
-            other => return other,
-        };
-        if request.until.is_none() {
-            return if self.clear()? > 0 { self.upstream.alloc(request) } else { Err(error) };
-        }
-        self.state().waiters += 1;
-        let placed = self.clear().and_then(|_| self.upstream.alloc(request));
-        self.state().waiters -= 1;
-        placed
+impl<A: Allocator> Trim for Core<A> {
+    fn trim(&self) -> Result<u64> {
+        self.clear()
     }
 }
 
@@ -286,14 +327,14 @@ impl State {
 // otherwise, which keeps the promise for its part. `memory` is upstream's.
 unsafe impl<A: Allocator> Allocator for Pool<A> {
     fn name(&self) -> &str {
-        &self.options.name
+        &self.core.options.name
     }
 
     fn alloc(&self, request: Request) -> Result<Placed> {
         request.check()?;
         self.check_owner()?;
-        let Some(bytes) = self.options.rounding.round(request.bytes) else {
-            return self.upstream.alloc(request.resized(u64::MAX));
+        let Some(bytes) = self.core.options.rounding.round(request.bytes) else {
+            return self.core.upstream.alloc(request.resized(u64::MAX));
         };
         let kind = (bytes, request.align);
         let kept = self.state().reuse(kind);
@@ -308,7 +349,7 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
         let mut state = self.state();
         state.number += 1;
         let placed = Placed { address, bytes, asked: request.bytes, number: state.number, token: () };
-        state.out.insert(address, Out { placed, kind });
+        state.out.insert(address, Out { placed, kind, is_worked_on: false });
         state.counters.allocated(bytes, request.bytes);
         Ok(placed)
     }
@@ -316,20 +357,48 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
     fn free(&self, address: u64) -> Result<()> {
         self.check_owner()?;
         let mut state = self.state();
-        let Out { placed, kind } = state.out.remove(&address).ok_or_else(|| foreign(address))?;
+        let Out { placed, kind, is_worked_on } = state.out.remove(&address).ok_or_else(|| foreign(address))?;
         state.counters.freed(placed.bytes, placed.asked);
-        if state.limit == 0 || state.waiters > 0 || kind.0 > self.options.bytes {
+        // Asked under the lock: whoever begins to want memory after this has it back from what is kept.
+        let is_wanted = is_worked_on || state.waiters > 0 || self.core.upstream.is_wanted();
+        if state.limit == 0 || is_wanted || kind.0 > self.core.options.bytes {
             drop(state);
-            return self.upstream.free(address);
+            return self.core.upstream.free(address);
         }
-        let gone = state.keep(address, kind, &self.options);
+        let gone = state.keep(address, kind, &self.core.options);
         drop(state);
         for evicted in gone {
             // The buffer that came is kept; that another could not go is not its owner's to know.
-            if let Err(error) = self.upstream.free(evicted) {
-                tracing::warn!(pool = self.options.name, %error, "a buffer is leaked");
+            if let Err(error) = self.core.upstream.free(evicted) {
+                tracing::warn!(pool = self.core.options.name, %error, "a buffer is leaked");
             }
         }
+        Ok(())
+    }
+
+    fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
+        self.check_owner()?;
+        if work.is_empty() {
+            return self.free(address);
+        }
+        // Upstream has the patience, and what is kept here can be given to anybody at once.
+        let out = self.state().out.remove(&address).ok_or_else(|| foreign(address))?;
+        let freed = self.core.upstream.free_after(address, work);
+        let mut state = self.state();
+        match freed {
+            Ok(()) => state.counters.freed(out.placed.bytes, out.placed.asked),
+            Err(_) => drop(state.out.insert(address, out)),
+        }
+        freed
+    }
+
+    fn record_work(&self, address: u64, work: Work) -> Result<()> {
+        self.check_owner()?;
+        let mut state = self.state();
+        let out = state.out.get_mut(&address).ok_or_else(|| foreign(address))?;
+        self.core.upstream.record_work(address, work)?;
+        // Kept, it would go to the next before that work has finished.
+        out.is_worked_on = true;
         Ok(())
     }
 
@@ -357,17 +426,35 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
     fn trim(&self) -> Result<u64> {
         let cleared = self.clear()?;
         // What upstream gives back in turn is made of what was cleared, perhaps with more.
-        Ok(cleared.max(self.upstream.trim()?))
+        Ok(cleared.max(self.core.upstream.trim()?))
     }
 
-    hand_on!(upstream: memory, snapshot, check_owner);
+    fn is_wanted(&self) -> bool {
+        self.core.upstream.is_wanted()
+    }
+
+    fn register_keeper(&self, keeper: Weak<dyn Trim>) {
+        self.core.upstream.register_keeper(keeper);
+    }
+
+    fn memory(&self) -> Result<Arc<dyn Memory>> {
+        self.core.upstream.memory()
+    }
+
+    fn snapshot(&self) -> Option<Snapshot> {
+        self.core.upstream.snapshot()
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        self.core.upstream.check_owner()
+    }
 }
 
 impl<A: Allocator> Drop for Pool<A> {
     fn drop(&mut self) {
         match self.clear() {
             Ok(_) | Err(Error::Forked { .. }) => {}
-            Err(error) => tracing::warn!(pool = self.options.name, %error, "a buffer is leaked"),
+            Err(error) => tracing::warn!(pool = self.core.options.name, %error, "a buffer is leaked"),
         }
     }
 }
@@ -375,8 +462,8 @@ impl<A: Allocator> Drop for Pool<A> {
 impl<A: Allocator> fmt::Debug for Pool<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
-            .field("options", &self.options)
-            .field("upstream", &self.upstream)
+            .field("options", &self.core.options)
+            .field("upstream", &self.core.upstream)
             .field("counts", &self.counts())
             .finish_non_exhaustive()
     }

@@ -1,20 +1,18 @@
 //! Work on a stream, by an event of the device's.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpu_api::{CaptureStatus, Error, EventKind, ForkGuard, Gpu, RawEvent, RawStream, Result, StreamIdentity};
 
-use crate::{Allocator, Completion};
+use crate::{Allocator, Completion, Work};
 
 /// Stands for the work that a stream had at one moment.
 ///
 /// # Examples
 ///
 /// ```
-/// use std::sync::Arc;
-/// use allocators::{Allocator, Bfc, BfcOptions, DeviceMemory, Recorded, Request};
+/// /// use allocators::{Allocator, Bfc, BfcOptions, DeviceMemory, Recorded, Request};
 /// # use backend_host::{HostBackend, HostConfig};
 /// # let gpu = gpu_api::Gpu::new(HostBackend::new(HostConfig::default())?, gpu_api::DeviceId(0))?;
 /// # let stream = gpu.backend().create_stream(gpu.device())?;
@@ -63,8 +61,23 @@ impl Recorded {
         Ok((info.identity, recorded))
     }
 
-    /// Takes an allocation back whose bytes may be used again once the work that is queued on a stream has finished, and
-    /// in that stream's order at once. Does not wait.
+    /// Returns the work that is queued on a stream, for [`Allocator::free_after`] and [`Allocator::record_work`].
+    ///
+    /// # Errors
+    ///
+    /// As [`on`](Recorded::on).
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive and of this device.
+    pub unsafe fn work_on(gpu: &Gpu, stream: RawStream) -> Result<Work> {
+        // SAFETY: `on` asks what this function asks.
+        let (identity, recorded) = unsafe { Recorded::on(gpu, stream) }?;
+        Ok(Work::on(identity, recorded))
+    }
+
+    /// Takes an allocation back whose bytes may be used again once the work that is queued on these streams has finished,
+    /// and in a stream's order at once when there is one. Does not wait.
     ///
     /// # Errors
     ///
@@ -72,11 +85,11 @@ impl Recorded {
     ///
     /// # Safety
     ///
-    /// `stream` is alive and of this device.
-    pub unsafe fn free_on(allocator: &dyn Allocator, address: u64, gpu: &Gpu, stream: RawStream) -> Result<()> {
-        // SAFETY: `on` asks what this function asks.
-        let (identity, recorded) = unsafe { Recorded::on(gpu, stream) }?;
-        allocator.free_after(address, identity, Arc::new(recorded))
+    /// The streams are alive and of this device.
+    pub unsafe fn free_on(allocator: &dyn Allocator, address: u64, gpu: &Gpu, streams: &[RawStream]) -> Result<()> {
+        // SAFETY: `work_on` asks what this function asks.
+        let work = streams.iter().map(|&stream| unsafe { Recorded::work_on(gpu, stream) });
+        allocator.free_after(address, work.collect::<Result<_>>()?)
     }
 }
 

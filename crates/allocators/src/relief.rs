@@ -14,12 +14,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_api::{Error, ParticipantId, Reclaim, Result, StreamIdentity};
+use gpu_api::{Error, ParticipantId, Reclaim, Result};
 
 use crate::allocator::hand_on;
 use crate::request::end_of;
 use crate::snapshot::{HolderSnapshot, LentSnapshot, Snapshot};
-use crate::{Allocator, Bfc, Completion, Placed, Request, SubAllocator};
+use crate::{Allocator, Bfc, Placed, Request, SubAllocator, Work};
 
 /// How long those who were asked to unmap are waited for, unless said.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
@@ -161,7 +161,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// assert!(error.to_string().contains("limit 1048576"));
 /// ```
 pub struct Relieved<U: SubAllocator> {
-    bfc: Bfc<U>,
+    /// Which neighbours reach by itself: who looks for idle memory is no holder of the allocator.
+    bfc: Arc<Bfc<U>>,
     relief: Arc<Relief>,
     patience: Duration,
 }
@@ -174,10 +175,10 @@ impl<U: SubAllocator> Relieved<U> {
 
     /// Joins the allocators of a device, and waits so long for consumers that were asked to unmap.
     pub fn with_patience(bfc: Bfc<U>, relief: Arc<Relief>, patience: Duration) -> Arc<Relieved<U>> {
-        let this = Arc::new(Relieved { bfc, relief, patience });
-        let weak: Weak<dyn Trim> = Arc::<Relieved<U>>::downgrade(&this);
-        this.relief.register_neighbour(weak);
-        this
+        let bfc = Arc::new(bfc);
+        let weak: Weak<dyn Trim> = Arc::<Bfc<U>>::downgrade(&bfc);
+        relief.register_neighbour(weak);
+        Arc::new(Relieved { bfc, relief, patience })
     }
 
     /// Returns the allocator beneath.
@@ -205,31 +206,36 @@ impl<U: SubAllocator> Relieved<U> {
 
     /// Lists every region and chunk, and who holds memory of the sessions on the device.
     pub fn snapshot(&self) -> Snapshot {
-        let mut snapshot = self.bfc.snapshot();
+        let mut snapshot = Bfc::snapshot(&self.bfc);
         self.relief.annotate(&mut snapshot);
         snapshot
     }
 
     #[cold]
     fn place_slowly(&self, request: Request) -> Result<Placed<U::Token>> {
+        self.bfc.check_owner()?;
+        let mut turn = self.bfc.turn(&request, self.bfc.fit(&request)?);
         let mut patience = Some(self.patience);
         let mut until = request.until;
         let mut ask = Instant::now();
         let mut nap = NAPS.0;
         loop {
-            let (seen, trims) = (self.bfc.generation(), self.bfc.trims());
+            let seen = self.bfc.seen();
             self.relief.collect();
-            if let Some(placed) = self.bfc.try_alloc(request)? {
+            if let Some(placed) = turn.try_fit() {
                 return Ok(placed);
             }
-            let error = match self.bfc.alloc_harder(request.at_once()) {
+            let now = Instant::now();
+            if until.is_none_or(|until| now >= until) {
+                turn.is_last();
+            }
+            let error = match turn.try_harder() {
                 Err(error @ Error::OutOfMemory { .. }) => error,
                 other => return other,
             };
             if self.bfc.is_hopeless(request.bytes) {
                 return Err(self.explain(error));
             }
-            let now = Instant::now();
             if now >= ask {
                 ask = now + ASK_AGAIN;
                 if self.relief.ask_to_unmap() > 0
@@ -239,33 +245,18 @@ impl<U: SubAllocator> Relieved<U> {
                 }
             }
             if self.relief.trim() > 0 {
-                match self.bfc.alloc_harder(request.at_once()) {
+                match turn.try_harder() {
                     Err(Error::OutOfMemory { .. }) => {}
                     other => return other,
                 }
             }
             let Some(end) = until.filter(|&until| now < until) else { return Err(self.explain(error)) };
             let look = if self.relief.is_alone() { ASK_AGAIN } else { nap };
-            if let Some(placed) = self.watch(&request, seen, trims, end.min(now + look))? {
+            if let Some(placed) = turn.wait(seen, end.min(now + look)) {
                 return Ok(placed);
             }
             nap = (2 * nap).min(NAPS.1);
         }
-    }
-
-    /// Tries again whenever memory may have become free here, which costs little, until it is time to turn to others
-    /// again, which does not, or until regions went back to upstream or could: a session says what a consumer unmapped.
-    fn watch(&self, request: &Request, mut seen: u64, trims: u64, until: Instant) -> Result<Option<Placed<U::Token>>> {
-        while self.bfc.wait(seen, until) {
-            seen = self.bfc.generation();
-            if let Some(placed) = self.bfc.try_alloc(*request)? {
-                return Ok(Some(placed));
-            }
-            if self.bfc.trims() != trims {
-                break;
-            }
-        }
-        Ok(None)
     }
 
     /// Adds to an error who holds the memory and where it lies.
@@ -274,9 +265,9 @@ impl<U: SubAllocator> Relieved<U> {
     }
 }
 
-impl<U: SubAllocator> Trim for Relieved<U> {
+impl<U: SubAllocator> Trim for Bfc<U> {
     fn trim(&self) -> Result<u64> {
-        self.bfc.trim()
+        Bfc::trim(self)
     }
 }
 
@@ -294,8 +285,8 @@ unsafe impl<U: SubAllocator> Allocator for Relieved<U> {
         self.bfc.free(address)
     }
 
-    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
-        self.bfc.free_when(address, stream, done)
+    fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
+        self.bfc.free_after_all(address, work)
     }
 
     fn get(&self, address: u64) -> Option<Placed> {
@@ -306,7 +297,7 @@ unsafe impl<U: SubAllocator> Allocator for Relieved<U> {
         Some(Relieved::snapshot(self))
     }
 
-    hand_on!(bfc: stats, clear_stats, trim, memory, check_owner);
+    hand_on!(bfc: record_work, is_wanted, register_keeper, stats, clear_stats, trim, memory, check_owner);
 }
 
 impl<U: SubAllocator> fmt::Debug for Relieved<U> {

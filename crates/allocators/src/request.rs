@@ -91,6 +91,12 @@ impl Request {
         self
     }
 
+    /// Asks the same for memory that no stream works on any more, since it is going to be written at once.
+    pub(crate) fn idle(mut self) -> Request {
+        self.stream = None;
+        self
+    }
+
     /// Asks the same for other bytes.
     pub(crate) fn resized(mut self, bytes: u64) -> Request {
         self.bytes = bytes;

@@ -41,6 +41,9 @@ impl Simulated {
     /// The first address: far from any real one.
     pub const BASE: u64 = 1 << 40;
 
+    /// The address behind the last: what a chunk can name.
+    const END: u64 = 1 << 56;
+
     /// Makes an upstream without end, whose extents do not merge.
     pub fn new() -> Simulated {
         let state = SimulatedState { next: Simulated::BASE, calls: 0, live: BTreeMap::new(), free_calls: 0 };
@@ -120,8 +123,15 @@ unsafe impl SubAllocator for Simulated {
             let hint = "a simulated device".into();
             return Err(Error::OutOfMemory { device: DeviceId(0), asked: len, free, hint });
         }
-        let base = state.next.next_multiple_of(self.align.unwrap_or(align));
-        state.next = base.saturating_add(len).saturating_add(self.gap);
+        // What addresses can say is a limit, too.
+        let base = state.next.checked_next_multiple_of(self.align.unwrap_or(align));
+        let end = base.and_then(|base| base.checked_add(len)).filter(|&end| end <= Simulated::END);
+        let (Some(base), Some(end)) = (base, end) else {
+            let free = Simulated::END.saturating_sub(state.next);
+            let hint = "a simulated device has no more addresses".into();
+            return Err(Error::OutOfMemory { device: DeviceId(0), asked: len, free, hint });
+        };
+        state.next = end.saturating_add(self.gap);
         state.live.insert(base, len);
         Ok((Extent { base, len }, ()))
     }

@@ -1,7 +1,7 @@
 //! Where regions come from.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use gpu_api::{Error, Result};
 
@@ -20,6 +20,36 @@ impl Extent {
     /// Returns the address after the last byte.
     pub fn end(&self) -> u64 {
         self.base.saturating_add(self.len)
+    }
+}
+
+/// Is told that an upstream may have room that it had not.
+pub trait RoomListener: Send + Sync + 'static {
+    /// Takes note. Called with no lock of the caller's held.
+    fn room_came(&self);
+}
+
+/// Everybody who is told, none of whom it keeps alive.
+#[derive(Default)]
+pub(crate) struct RoomListeners {
+    listeners: Mutex<Vec<Weak<dyn RoomListener>>>,
+}
+
+impl RoomListeners {
+    pub(crate) fn add(&self, listener: Weak<dyn RoomListener>) {
+        let mut listeners = self.listeners();
+        listeners.retain(|other| other.strong_count() > 0);
+        listeners.push(listener);
+    }
+
+    /// Tells everybody. To be called with no lock held.
+    pub(crate) fn tell(&self) {
+        let listeners: Vec<Arc<dyn RoomListener>> = self.listeners().iter().filter_map(Weak::upgrade).collect();
+        listeners.iter().for_each(|listener| listener.room_came());
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Vec<Weak<dyn RoomListener>>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -75,6 +105,11 @@ pub unsafe trait SubAllocator: fmt::Debug + Send + Sync + 'static {
     /// Returns the most bytes that there could ever be, whatever anybody gives back.
     fn capacity(&self) -> u64 {
         u64::MAX
+    }
+
+    /// Tells somebody whenever room may have come from elsewhere: what others gave back that share a limit, for instance.
+    fn subscribe(&self, listener: Weak<dyn RoomListener>) {
+        let _ = listener;
     }
 
     /// Says how extents are read and written from here.

@@ -108,7 +108,7 @@ fn a_pool_keeps_nothing_from_who_waits() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let pool = Arc::new(Pool::new(PoolOptions::new("pool"), room_for(1)));
+        let pool = Arc::new(Pool::new(PoolOptions::new("pool"), room_for(1)).expect("a pool"));
         let held = take(&*pool, BLOCK);
         let waiter = wait_for(&pool, BLOCK / 2);
         pool.free(held).expect("in use");

@@ -11,7 +11,7 @@ use gpu_api::Error;
 fn pool(options: PoolOptions) -> (Arc<Fake>, Pool<BasicCpu>) {
     let fake = Fake::new(1 << 20);
     let cpu = BasicCpu::new(fake.gpu(), None).expect("memory");
-    (fake, Pool::new(options, cpu))
+    (fake, Pool::new(options, cpu).expect("a pool"))
 }
 
 fn plain(buffers: usize) -> PoolOptions {
@@ -206,10 +206,29 @@ fn bytes_are_limited_too() {
 #[test]
 fn what_is_kept_goes_back_when_upstream_is_full() {
     let bfc = Bfc::new(BfcOptions::new("bfc").limit(4096), Simulated::new());
-    let pool = Pool::new(plain(100), bfc);
+    let pool = Pool::new(plain(100), bfc).expect("a pool");
     let held: Vec<u64> = (0..16).map(|_| pool.alloc(Request::new(256)).expect("room").address).collect();
     held.into_iter().for_each(|address| pool.free(address).expect("in use"));
     assert_eq!(pool.stats().pool_bytes, Some(4096));
     pool.alloc(Request::new(4096)).expect("the pool's buffers made room");
     assert!(matches!(pool.alloc(Request::new(256)), Err(Error::OutOfMemory { .. })));
+}
+
+#[test]
+fn a_pool_of_no_buffers_cannot_grow() {
+    let refused =
+        Pool::new(PoolOptions::new("pool").buffers(0), BasicCpu::new(Fake::new(1 << 20).gpu(), None).expect("memory"));
+    assert_eq!(
+        refused.expect_err("it would keep nothing").to_string(),
+        "the buffers of a pool that grows is 0, but must be at least 1, or `auto_resize(false)` to pass everything through"
+    );
+}
+
+#[test]
+fn a_rounding_of_ones_own() {
+    let thousands = Rounding::Custom(|bytes| bytes.checked_next_multiple_of(1000));
+    let (_fake, pool) = pool(PoolOptions::new("pool").rounding(thousands));
+    assert_eq!(pool.alloc(Request::new(1)).expect("room").bytes, 1000);
+    let (_fake, shrinking) = self::pool(PoolOptions::new("pool").rounding(Rounding::Custom(|bytes| Some(bytes / 2))));
+    assert!(shrinking.alloc(Request::new(100)).is_err(), "less than what is asked for is no rounding");
 }

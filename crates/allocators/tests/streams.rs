@@ -35,7 +35,7 @@ impl Device {
 
     fn free_on(&self, allocator: &dyn Allocator, address: u64, stream: RawStream) -> gpu_api::Result<()> {
         // SAFETY: `free_on` asks for a live stream of the device: ours are destroyed with it.
-        unsafe { Recorded::free_on(allocator, address, &self.gpu, stream) }
+        unsafe { Recorded::free_on(allocator, address, &self.gpu, &[stream]) }
     }
 
     fn request(&self, stream: RawStream) -> Request {
@@ -78,7 +78,7 @@ fn others_get_it_when_the_work_has_finished_and_its_own_stream_at_once() {
 }
 
 #[test]
-fn wrappers_that_need_not_look_hand_it_on_and_others_refuse() {
+fn wrappers_hand_it_on() {
     let device = Device::new();
     let [own, _] = device.streams;
     let budget = Arc::new(Budget::new(MIB));
@@ -90,11 +90,98 @@ fn wrappers_that_need_not_look_hand_it_on_and_others_refuse() {
     assert!(stack.alloc(Request::new(MIB)).is_err(), "still worked on");
     drop(end);
 
-    let guard = Guard::new(device.bfc()).expect("memory");
-    let placed = guard.alloc(Request::new(100)).expect("room");
-    let refused = device.free_on(&guard, placed.address, own).expect_err("it looks at the marks");
-    assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
-    guard.free(placed.address).expect("nothing changed");
+    let pool = Pool::new(PoolOptions::new("pool"), device.bfc()).expect("a pool");
+    let placed = pool.alloc(Request::new(MIB)).expect("room");
+    let end = device.busy(own);
+    device.free_on(&pool, placed.address, own).expect("in use");
+    assert_eq!(pool.stats().bytes_in_use, 0);
+    assert!(pool.alloc(Request::new(MIB)).is_err(), "still worked on");
+    drop(end);
+}
+
+fn read(memory: &dyn Memory, address: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    // SAFETY: `read` asks for a range of one allocation that nothing writes meanwhile: the tests write nothing then.
+    unsafe { memory.read(address, &mut bytes) }.expect("it is read");
+    bytes
+}
+
+fn write(memory: &dyn Memory, address: u64, bytes: &[u8]) {
+    // SAFETY: `write` asks for a range of one allocation that nothing else uses: it is the test's own, or within what a
+    // guard took.
+    unsafe { memory.write(address, bytes) }.expect("it is written");
+}
+
+#[test]
+fn nothing_is_filled_or_marked_that_a_stream_still_works_on() {
+    let device = Device::new();
+    let [own, _] = device.streams;
+    let bfc = device.bfc();
+    let memory = bfc.upstream().memory().expect("memory");
+    let placed = bfc.alloc(device.request(own)).expect("room");
+    write(&*memory, placed.address, b"data");
+    let end = device.busy(own);
+    device.free_on(&bfc, placed.address, own).expect("in use");
+    let fill = NanFill::new(bfc.clone()).expect("memory");
+    let guard = Guard::new(bfc.clone()).expect("memory");
+    let small = device.request(own);
+    for allocator in [&fill as &dyn Allocator, &guard] {
+        assert!(allocator.alloc(small).is_err(), "only memory that nothing works on can be written at once");
+    }
+    assert_eq!(read(&*memory, placed.address, 4), b"data");
+    drop(end);
+    fill.alloc(small.wait_until(Instant::now() + Duration::from_secs(600))).expect("the work is done");
+    assert_ne!(read(&*memory, placed.address, 4), b"data");
+}
+
+#[test]
+fn what_is_given_back_after_work_is_filled_after_it() {
+    let device = Device::new();
+    let [own, other] = device.streams;
+    let bfc = device.bfc();
+    let memory = bfc.upstream().memory().expect("memory");
+    let fill = NanFill::new(bfc.clone()).expect("memory");
+    let ends = [own, other].map(|stream| device.busy(stream));
+    let placed = fill.alloc(Request::new(1000)).expect("room");
+    write(&*memory, placed.address, b"data");
+    // SAFETY: `work_on` asks for a live stream of the device: ours are destroyed with it.
+    let work = unsafe { Recorded::work_on(&device.gpu, other) }.expect("it is recorded");
+    fill.record_work(placed.address, work).expect("in use");
+    device.free_on(&fill, placed.address, own).expect("in use");
+    let [first, second] = ends;
+    drop(first);
+    until_done(&device, own);
+    assert_eq!((bfc.settle(), read(&*memory, placed.address, 4)), (0, b"data".to_vec()), "the other works on it");
+    drop(second);
+    until_done(&device, other);
+    assert_eq!(bfc.settle(), 1024);
+    let bytes = read(&*memory, placed.address, 4);
+    assert!(f32::from_ne_bytes(bytes.try_into().expect("four")).is_nan());
+}
+
+#[test]
+fn who_writes_beyond_an_end_after_the_free_is_found_when_the_work_is_done() {
+    let device = Device::new();
+    let [own, _] = device.streams;
+    let bfc = device.bfc();
+    let memory = bfc.upstream().memory().expect("memory");
+    let guard = Guard::new(bfc.clone()).expect("memory");
+    let end = device.busy(own);
+    let placed = guard.alloc(Request::new(100).tag("row")).expect("room");
+    device.free_on(&guard, placed.address, own).expect("in use");
+    write(&*memory, placed.address + 100, &[0]);
+    assert_eq!(guard.check_all().expect("it can look"), []);
+    drop(end);
+    until_done(&device, own);
+    assert!(bfc.settle() > 0);
+    let damage = guard.check_all().expect("it can look");
+    assert_eq!((damage.len(), damage[0].at, damage[0].found), (1, 100, 0));
+}
+
+/// Waits for a stream.
+fn until_done(device: &Device, stream: RawStream) {
+    // SAFETY: `synchronize_stream` asks for a live stream: ours are destroyed with the device.
+    unsafe { device.gpu.backend().synchronize_stream(stream) }.expect("it works");
 }
 
 #[test]

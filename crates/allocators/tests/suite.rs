@@ -48,10 +48,10 @@ const ALLOCATORS: &[(&str, Make)] = &[
     ("basic cpu", || limited(BasicCpu::new(host(), None).expect("memory"))),
     ("pinned host", || limited(PinnedHost::new(host(), None).expect("memory"))),
     ("basic cpu of a fake", || limited(BasicCpu::new(Fake::new(ROOM).gpu(), Some(0)).expect("memory"))),
-    ("pool over bfc", || Arc::new(Pool::new(PoolOptions::new("pool"), bfc(pages(false))))),
+    ("pool over bfc", || Arc::new(Pool::new(PoolOptions::new("pool"), bfc(pages(false))).expect("a pool"))),
     ("pool over basic cpu", || {
         let cpu = BasicCpu::new(host(), None).expect("memory");
-        limited(Pool::new(PoolOptions::new("pool").rounding(Rounding::PowerOfTwo), cpu))
+        limited(Pool::new(PoolOptions::new("pool").rounding(Rounding::PowerOfTwo), cpu).expect("a pool"))
     }),
 ];
 

@@ -5,6 +5,7 @@ mod fake;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use allocators::*;
 use fake::{Fake, Freed};
@@ -65,6 +66,15 @@ fn device_memory_goes_before_the_host_memory_that_it_may_be_copied_to() {
     }
 }
 
+/// Waits for something that happens in another thread.
+fn until(happened: impl Fn() -> bool) {
+    let watchdog = Instant::now() + Duration::from_secs(60);
+    while !happened() {
+        assert!(Instant::now() < watchdog, "it never happened");
+        thread::yield_now();
+    }
+}
+
 #[test]
 fn what_is_in_use_outlives_its_allocator() {
     let fake = Fake::new(64 * MIB);
@@ -76,20 +86,51 @@ fn what_is_in_use_outlives_its_allocator() {
     assert_eq!(fake.state().live.keys().copied().collect::<Vec<_>>(), [held]);
     let cpu = BasicCpu::new(fake.gpu(), None).expect("memory");
     cpu.alloc(Request::new(1)).expect("room");
-    drop(Pool::new(PoolOptions::new("pool"), cpu));
+    drop(Pool::new(PoolOptions::new("pool"), cpu).expect("a pool"));
     assert_eq!(fake.state().host_live(), 1);
 }
 
 #[test]
 fn what_a_stream_works_on_outlives_its_allocator() {
     let fake = Fake::new(64 * MIB);
-    for (is_done, left) in [(true, 0), (false, 1)] {
-        let bfc = device_memory(&fake);
-        let placed = bfc.alloc(Request::new(MIB)).expect("room");
-        bfc.free_after(placed.address, StreamIdentity(1), move || is_done).expect("in use");
-        drop(bfc);
-        assert_eq!(fake.state().live.len(), left);
-    }
+    let bfc = device_memory(&fake);
+    let [held, other] = [(); 2].map(|()| bfc.alloc(Request::new(MIB)).expect("room").address);
+    let done = Arc::new(AtomicBool::new(false));
+    let is_done = done.clone();
+    bfc.free_after(held, StreamIdentity(1), move || is_done.load(Ordering::SeqCst)).expect("in use");
+    bfc.free_after(other, StreamIdentity(1), || true).expect("in use");
+    drop(bfc);
+    assert!(fake.state().live.contains_key(&held), "still worked on");
+    // The work ends long after the allocator is gone: the region goes back then.
+    done.store(true, Ordering::SeqCst);
+    until(|| fake.state().live.is_empty());
+}
+
+#[test]
+fn who_looks_for_idle_memory_is_no_reason_against_a_teardown() {
+    let (_fake, state) = state();
+    let key = AllocatorKey::Device(FIRST);
+    let stop = AtomicBool::new(false);
+    let arena = state.arena(FIRST).expect("made");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // More than there is: every neighbour is asked for what it does not need.
+            while !stop.load(Ordering::SeqCst) {
+                arena.take(1 << 40, 1).expect_err("more than there is");
+                if let Ok(piece) = arena.take(40 * MIB, 1) {
+                    arena.give_back(piece);
+                }
+            }
+        });
+        let refused = (0..3000).filter(|_| {
+            let device = state.allocator(FIRST, on_device()).expect("made");
+            drop(device);
+            state.tear_down(key).is_err()
+        });
+        let refused = refused.count();
+        stop.store(true, Ordering::SeqCst);
+        assert_eq!(refused, 0);
+    });
 }
 
 #[test]
@@ -100,8 +141,8 @@ fn an_allocator_with_work_under_way_is_not_torn_down() {
     let done = Arc::new(AtomicBool::new(false));
     let placed = device.alloc(Request::new(1)).expect("room");
     let is_done = done.clone();
-    let work = Arc::new(move || is_done.load(Ordering::SeqCst));
-    device.free_after(placed.address, StreamIdentity(1), work).expect("in use");
+    let work = Work::on(StreamIdentity(1), move || is_done.load(Ordering::SeqCst));
+    device.free_after(placed.address, vec![work]).expect("in use");
     drop(device);
     let text = refusal(state.tear_down(key));
     assert!(text.contains("2097152 bytes that were freed after work that is not done"), "{text}");

@@ -134,7 +134,7 @@ fn nan_on_alloc_and_on_free() {
 
 #[test]
 fn what_was_freed_reads_as_nan() {
-    let pool = Pool::new(PoolOptions::new("pool"), cpu().1);
+    let pool = Pool::new(PoolOptions::new("pool"), cpu().1).expect("a pool");
     let pool = Arc::new(pool);
     let fill = NanFill::new(pool.clone()).expect("memory");
     let placed = take(&fill, 8);

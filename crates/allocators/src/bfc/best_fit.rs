@@ -1,19 +1,24 @@
 //! The heap under its lock: allocate, free, wait.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result, StreamIdentity};
 
+use super::chunk::ChunkId;
 use super::growth::Grower;
 use super::heap::{Fit, Handed, Heap};
 use super::options::BfcOptions;
-use super::pending::{Completion, Pending, ask};
+use super::pending::{Completion, Pending, Work, ask};
 use super::stats::{AllocatorStats, Counters, Scope, ScopeStats, Scopes};
+use super::window::Window;
+use crate::keepers::Keepers;
 use crate::request::foreign;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use crate::{Placed, Request, SubAllocator};
+use crate::upstream::RoomListener;
+use crate::{Placed, Request, SubAllocator, Trim};
 
 /// How often a waiting thread asks for the work on pending chunks, which wakes nobody when it finishes.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
@@ -24,11 +29,83 @@ pub(crate) struct State<T> {
     pub(crate) counters: Counters,
     pub(crate) pending: Pending,
     pub(crate) scopes: Scopes,
+    /// What is kept together for the request that has waited longest.
+    pub(crate) window: Option<Window>,
     /// Rises whenever memory may have become free: who tried in vain waits for it to rise.
     pub(crate) generation: u64,
-    /// How often regions went back to upstream, or could, which leaves room to grow.
-    pub(crate) trims: u64,
+    /// How often upstream may have got room: regions went back, or could, or others gave back what they shared.
+    pub(crate) room: u64,
     pub(crate) waiters: u32,
+    /// The last request that found nothing free.
+    pub(crate) tickets: u64,
+    /// How many such requests there are at this moment.
+    pub(crate) turns: u32,
+}
+
+impl<T> State<T> {
+    /// Makes a withdrawn chunk free, or withholds it.
+    #[inline]
+    fn release(&mut self, id: ChunkId) {
+        if let Some(window) = &mut self.window
+            && window.covers(&self.heap, id)
+        {
+            window.keep(&mut self.heap, id);
+        } else {
+            self.heap.release(id);
+        }
+    }
+
+    /// Makes free what was withheld for anybody.
+    pub(crate) fn dissolve_window(&mut self) -> bool {
+        let window = self.window.take();
+        let is_there = window.is_some();
+        window.into_iter().for_each(|window| window.dissolve(&mut self.heap));
+        is_there
+    }
+}
+
+/// A [`Bfc`] but for its drop, which may have to leave it to somebody else.
+pub(crate) struct Core<U: SubAllocator> {
+    pub(crate) options: BfcOptions,
+    pub(crate) upstream: U,
+    /// Before `state` in the order of locks.
+    pub(crate) grower: Mutex<Grower>,
+    pub(crate) state: Mutex<State<U::Token>>,
+    freed: Condvar,
+    pub(crate) keepers: Keepers,
+}
+
+impl<U: SubAllocator> Core<U> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State<U::Token>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells those who wait that memory may have become free.
+    pub(crate) fn wake(&self, mut state: MutexGuard<'_, State<U::Token>>) {
+        state.generation += 1;
+        let waiters = state.waiters;
+        drop(state);
+        if waiters > 0 {
+            self.freed.notify_all();
+        }
+    }
+}
+
+impl<U: SubAllocator> RoomListener for Core<U> {
+    fn room_came(&self) {
+        if self.upstream.check_owner().is_ok() {
+            let mut state = self.state();
+            state.room += 1;
+            self.wake(state);
+        }
+    }
+}
+
+/// How far an allocator had come when somebody looked.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    generation: u64,
+    pub(crate) room: u64,
 }
 
 /// Best fit with coalescing over regions from upstream.
@@ -58,12 +135,7 @@ pub(crate) struct State<T> {
 /// # Ok::<(), gpu_api::Error>(())
 /// ```
 pub struct Bfc<U: SubAllocator> {
-    pub(crate) options: BfcOptions,
-    pub(crate) upstream: U,
-    /// Before `state` in the order of locks.
-    pub(crate) grower: Mutex<Grower>,
-    pub(crate) state: Mutex<State<U::Token>>,
-    freed: Condvar,
+    pub(crate) core: Arc<Core<U>>,
 }
 
 impl<U: SubAllocator> Bfc<U> {
@@ -74,12 +146,19 @@ impl<U: SubAllocator> Bfc<U> {
             counters: Counters::default(),
             pending: Pending::default(),
             scopes: Scopes::default(),
+            window: None,
             generation: 0,
-            trims: 0,
+            room: 0,
             waiters: 0,
+            tickets: 0,
+            turns: 0,
         };
         let grower = Mutex::new(Grower::new(&options));
-        Bfc { options, upstream, grower, state: Mutex::new(state), freed: Condvar::new() }
+        let (state, freed, keepers) = (Mutex::new(state), Condvar::new(), Keepers::default());
+        let core = Arc::new(Core { options, upstream, grower, state, freed, keepers });
+        let listener: Weak<dyn RoomListener> = Arc::<Core<U>>::downgrade(&core);
+        core.upstream.subscribe(listener);
+        Bfc { core }
     }
 
     /// Allocates; grows, gives idle regions back and waits as far as it may.
@@ -90,19 +169,12 @@ impl<U: SubAllocator> Bfc<U> {
     /// [`Error::Invalid`] for no bytes or an alignment that is no power of two; what upstream said, when it is not that it
     /// has no room.
     pub fn alloc(&self, request: Request) -> Result<Placed<U::Token>> {
-        self.upstream.check_owner()?;
+        self.core.upstream.check_owner()?;
         let fit = self.fit(&request)?;
         match self.try_fit(&request, fit) {
             Some(placed) => Ok(placed),
             None => self.alloc_slowly(&request, fit).map_err(|error| self.explain(error, |_| ())),
         }
-    }
-
-    /// Does all of [`alloc`](Bfc::alloc) but the first look; the error has no more than the sums, for who tries again.
-    pub(crate) fn alloc_harder(&self, request: Request) -> Result<Placed<U::Token>> {
-        self.upstream.check_owner()?;
-        let fit = self.fit(&request)?;
-        self.alloc_slowly(&request, fit)
     }
 
     /// Allocates from what is free at this moment, without growing or waiting; `None` when nothing fits.
@@ -111,7 +183,7 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// [`Error::Invalid`] as [`alloc`](Bfc::alloc).
     pub fn try_alloc(&self, request: Request) -> Result<Option<Placed<U::Token>>> {
-        self.upstream.check_owner()?;
+        self.core.upstream.check_owner()?;
         let fit = self.fit(&request)?;
         Ok(self.try_fit(&request, fit))
     }
@@ -122,7 +194,7 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// [`Error::Invalid`] for an address that is not handed out; nothing changes then.
     pub fn free(&self, address: u64) -> Result<()> {
-        self.upstream.check_owner()?;
+        self.core.upstream.check_owner()?;
         self.free_in(self.state(), address)
     }
 
@@ -132,7 +204,7 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// As [`free`](Bfc::free), and for an address that another allocation has by now.
     pub(crate) fn free_if(&self, address: u64, is_meant: impl FnOnce(&Placed<U::Token>) -> bool) -> Result<()> {
-        self.upstream.check_owner()?;
+        self.core.upstream.check_owner()?;
         let state = self.state();
         match state.heap.get(address) {
             Some(handed) if is_meant(&placed(&state.heap, handed)) => self.free_in(state, address),
@@ -145,43 +217,89 @@ impl<U: SubAllocator> Bfc<U> {
         let Some((id, handed)) = state.heap.withdraw(address) else { return Err(foreign(address)) };
         state.counters.freed(handed.bytes, handed.asked);
         state.scopes.freed(handed.bytes);
-        state.heap.release(id);
-        self.wake(state);
+        // Work of an earlier owner's may be left, when its stream got the bytes before it had finished.
+        self.withdrawn(&mut state, id);
+        self.core.wake(state);
         Ok(())
     }
 
     /// Takes an allocation back whose bytes may be used again once `done` says so, and by `stream` at once.
     ///
-    /// `done` stands for the work that was queued on `stream` before this call. Nobody is woken when it finishes:
-    /// allocations that find no room ask, and so do [`settle`](Bfc::settle) and every 64th call of this for a stream.
+    /// `done` stands for the work that was queued on `stream` before this call. As
+    /// [`free_after_all`](Bfc::free_after_all) otherwise.
     ///
     /// # Errors
     ///
     /// As [`free`](Bfc::free).
     pub fn free_after(&self, address: u64, stream: StreamIdentity, done: impl Completion) -> Result<()> {
-        self.free_when(address, stream, Arc::new(done))
+        self.free_after_all(address, vec![Work::on(stream, done)])
     }
 
-    pub(crate) fn free_when(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
-        self.upstream.check_owner()?;
+    /// Takes an allocation back whose bytes may be used again once all of this work, and what was
+    /// [noted](Bfc::record_work) before, has finished.
+    ///
+    /// When a single stream's work is left, that stream may use the bytes at once, in its order
+    /// ([`Request::on`]). Nobody is woken when work finishes: allocations that find no room ask, and so do
+    /// [`settle`](Bfc::settle) and every 64th call of this for a stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`free`](Bfc::free).
+    pub fn free_after_all(&self, address: u64, work: Vec<Work>) -> Result<()> {
+        self.core.upstream.check_owner()?;
         let mut guard = self.state();
         let state = &mut *guard;
         let Some((id, handed)) = state.heap.withdraw(address) else { return Err(foreign(address)) };
         state.counters.freed(handed.bytes, handed.asked);
         state.scopes.freed(handed.bytes);
-        let crowded = state.pending.push(&mut state.heap.chunks, id, stream, done);
+        let mut crowded = false;
+        for work in work {
+            crowded |= state.pending.add(id, work);
+        }
+        self.withdrawn(state, id);
         // A thread that waits has to begin to ask.
-        self.wake(guard);
+        self.core.wake(guard);
         if crowded {
             self.settle();
         }
         Ok(())
     }
 
+    /// Notes work that touches an allocation, such as that of a second stream: after its free, whatever that says, its
+    /// bytes are not used again before this work has finished, but by its own stream.
+    ///
+    /// To be called again after each further piece of work; for one stream the last call covers those before.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for an address that is not handed out.
+    #[doc(alias = "record_stream")]
+    pub fn record_work(&self, address: u64, work: Work) -> Result<()> {
+        self.core.upstream.check_owner()?;
+        let mut state = self.state();
+        let id = state.heap.id_at(address).ok_or_else(|| foreign(address))?;
+        let crowded = state.pending.add(id, work);
+        drop(state);
+        if crowded {
+            self.settle();
+        }
+        Ok(())
+    }
+
+    /// Makes a withdrawn chunk free, or pending when work of it is left.
+    #[inline]
+    fn withdrawn(&self, state: &mut State<U::Token>, id: ChunkId) {
+        if state.pending.is_busy(id) {
+            state.pending.withdraw(&mut state.heap.chunks, id);
+        } else {
+            state.release(id);
+        }
+    }
+
     /// Asks for the work on pending chunks and frees those whose work has finished; says how many bytes.
     pub fn settle(&self) -> u64 {
         let mut settled = 0;
-        if self.upstream.check_owner().is_err() {
+        if self.core.upstream.check_owner().is_err() {
             return 0;
         }
         loop {
@@ -201,9 +319,9 @@ impl<U: SubAllocator> Bfc<U> {
             let (ready, finished) = state.pending.take_passed(&state.heap.chunks, &passed);
             for id in ready {
                 settled += state.heap.chunks[id].bytes();
-                state.heap.release(id);
+                state.release(id);
             }
-            self.wake(guard);
+            self.core.wake(guard);
             drop(finished);
         }
     }
@@ -217,7 +335,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// Returns what it counts.
     pub fn stats(&self) -> AllocatorStats {
         let state = self.state();
-        state.counters.stats(self.options.limit, state.heap.largest_free())
+        state.counters.stats(self.core.options.limit, state.heap.largest_free())
     }
 
     /// Starts counting anew: no allocations, the peak is what is in use.
@@ -238,12 +356,12 @@ impl<U: SubAllocator> Bfc<U> {
 
     /// Returns how it was set up.
     pub fn options(&self) -> &BfcOptions {
-        &self.options
+        &self.core.options
     }
 
     /// Returns where its regions come from.
     pub fn upstream(&self) -> &U {
-        &self.upstream
+        &self.core.upstream
     }
 
     /// Returns the bytes of regions that upstream failed to take back. They are neither used nor freed again.
@@ -251,37 +369,37 @@ impl<U: SubAllocator> Bfc<U> {
         self.state().counters.leaked
     }
 
-    /// Says whether whatever anybody gives back makes no room for so much.
-    pub(crate) fn is_hopeless(&self, bytes: u64) -> bool {
-        bytes > self.options.limit.min(self.upstream.capacity())
+    /// Adds somebody who keeps memory of it that is free: it is asked for before a request fails or waits.
+    pub fn register_keeper(&self, keeper: Weak<dyn Trim>) {
+        self.core.keepers.add(keeper);
     }
 
-    /// Returns a number that rises whenever memory may have become free.
-    pub(crate) fn generation(&self) -> u64 {
-        self.state().generation
+    /// Says whether a request has found nothing free, and waits or tries to get some.
+    pub fn is_wanted(&self) -> bool {
+        self.state().turns > 0
+    }
+
+    /// Says whether whatever anybody gives back makes no room for so much.
+    pub(crate) fn is_hopeless(&self, bytes: u64) -> bool {
+        bytes > self.core.options.limit.min(self.core.upstream.capacity())
+    }
+
+    /// Looks how far it has come. Whoever looks before trying cannot miss what was freed in between.
+    pub(crate) fn seen(&self) -> Seen {
+        let state = self.state();
+        Seen { generation: state.generation, room: state.room }
     }
 
     /// Has those who wait turn to upstream again: a region that nobody uses may be given back from here on.
     pub(crate) fn wake_for_trim(&self) {
-        if self.upstream.check_owner().is_ok() {
-            let mut state = self.state();
-            state.trims += 1;
-            self.wake(state);
-        }
+        self.core.room_came();
     }
 
-    /// Returns how often regions went back to upstream, or could.
-    pub(crate) fn trims(&self) -> u64 {
-        self.state().trims
-    }
-
-    /// Waits until memory may have become free since `seen` was read, or until the deadline; says whether it may.
-    ///
-    /// Whoever reads `seen` before trying cannot miss what was freed in between.
-    pub(crate) fn wait(&self, seen: u64, deadline: Instant) -> bool {
+    /// Waits until memory may have become free since `seen`, or until the deadline; says whether it may.
+    pub(crate) fn wait(&self, seen: Seen, deadline: Instant) -> bool {
         let mut state = self.state();
         loop {
-            if state.generation != seen {
+            if state.generation != seen.generation {
                 return true;
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -291,9 +409,9 @@ impl<U: SubAllocator> Bfc<U> {
             let ask_again = !state.pending.is_empty();
             let nap = if ask_again { left.min(ASK_AGAIN) } else { left };
             state.waiters += 1;
-            state = self.freed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.core.freed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
             state.waiters -= 1;
-            if ask_again && state.generation == seen {
+            if ask_again && state.generation == seen.generation {
                 drop(state);
                 self.settle();
                 state = self.state();
@@ -302,33 +420,26 @@ impl<U: SubAllocator> Bfc<U> {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State<U::Token>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells those who wait that memory may have become free.
-    pub(crate) fn wake(&self, mut state: MutexGuard<'_, State<U::Token>>) {
-        state.generation += 1;
-        let waiters = state.waiters;
-        drop(state);
-        if waiters > 0 {
-            self.freed.notify_all();
-        }
+        self.core.state()
     }
 
     pub(crate) fn fit(&self, request: &Request) -> Result<Fit> {
         request.check()?;
         Fit::new(request.bytes, request.align).ok_or_else(|| Error::OutOfMemory {
-            device: self.options.device,
+            device: self.core.options.device,
             asked: request.bytes,
-            free: self.options.limit.saturating_sub(self.state().counters.in_use),
+            free: self.core.options.limit.saturating_sub(self.state().counters.in_use),
             hint: "no chunk is that large or so aligned, ask for less".into(),
         })
     }
 
     #[inline]
     pub(crate) fn try_fit(&self, request: &Request, fit: Fit) -> Option<Placed<U::Token>> {
-        let mut guard = self.state();
-        let state = &mut *guard;
+        self.fit_in(&mut self.state(), request, fit)
+    }
+
+    #[inline]
+    pub(crate) fn fit_in(&self, state: &mut State<U::Token>, request: &Request, fit: Fit) -> Option<Placed<U::Token>> {
         let own = match request.stream {
             Some(stream) => state.pending.reuse(&state.heap, stream, fit),
             None => None,
@@ -341,45 +452,45 @@ impl<U: SubAllocator> Bfc<U> {
         state.scopes.allocated(handed.bytes);
         Some(placed(&state.heap, handed))
     }
-
-    #[cold]
-    fn alloc_slowly(&self, request: &Request, fit: Fit) -> Result<Placed<U::Token>> {
-        loop {
-            let seen = self.generation();
-            if self.settle() > 0
-                && let Some(placed) = self.try_fit(request, fit)
-            {
-                return Ok(placed);
-            }
-            let error = match self.grow_for(request, fit) {
-                Ok(placed) => return Ok(placed),
-                Err(error @ Error::OutOfMemory { .. }) => error,
-                Err(error) => return Err(error),
-            };
-            match request.until {
-                Some(deadline) if !self.is_hopeless(fit.bytes()) && self.wait(seen, deadline) => {}
-                _ => return Err(error),
-            }
-            if let Some(placed) = self.try_fit(request, fit) {
-                return Ok(placed);
-            }
-        }
-    }
 }
 
 impl<U: SubAllocator> Drop for Bfc<U> {
     fn drop(&mut self) {
         // In a forked child the regions are the parent's.
-        if self.upstream.check_owner().is_err() {
+        if self.core.upstream.check_owner().is_err() {
             return;
         }
+        let name = &self.core.options.name;
         if let Err(error) = self.trim() {
-            tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
+            tracing::warn!(allocator = name, %error, "a region is leaked");
         }
-        let state = self.state();
-        let (in_use, pending) = (state.counters.in_use, state.pending.bytes());
-        if in_use + pending > 0 {
-            tracing::warn!(allocator = self.options.name, in_use, pending, "dropped while memory of it is in use");
+        let in_use = self.state().counters.in_use;
+        if in_use > 0 {
+            tracing::warn!(allocator = name, in_use, "dropped while memory of it is in use");
+        }
+        let pending = self.state().pending.bytes();
+        if pending > 0 {
+            // The work may end long after this, and a drop must not wait for it.
+            let late = Bfc { core: self.core.clone() };
+            let spawned = thread::Builder::new().name("gpu-ipc-late".into()).spawn(move || late.finish());
+            if let Err(error) = spawned {
+                tracing::warn!(allocator = name, pending, %error, "regions are leaked: no thread waits for their work");
+            }
+        }
+    }
+}
+
+/// How long the thread of a dropped allocator naps between two looks at the work, at first and at most.
+const LATE_NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(128));
+
+impl<U: SubAllocator> Bfc<U> {
+    /// Stays until the work on what was given back has finished; then its drop gives the regions back.
+    fn finish(self) {
+        let mut nap = LATE_NAPS.0;
+        while self.core.upstream.check_owner().is_ok() && self.state().pending.bytes() > 0 {
+            thread::sleep(nap);
+            nap = (2 * nap).min(LATE_NAPS.1);
+            self.settle();
         }
     }
 }
@@ -387,8 +498,8 @@ impl<U: SubAllocator> Drop for Bfc<U> {
 impl<U: SubAllocator> fmt::Debug for Bfc<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bfc")
-            .field("name", &self.options.name)
-            .field("upstream", &self.upstream)
+            .field("name", &self.core.options.name)
+            .field("upstream", &self.core.upstream)
             .field("stats", &self.stats())
             .finish_non_exhaustive()
     }

@@ -4,6 +4,7 @@ use super::best_fit::Bfc;
 use super::chunk::{Chunk, Standing, UNIT};
 use super::heap::Heap;
 use super::region::Region;
+use super::window::Window;
 use crate::SubAllocator;
 use crate::snapshot::{ChunkSnapshot, ChunkState, RegionSnapshot, Snapshot};
 
@@ -11,7 +12,8 @@ impl<U: SubAllocator> Bfc<U> {
     /// Counts the regions, and sums up those that upstream may not free.
     pub(crate) fn regions(&self) -> (u64, u64) {
         let state = self.state();
-        let kept = |region: &&Region<U::Token>| region.parts.iter().any(|(_, token)| !self.upstream.may_free(token));
+        let kept =
+            |region: &&Region<U::Token>| region.parts.iter().any(|(_, token)| !self.core.upstream.may_free(token));
         let regions = || state.heap.regions.numbers().map(|number| &state.heap.regions[number]);
         (regions().count() as u64, regions().filter(kept).map(Region::reserved).sum())
     }
@@ -39,15 +41,15 @@ impl<U: SubAllocator> Bfc<U> {
             RegionSnapshot {
                 base: region.start * UNIT,
                 len: region.units * UNIT,
-                pinned: region.parts.iter().any(|(_, token)| !self.upstream.may_free(token)),
+                pinned: region.parts.iter().any(|(_, token)| !self.core.upstream.may_free(token)),
                 chunks: chunks_of(heap, number),
             }
         });
         Snapshot {
-            name: self.options.name.clone(),
-            stats: state.counters.stats(self.options.limit, heap.largest_free()),
+            name: self.core.options.name.clone(),
+            stats: state.counters.stats(self.core.options.limit, heap.largest_free()),
             asked_bytes: state.counters.asked,
-            pending_bytes: state.pending.bytes(),
+            pending_bytes: state.pending.bytes() + state.window.as_ref().map_or(0, Window::bytes),
             leaked_bytes: state.counters.leaked,
             bookkeeping_bytes: heap.bookkeeping() as u64,
             regions: regions.collect(),

@@ -12,7 +12,7 @@ pub(crate) const MAX_CHUNK: u64 = u32::MAX as u64 * UNIT;
 pub(crate) const MAX_ADDRESS: u64 = 1 << 56;
 
 /// Numbers a chunk in its table. Used again after the chunk is gone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct ChunkId(pub(crate) u32);
 
 impl ChunkId {
@@ -31,7 +31,7 @@ pub(crate) enum Standing {
     Free,
     /// Handed out.
     Used,
-    /// Given back, but work that was queued before may still touch it.
+    /// Given back, but work that was queued before may still touch it, or somebody waits for it.
     Pending,
 }
 

@@ -1,5 +1,7 @@
 //! Regions from upstream, and back.
 
+use std::time::{Duration, Instant};
+
 use gpu_api::{Error, Result};
 
 use super::best_fit::Bfc;
@@ -16,11 +18,31 @@ const DRAWN: usize = 1 << 16;
 /// limit is kept.
 pub(crate) struct Grower {
     next: u64,
+    /// What upstream last had no room for.
+    refused: Option<Refused>,
 }
+
+/// That upstream had no room.
+struct Refused {
+    /// How often upstream had got room by then.
+    room: u64,
+    at: Instant,
+    bytes: u64,
+}
+
+/// How long a refusal counts for requests that wait: nobody tells of what other processes give back.
+const REFUSED: Duration = Duration::from_millis(10);
 
 impl Grower {
     pub(crate) fn new(options: &BfcOptions) -> Grower {
-        Grower { next: options.first_region() }
+        Grower { next: options.first_region(), refused: None }
+    }
+
+    /// Says whether upstream has just refused as much, with nothing given back since.
+    fn has_refused(&self, room: u64, now: Instant, fit: Fit) -> bool {
+        self.refused.as_ref().is_some_and(|refused| {
+            refused.room == room && refused.bytes <= fit.bytes() && now.saturating_duration_since(refused.at) < REFUSED
+        })
     }
 }
 
@@ -31,10 +53,9 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// The first error of upstream's; the other regions are given back all the same. What failed is leaked.
     pub fn trim(&self) -> Result<u64> {
-        self.upstream.check_owner()?;
+        self.core.upstream.check_owner()?;
         self.settle();
-        let _grower = self.grower();
-        self.give_regions_back()
+        self.give_regions_back(&mut self.grower())
     }
 
     /// Grows, or makes room to grow, and allocates; fails with the reason when that cannot be.
@@ -44,22 +65,30 @@ impl<U: SubAllocator> Bfc<U> {
         if let Some(placed) = self.try_fit(request, fit) {
             return Ok(placed);
         }
-        let mut grown = self.grow(&mut grower, fit);
-        if matches!(grown, Err(Error::OutOfMemory { .. })) && self.options.collect_regions && self.would_help(fit) {
-            if let Err(error) = self.give_regions_back() {
-                tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
-            }
-            grown = self.grow(&mut grower, fit);
+        let now = Instant::now();
+        let mut room = self.state().room;
+        if request.until.is_some() && grower.has_refused(room, now, fit) {
+            return Err(self.out_of_memory(fit, "upstream has no room"));
         }
-        grown?;
-        self.try_fit(request, fit).ok_or_else(|| self.out_of_memory(fit, "the region is not aligned as was asked"))
+        let mut grown = self.grow(&mut grower, request, fit);
+        if matches!(grown, Err(Error::OutOfMemory { .. })) && self.would_grow(fit) {
+            if let Err(error) = self.give_regions_back(&mut grower) {
+                tracing::warn!(allocator = self.core.options.name, %error, "a region is leaked");
+            }
+            room = self.state().room;
+            grown = self.grow(&mut grower, request, fit);
+        }
+        if matches!(grown, Err(Error::OutOfMemory { .. })) {
+            grower.refused = Some(Refused { room, at: now, bytes: fit.bytes() });
+        }
+        grown
     }
 
-    /// Takes a region with room for the request from upstream.
-    pub(crate) fn grow(&self, grower: &mut Grower, fit: Fit) -> Result<()> {
-        let step = self.upstream.granularity().max(UNIT);
+    /// Takes a region with room for the request from upstream, and the request's bytes of it before anybody else can.
+    fn grow(&self, grower: &mut Grower, request: &Request, fit: Fit) -> Result<Placed<U::Token>> {
+        let step = self.core.upstream.granularity().max(UNIT);
         let taken = self.state().counters.taken();
-        let room = self.options.limit.saturating_sub(taken) / step * step;
+        let room = self.core.options.limit.saturating_sub(taken) / step * step;
         let Some(need) = fit.bytes().checked_next_multiple_of(step).filter(|&need| need <= room) else {
             return Err(self.out_of_memory(fit, "the limit is reached"));
         };
@@ -71,11 +100,12 @@ impl<U: SubAllocator> Bfc<U> {
         // Not before: a request that upstream has no room for would have all later ones ask for as much.
         grower.next = next;
         let mut state = self.state();
-        match state.heap.add(extent, token, self.upstream.merges()) {
+        match state.heap.add(extent, token, self.core.upstream.merges()) {
             Ok(()) => {
                 state.counters.grown(extent.len);
-                self.wake(state);
-                Ok(())
+                let placed = self.fit_in(&mut state, request, fit);
+                self.core.wake(state);
+                placed.ok_or_else(|| self.out_of_memory(fit, "the region is not aligned as was asked"))
             }
             Err((unfit, token)) => {
                 drop(state);
@@ -84,15 +114,16 @@ impl<U: SubAllocator> Bfc<U> {
         }
     }
 
-    pub(crate) fn grower(&self) -> MutexGuard<'_, Grower> {
-        self.grower.lock().unwrap_or_else(PoisonError::into_inner)
+    fn grower(&self) -> MutexGuard<'_, Grower> {
+        self.core.grower.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives idle regions back. The caller holds the lock of growth.
-    pub(crate) fn give_regions_back(&self) -> Result<u64> {
+    pub(crate) fn give_regions_back(&self, grower: &mut Grower) -> Result<u64> {
         let idle = {
             let mut state = self.state();
-            let may_free = |parts: &[(Extent, U::Token)]| parts.iter().all(|(_, token)| self.upstream.may_free(token));
+            let may_free =
+                |parts: &[(Extent, U::Token)]| parts.iter().all(|(_, token)| self.core.upstream.may_free(token));
             let idle = state.heap.remove_idle(|region| may_free(&region.parts));
             state.counters.reserved -= idle.iter().map(|region| region.reserved()).sum::<u64>();
             idle
@@ -101,7 +132,7 @@ impl<U: SubAllocator> Bfc<U> {
         let mut leaked = 0;
         let mut failed = None;
         for (extent, token) in idle.into_iter().flat_map(|region| region.parts) {
-            match self.upstream.free(extent, token) {
+            match self.core.upstream.free(extent, token) {
                 Ok(()) => freed += extent.len,
                 Err(error) => {
                     leaked += extent.len;
@@ -113,10 +144,12 @@ impl<U: SubAllocator> Bfc<U> {
             self.state().counters.leaked += leaked;
         }
         if freed > 0 {
+            // What was reserved at the peak is no measure of what is needed next.
+            grower.next = self.core.options.first_region();
             let mut state = self.state();
-            state.trims += 1;
+            state.room += 1;
             // Who waits may find that it can grow.
-            self.wake(state);
+            self.core.wake(state);
         }
         failed.map_or(Ok(freed), Err)
     }
@@ -124,7 +157,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// Returns how much to ask for, and how much next when upstream has it.
     fn next_region(&self, grower: &Grower, fit: Fit) -> (u64, u64) {
         let need = fit.bytes();
-        match self.options.growth {
+        match self.core.options.growth {
             Growth::Doubling(_) if grower.next < need => {
                 let mut raised = grower.next;
                 while raised < need {
@@ -145,15 +178,16 @@ impl<U: SubAllocator> Bfc<U> {
         let align = (fit.align_bytes()).max(UNIT);
         let mut bytes = asked;
         loop {
-            match self.upstream.alloc(bytes, align) {
+            match self.core.upstream.alloc(bytes, align) {
                 Ok((extent, token)) if extent.len >= bytes => return Ok((extent, token)),
                 Ok((extent, token)) => return Err(self.refuse(extent, token, Unfit::Small)),
-                Err(Error::OutOfMemory { hint, .. }) => {
+                Err(Error::OutOfMemory { hint, free, .. }) => {
                     if bytes == need {
                         return Err(self.out_of_memory(fit, &format!("upstream has no room ({hint})")));
                     }
                     // Rounded down, so that it ends; the last try is for just what is needed.
-                    bytes = ((bytes as f64 * 0.9) as u64 / step * step).min(bytes - step).max(need);
+                    let less = ((bytes as f64 * 0.9) as u64 / step * step).min(bytes - step);
+                    bytes = less.min(free / step * step).max(need);
                 }
                 Err(error) => return Err(error),
             }
@@ -164,10 +198,10 @@ impl<U: SubAllocator> Bfc<U> {
     fn refuse(&self, extent: Extent, token: U::Token, unfit: Unfit) -> Error {
         let got = format!("{} bytes at {:#x} ({unfit:?})", extent.len, extent.base);
         if unfit != Unfit::Overlap
-            && let Err(error) = self.upstream.free(extent, token)
+            && let Err(error) = self.core.upstream.free(extent, token)
         {
             self.state().counters.leaked += extent.len;
-            tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
+            tracing::warn!(allocator = self.core.options.name, %error, "a region is leaked");
         }
         Error::Invalid {
             what: "region from upstream",
@@ -177,15 +211,18 @@ impl<U: SubAllocator> Bfc<U> {
     }
 
     /// Says whether idle regions, given back, would leave room within the limit for one with this request.
-    fn would_help(&self, fit: Fit) -> bool {
+    pub(crate) fn would_grow(&self, fit: Fit) -> bool {
+        if !self.core.options.collect_regions {
+            return false;
+        }
         let state = self.state();
         let idle: u64 = state
             .heap
             .idle_regions()
-            .filter(|region| region.parts.iter().all(|(_, token)| self.upstream.may_free(token)))
+            .filter(|region| region.parts.iter().all(|(_, token)| self.core.upstream.may_free(token)))
             .map(|region| region.reserved())
             .sum();
-        idle > 0 && self.options.limit.saturating_sub(state.counters.taken() - idle) >= fit.bytes()
+        idle > 0 && self.core.options.limit.saturating_sub(state.counters.taken() - idle) >= fit.bytes()
     }
 
     /// Adds to an error where the memory lies, and what `annotate` knows of it.
@@ -212,12 +249,12 @@ impl<U: SubAllocator> Bfc<U> {
         };
         let free = stats.bytes_reserved.saturating_sub(stats.bytes_in_use);
         Error::OutOfMemory {
-            device: self.options.device,
+            device: self.core.options.device,
             asked: fit.asked,
             free,
             hint: format!(
                 "{}: {why}; {limit}, reserved {}, in use {}, largest free piece {}",
-                self.options.name, stats.bytes_reserved, stats.bytes_in_use, stats.largest_free_block_bytes
+                self.core.options.name, stats.bytes_reserved, stats.bytes_in_use, stats.largest_free_block_bytes
             ),
         }
     }

@@ -102,6 +102,11 @@ impl<T> Heap<T> {
         }
     }
 
+    /// Returns the number of the last allocation.
+    pub(crate) fn last_number(&self) -> u64 {
+        self.number
+    }
+
     /// Adds what upstream gave, merged with the region before it when `merges`.
     pub(crate) fn add(&mut self, extent: Extent, token: T, merges: bool) -> Result<(), (Unfit, T)> {
         let start = extent.base.div_ceil(UNIT);
@@ -237,12 +242,32 @@ impl<T> Heap<T> {
         }
     }
 
+    /// Makes two free chunks of one, the first of so many units.
+    pub(crate) fn split(&mut self, id: ChunkId, units: u32) {
+        self.index.remove(Entry::of(id, &self.chunks[id]));
+        let rest = self.cut(id, units);
+        for part in [id, rest] {
+            self.index.insert(Entry::of(part, &self.chunks[part]));
+        }
+    }
+
+    /// Takes a free chunk out of the index, and makes it nobody's.
+    pub(crate) fn withhold(&mut self, id: ChunkId) {
+        self.index.remove(Entry::of(id, &self.chunks[id]));
+        self.chunks[id].set_standing(Standing::Pending);
+    }
+
     /// Finds the chunk in use at an address.
     pub(crate) fn get(&self, address: u64) -> Option<Handed> {
+        self.id_at(address).map(|id| handed(&self.chunks[id]))
+    }
+
+    /// Returns the number of the chunk in use at an address.
+    pub(crate) fn id_at(&self, address: u64) -> Option<ChunkId> {
         if !address.is_multiple_of(UNIT) {
             return None;
         }
-        self.addresses.get(&self.chunks, address / UNIT).map(|id| handed(&self.chunks[id]))
+        self.addresses.get(&self.chunks, address / UNIT)
     }
 
     /// Returns what upstream said of the extent that a chunk in use starts in.

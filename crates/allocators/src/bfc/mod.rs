@@ -5,9 +5,10 @@
 //! 3. `entry`, `index`, `tree`: free chunks in the order of best fit, in bins by size; bins of many.
 //! 4. `region`: what upstream gave.
 //! 5. `heap`: the four together, for one thread: find, cut, merge.
-//! 6. `pending`: chunks that were given back while work on them was under way.
+//! 6. `pending`: work that may still touch chunks; `window`: what is kept together for a request that waits.
 //! 7. `options`, `stats`: how it is set up, and what it counts.
-//! 8. `best_fit`: [`Bfc`], the heap under its lock; `growth`: regions from upstream and back.
+//! 8. `best_fit`: [`Bfc`], the heap under its lock; `turn`: a request that finds nothing free; `growth`: regions from
+//!    upstream and back.
 //! 9. `census`: what [`Snapshot`](crate::Snapshot) shows of a heap.
 #![forbid(unsafe_code)]
 
@@ -24,9 +25,11 @@ mod pending;
 mod region;
 mod stats;
 mod tree;
+mod turn;
+mod window;
 
 pub use best_fit::Bfc;
 pub use options::{BfcOptions, Growth};
-pub use pending::Completion;
+pub use pending::{Completion, Work};
 pub(crate) use stats::Counters;
 pub use stats::{AllocatorStats, Scope, ScopeStats};

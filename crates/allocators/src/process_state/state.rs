@@ -314,7 +314,7 @@ impl ProcessState {
                 let gpu = self.gpus.first().ok_or_else(|| no_device("any vendor"))?.clone();
                 let mut options = inner.options.cpu_pool.clone();
                 options.name = name(&options.name, node);
-                Ok(Arc::new(Pool::new(options, BasicCpu::new(gpu, node)?)))
+                Ok(Arc::new(Pool::new(options, BasicCpu::new(gpu, node)?)?))
             }
             AllocatorKey::Arena(_) => unreachable!("arenas are made by `arena`"),
         }

@@ -8,7 +8,7 @@ use gpu_api::{Error, Result};
 
 use crate::allocator::hand_on;
 use crate::request::foreign;
-use crate::{Allocator, Memory, Placed, Request};
+use crate::{Allocator, Memory, Placed, Request, Work};
 
 /// Bytes of a mark, and what the front one is rounded up to so that alignment is kept.
 const MARK: u64 = 256;
@@ -41,7 +41,8 @@ impl fmt::Display for Damage {
 ///
 /// Who wrote beyond an end is found at the free at the latest, and by [`check`](Guard::check) at any time. An allocation
 /// that was written beyond is not freed, so that nobody gets it next; [`free_damaged`](Guard::free_damaged) does. The
-/// alignment that was asked for is kept.
+/// alignment that was asked for is kept. What is given back after work on a stream is looked at when that is done;
+/// [`check_all`](Guard::check_all) lists what was found then.
 ///
 /// # Examples
 ///
@@ -62,6 +63,7 @@ pub struct Guard<A: Allocator> {
     inner: A,
     memory: Arc<dyn Memory>,
     state: Mutex<State>,
+    late: Late,
 }
 
 #[derive(Debug, Default)]
@@ -70,12 +72,17 @@ struct State {
     number: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// Damage that was found after work on a stream, when the allocation was no longer there to refuse its free.
+type Late = Arc<Mutex<Vec<Damage>>>;
+
+#[derive(Clone, Debug)]
 struct Guarded {
     placed: Placed,
     request: Request,
     /// The address that `inner` gave.
     start: u64,
+    /// Work that was noted for it: its marks are looked at after that.
+    noted: Vec<Work>,
 }
 
 impl<A: Allocator> Guard<A> {
@@ -86,7 +93,7 @@ impl<A: Allocator> Guard<A> {
     /// As [`Allocator::memory`].
     pub fn new(inner: A) -> Result<Guard<A>> {
         let memory = inner.memory()?;
-        Ok(Guard { inner, memory, state: Mutex::default() })
+        Ok(Guard { inner, memory, state: Mutex::default(), late: Late::default() })
     }
 
     /// Looks at the marks of an allocation; `None` when they are whole.
@@ -98,10 +105,11 @@ impl<A: Allocator> Guard<A> {
         self.check_owner()?;
         // The lock keeps it from being freed meanwhile.
         let state = self.state();
-        self.look(state.live.get(&address).ok_or_else(|| foreign(address))?)
+        look(&*self.memory, state.live.get(&address).ok_or_else(|| foreign(address))?)
     }
 
-    /// Looks at the marks of every allocation, and lists the damaged ones in the order in which they were made.
+    /// Looks at the marks of every allocation, and lists the damaged ones in the order in which they were made, with those
+    /// that were given back after work on a stream and found damaged when it was done.
     ///
     /// # Errors
     ///
@@ -109,9 +117,9 @@ impl<A: Allocator> Guard<A> {
     pub fn check_all(&self) -> Result<Vec<Damage>> {
         self.check_owner()?;
         let state = self.state();
-        let mut damaged = Vec::new();
+        let mut damaged = self.late.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for guarded in state.live.values() {
-            damaged.extend(self.look(guarded)?);
+            damaged.extend(look(&*self.memory, guarded)?);
         }
         damaged.sort_by_key(|damage| damage.placed.number);
         Ok(damaged)
@@ -132,21 +140,22 @@ impl<A: Allocator> Guard<A> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn look(&self, guarded: &Guarded) -> Result<Option<Damage>> {
-        let Placed { address, asked, .. } = guarded.placed;
-        let mut mark = [0; MARK as usize];
-        for (at, byte) in [(-(MARK as i64), FRONT), (asked as i64, BEHIND)] {
-            // SAFETY: `Memory::read` asks for a range of one allocation of `inner`'s that is not freed meanwhile: the
-            // marks lie within what was taken for it, and it is live; and that nothing writes them meanwhile, which is
-            // whoever writes beyond an end: the bytes are only compared.
-            unsafe { self.memory.read(address.wrapping_add_signed(at), &mut mark) }?;
-            if let Some(wrong) = mark.iter().position(|&found| found != byte) {
-                let asker = guarded.request.asker();
-                let at = at + wrong as i64;
-                return Ok(Some(Damage { placed: guarded.placed, at, found: mark[wrong], asker }));
+    /// Gives back what is looked at when the work on it is done, and before anybody gets it.
+    fn give_back_after(&self, guarded: Guarded, work: Vec<Work>) -> Result<()> {
+        let (memory, late, freed) = (self.memory.clone(), self.late.clone(), guarded.clone());
+        let looked = Work::and_then(work, move || match look(&*memory, &freed) {
+            Ok(None) => {}
+            Ok(Some(damage)) => {
+                tracing::error!(%damage, "somebody wrote beyond the end of an allocation");
+                late.lock().unwrap_or_else(PoisonError::into_inner).push(damage);
             }
+            Err(error) => tracing::warn!(%error, "marks around an allocation cannot be read"),
+        });
+        let given = self.inner.free_after(guarded.start, vec![looked]);
+        if given.is_err() {
+            self.state().live.insert(guarded.placed.address, guarded);
         }
-        Ok(None)
+        given
     }
 
     fn give_back(&self, guarded: Guarded) -> Result<()> {
@@ -158,6 +167,23 @@ impl<A: Allocator> Guard<A> {
     }
 }
 
+fn look(memory: &dyn Memory, guarded: &Guarded) -> Result<Option<Damage>> {
+    let Placed { address, asked, .. } = guarded.placed;
+    let mut mark = [0; MARK as usize];
+    for (at, byte) in [(-(MARK as i64), FRONT), (asked as i64, BEHIND)] {
+        // SAFETY: `Memory::read` asks for a range of one allocation of `inner`'s that is not freed meanwhile: the
+        // marks lie within what was taken for it, and it is live; and that nothing writes them meanwhile, which is
+        // whoever writes beyond an end: the bytes are only compared.
+        unsafe { memory.read(address.wrapping_add_signed(at), &mut mark) }?;
+        if let Some(wrong) = mark.iter().position(|&found| found != byte) {
+            let asker = guarded.request.asker();
+            let at = at + wrong as i64;
+            return Ok(Some(Damage { placed: guarded.placed, at, found: mark[wrong], asker }));
+        }
+    }
+    Ok(None)
+}
+
 // SAFETY: `Allocator` asks that what is handed out does not overlap: each is a part of what `inner` handed out, which
 // does not. `memory` is `inner`'s.
 unsafe impl<A: Allocator> Allocator for Guard<A> {
@@ -165,7 +191,8 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
         request.check()?;
         let before = request.align.max(MARK);
         let whole = before.checked_add(request.bytes).and_then(|bytes| bytes.checked_add(MARK));
-        let taken = self.inner.alloc(request.resized(whole.unwrap_or(u64::MAX)))?;
+        // Bytes that a stream still works on cannot be marked from here.
+        let taken = self.inner.alloc(request.idle().resized(whole.unwrap_or(u64::MAX)))?;
         let address = taken.address + before;
         let marked =
             [(address - MARK, FRONT), (address + request.bytes, BEHIND)].into_iter().try_for_each(|(at, byte)| {
@@ -181,14 +208,22 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
         let mut state = self.state();
         state.number += 1;
         let placed = Placed { address, bytes: request.bytes, asked: request.bytes, number: state.number, token: () };
-        state.live.insert(address, Guarded { placed, request, start: taken.address });
+        state.live.insert(address, Guarded { placed, request, start: taken.address, noted: Vec::new() });
         Ok(placed)
     }
 
     fn free(&self, address: u64) -> Result<()> {
+        self.free_after(address, Vec::new())
+    }
+
+    fn free_after(&self, address: u64, mut work: Vec<Work>) -> Result<()> {
         self.check_owner()?;
         let guarded = self.state().live.remove(&address).ok_or_else(|| foreign(address))?;
-        let looked = match self.look(&guarded) {
+        work.extend(guarded.noted.iter().cloned());
+        if !work.is_empty() {
+            return self.give_back_after(guarded, work);
+        }
+        let looked = match look(&*self.memory, &guarded) {
             Ok(None) => return self.give_back(guarded),
             Ok(Some(damage)) => Err(Error::Invalid {
                 what: "a mark around an allocation",
@@ -201,6 +236,13 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
         looked
     }
 
+    fn record_work(&self, address: u64, work: Work) -> Result<()> {
+        self.check_owner()?;
+        let mut state = self.state();
+        state.live.get_mut(&address).ok_or_else(|| foreign(address))?.noted.push(work);
+        Ok(())
+    }
+
     fn get(&self, address: u64) -> Option<Placed> {
         self.state().live.get(&address).map(|guarded| guarded.placed)
     }
@@ -209,5 +251,5 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
         Ok(self.memory.clone())
     }
 
-    hand_on!(inner: name, stats, clear_stats, trim, snapshot, check_owner);
+    hand_on!(inner: name, is_wanted, register_keeper, stats, clear_stats, trim, snapshot, check_owner);
 }

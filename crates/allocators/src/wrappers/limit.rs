@@ -1,11 +1,11 @@
 //! A limit of what is asked for.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use gpu_api::{DeviceId, Error, Result, StreamIdentity};
+use gpu_api::{DeviceId, Error, Result};
 
 use crate::allocator::hand_on;
-use crate::{Allocator, AllocatorStats, Budget, Completion, Placed, Request};
+use crate::{Allocator, AllocatorStats, Budget, Placed, Request, Trim, Work};
 
 /// Hands out no more than a budget allows, counted in bytes that were asked for.
 ///
@@ -15,7 +15,7 @@ use crate::{Allocator, AllocatorStats, Budget, Completion, Placed, Request};
 /// # Examples
 ///
 /// ```
-/// use std::sync::Arc;
+/// use std::sync::{Arc, Weak};
 /// use allocators::{Allocator, Bfc, BfcOptions, Budget, Limit, Request, Simulated};
 ///
 /// let limit = Limit::new(Bfc::new(BfcOptions::new("bfc"), Simulated::new()), Arc::new(Budget::new(1000)));
@@ -74,8 +74,17 @@ unsafe impl<A: Allocator> Allocator for Limit<A> {
         self.give_back(address, || self.inner.free(address))
     }
 
-    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
-        self.give_back(address, || self.inner.free_after(address, stream, done))
+    fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
+        self.give_back(address, || self.inner.free_after(address, work))
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.budget.is_wanted() || self.inner.is_wanted()
+    }
+
+    fn register_keeper(&self, keeper: Weak<dyn Trim>) {
+        self.budget.register_keeper(keeper.clone());
+        self.inner.register_keeper(keeper);
     }
 
     fn stats(&self) -> AllocatorStats {
@@ -84,5 +93,5 @@ unsafe impl<A: Allocator> Allocator for Limit<A> {
         AllocatorStats { bytes_limit: Some(stats.bytes_limit.map_or(limit, |inner| inner.min(limit))), ..stats }
     }
 
-    hand_on!(inner: name, get, clear_stats, trim, memory, snapshot, check_owner);
+    hand_on!(inner: name, record_work, get, clear_stats, trim, memory, snapshot, check_owner);
 }

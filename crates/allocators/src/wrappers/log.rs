@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use gpu_api::{Error, Result, StreamIdentity};
 
 use crate::allocator::hand_on;
-use crate::{Allocator, Completion, Placed, Request};
+use crate::{Allocator, Placed, Request, Work};
 
 /// Writes what is allocated and freed as CSV, to be replayed by [`Trace`](crate::Trace).
 ///
@@ -101,15 +101,15 @@ unsafe impl<A: Allocator, W: Write + Send + 'static> Allocator for Log<A, W> {
         self.inner.free(address)
     }
 
-    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
+    fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
         self.check_owner()?;
         if let Some(placed) = self.inner.get(address) {
-            self.write("free", address, placed.asked, Some(stream), None);
+            self.write("free", address, placed.asked, work.iter().find_map(Work::stream), None);
         }
-        self.inner.free_after(address, stream, done)
+        self.inner.free_after(address, work)
     }
 
-    hand_on!(inner: name, get, stats, clear_stats, trim, memory, snapshot, check_owner);
+    hand_on!(inner: name, record_work, is_wanted, register_keeper, get, stats, clear_stats, trim, memory, snapshot, check_owner);
 }
 
 impl<A: Allocator, W: Write + Send + 'static> fmt::Debug for Log<A, W> {

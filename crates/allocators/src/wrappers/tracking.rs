@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{Result, StreamIdentity};
+use gpu_api::Result;
 
 use crate::allocator::hand_on;
-use crate::{Allocator, Completion, Placed, Request};
+use crate::{Allocator, Placed, Request, Work};
 
 /// One allocation that is live.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,8 +136,8 @@ unsafe impl<A: Allocator> Allocator for Tracking<A> {
         self.forget(address, || self.inner.free(address))
     }
 
-    fn free_after(&self, address: u64, stream: StreamIdentity, done: Arc<dyn Completion>) -> Result<()> {
-        self.forget(address, || self.inner.free_after(address, stream, done))
+    fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
+        self.forget(address, || self.inner.free_after(address, work))
     }
 
     fn clear_stats(&self) {
@@ -146,5 +146,5 @@ unsafe impl<A: Allocator> Allocator for Tracking<A> {
         state.sizes.peak = state.sizes.live;
     }
 
-    hand_on!(inner: name, get, stats, trim, memory, snapshot, check_owner);
+    hand_on!(inner: name, record_work, is_wanted, register_keeper, get, stats, trim, memory, snapshot, check_owner);
 }

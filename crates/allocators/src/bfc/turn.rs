@@ -1,0 +1,179 @@
+//! A request that found nothing free: it looks for finished work, grows, asks others, and waits.
+
+use std::time::{Duration, Instant};
+
+use gpu_api::{Error, Result};
+
+use super::best_fit::{Bfc, Seen};
+use super::chunk::UNIT;
+use super::heap::Fit;
+use super::window::Window;
+use crate::request::end_of;
+use crate::{Placed, Request, SubAllocator};
+
+/// How often upstream is asked again for a request that waits: nobody tells of what other processes give back.
+const ASK_UPSTREAM_AGAIN: Duration = Duration::from_millis(16);
+
+/// How often a request is woken in vain before bytes are kept together for it.
+const PATIENCE: u32 = 8;
+
+impl<U: SubAllocator> Bfc<U> {
+    #[cold]
+    pub(crate) fn alloc_slowly(&self, request: &Request, fit: Fit) -> Result<Placed<U::Token>> {
+        let mut turn = self.turn(request, fit);
+        loop {
+            let seen = self.seen();
+            let until = request.until.filter(|&until| Instant::now() < until && !self.is_hopeless(fit.bytes()));
+            if until.is_none() {
+                turn.is_last();
+            }
+            let error = match turn.try_harder() {
+                Err(error @ Error::OutOfMemory { .. }) => error,
+                other => return other,
+            };
+            let Some(deadline) = until else { return Err(error) };
+            if let Some(placed) = turn.wait(seen, deadline.min(end_of(Instant::now(), ASK_UPSTREAM_AGAIN))) {
+                return Ok(placed);
+            }
+        }
+    }
+
+    /// Begins to try harder for a request.
+    pub(crate) fn turn(&self, request: &Request, fit: Fit) -> Turn<'_, U> {
+        let mut state = self.state();
+        state.tickets += 1;
+        state.turns += 1;
+        let (ticket, began) = (state.tickets, state.heap.last_number());
+        Turn { bfc: self, request: *request, fit, ticket, began, vain: 0, had_window: false, came: u64::MAX }
+    }
+}
+
+/// A request that found nothing free, until it has memory or gives up.
+pub(crate) struct Turn<'a, U: SubAllocator> {
+    bfc: &'a Bfc<U>,
+    request: Request,
+    fit: Fit,
+    ticket: u64,
+    /// The last allocation before it.
+    began: u64,
+    /// How often it was woken in vain since it began or its window was broken.
+    vain: u32,
+    had_window: bool,
+    /// The bytes of its window at the last look.
+    came: u64,
+}
+
+impl<U: SubAllocator> Turn<'_, U> {
+    /// Says that there is no waiting after the next try.
+    pub(crate) fn is_last(&mut self) {
+        self.request.until = None;
+    }
+
+    /// Looks for work that has finished, and grows; the error has no more than the sums, for who tries again. A request
+    /// that may not wait takes what is withheld for another.
+    pub(crate) fn try_harder(&mut self) -> Result<Placed<U::Token>> {
+        let bfc = self.bfc;
+        if bfc.settle() > 0
+            && let Some(placed) = self.try_fit()
+        {
+            return Ok(placed);
+        }
+        let mut grown = bfc.grow_for(&self.request, self.fit);
+        // Nobody keeps what comes back from here on: that somebody wants it is known.
+        if is_out_of_memory(&grown) && bfc.core.keepers.ask() > 0 {
+            grown = match self.try_fit() {
+                Some(placed) => Ok(placed),
+                None => bfc.grow_for(&self.request, self.fit),
+            };
+        }
+        match grown {
+            Err(error @ Error::OutOfMemory { .. }) if self.request.until.is_none() => self.break_window().ok_or(error),
+            other => other,
+        }
+    }
+
+    /// Tries whenever memory may have become free, which costs little; returns with nothing when that time has come, and
+    /// when upstream may have room, which costs more to ask.
+    pub(crate) fn wait(&mut self, mut seen: Seen, until: Instant) -> Option<Placed<U::Token>> {
+        while self.bfc.wait(seen, until) {
+            let now = self.bfc.seen();
+            if let Some(placed) = self.try_fit() {
+                return Some(placed);
+            }
+            if now.room != seen.room || self.bfc.would_grow(self.fit) {
+                return None;
+            }
+            seen = now;
+        }
+        self.give_up_if_stuck();
+        None
+    }
+
+    /// Gives its window up when nothing has come to it since the last look: who holds the rest may wait for what is
+    /// withheld.
+    fn give_up_if_stuck(&mut self) {
+        let mut state = self.bfc.state();
+        let own = state.window.as_ref().filter(|window| window.is_of(self.ticket));
+        let Some(bytes) = own.map(Window::bytes) else { return };
+        if bytes == self.came {
+            state.dissolve_window();
+            self.bfc.core.wake(state);
+        }
+        self.came = bytes;
+    }
+
+    /// Allocates from what is free, and from the window once all of it is there; after some tries in vain opens one.
+    pub(crate) fn try_fit(&mut self) -> Option<Placed<U::Token>> {
+        let mut guard = self.bfc.state();
+        let state = &mut *guard;
+        match &state.window {
+            Some(window) if !window.is_of(self.ticket) => {}
+            Some(window) if !window.is_whole() => return self.bfc.fit_in(state, &self.request, self.fit),
+            Some(_) => {
+                state.dissolve_window();
+                self.had_window = false;
+            }
+            None if self.had_window => (self.had_window, self.vain) = (false, 0),
+            None => {}
+        }
+        let placed = self.bfc.fit_in(state, &self.request, self.fit);
+        if placed.is_none() {
+            self.vain += 1;
+            if self.vain >= PATIENCE
+                && state.window.is_none()
+                && let Some(bytes) = self.fit.bytes_anywhere()
+            {
+                state.window = Window::open(&mut state.heap, self.ticket, bytes / UNIT, self.began);
+                self.had_window = state.window.is_some();
+            }
+        }
+        placed
+    }
+
+    /// Takes what is withheld for another, when nothing else is left.
+    pub(crate) fn break_window(&mut self) -> Option<Placed<U::Token>> {
+        let mut guard = self.bfc.state();
+        let state = &mut *guard;
+        if !state.dissolve_window() {
+            return None;
+        }
+        let placed = self.bfc.fit_in(state, &self.request, self.fit);
+        self.bfc.core.wake(guard);
+        placed
+    }
+}
+
+impl<U: SubAllocator> Drop for Turn<'_, U> {
+    fn drop(&mut self) {
+        let mut state = self.bfc.state();
+        state.turns -= 1;
+        if state.window.as_ref().is_some_and(|window| window.is_of(self.ticket)) {
+            state.dissolve_window();
+            self.bfc.core.wake(state);
+        }
+    }
+}
+
+fn is_out_of_memory<T>(result: &Result<T>) -> bool {
+    matches!(result, Err(Error::OutOfMemory { .. }))
+}

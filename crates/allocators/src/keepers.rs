@@ -1,0 +1,42 @@
+//! Who keeps free memory of an allocator, and gives it back when it is wanted.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::Trim;
+
+/// Everybody who keeps free memory of one allocator, none of whom it keeps alive.
+#[derive(Default)]
+pub(crate) struct Keepers {
+    keepers: Mutex<Vec<Weak<dyn Trim>>>,
+}
+
+impl Keepers {
+    pub(crate) fn add(&self, keeper: Weak<dyn Trim>) {
+        let mut keepers = self.keepers();
+        keepers.retain(|other| other.strong_count() > 0);
+        keepers.push(keeper);
+    }
+
+    /// Has everybody give back what they keep; says how many bytes. To be called with no lock held.
+    pub(crate) fn ask(&self) -> u64 {
+        let keepers: Vec<Arc<dyn Trim>> = self.keepers().iter().filter_map(Weak::upgrade).collect();
+        let trim = |keeper: &Arc<dyn Trim>| {
+            keeper.trim().unwrap_or_else(|error| {
+                tracing::warn!(%error, "a buffer is leaked");
+                0
+            })
+        };
+        keepers.iter().map(trim).sum()
+    }
+
+    fn keepers(&self) -> MutexGuard<'_, Vec<Weak<dyn Trim>>> {
+        self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Keepers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keepers").field("known", &self.keepers().len()).finish()
+    }
+}
