@@ -29,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("gpu-ipc-conformance", &["gpu-ipc"]),
     ("gpu-ipc-cli", &["gpu-ipc"]),
+    ("gpu-ipc-python", &["gpu-ipc"]),
 ];
 
 #[test]

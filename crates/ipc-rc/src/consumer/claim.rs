@@ -132,14 +132,7 @@ impl Link {
         if self.is_gone() {
             return Err(ClaimError::ProducerGone);
         }
-        if let Wait::Stream(stream) = wait {
-            stream.require(&self.gpu)?;
-            if stream.is_capturing()? {
-                return Err(ClaimError::Capturing);
-            }
-            // Made here, where a failure loses nothing.
-            stream.ahead()?;
-        }
+        self.check_stream(wait)?;
         let generation = Generation::new(fields.generation).ok_or(ClaimError::Stale)?;
         if fields.kind == GrantKind::Addressed {
             let lease = LeaseAddress { file: fields.file, slot: fields.slot, generation };
@@ -180,8 +173,7 @@ impl Link {
         let file = self.await_file(entry, deadline)?;
         if let Some(fence) = fence {
             self.check_fence(&fence)?;
-            let host_waits = self.file(fence.file).is_none_or(|file| file.registered.is_none());
-            if matches!(wait, Wait::Host) || (host_waits && matches!(wait, Wait::Stream(_))) {
+            if self.waits_on_host(&fence, wait) {
                 // Before the claim, so that a deadline that passes loses nothing.
                 self.wait_on_host(&fence, deadline)?;
             }
@@ -252,6 +244,20 @@ impl Link {
                 .then(|| Some(TicketId { number: fields.slot, generation: Generation::new(fields.generation)? }))?
         });
         self.ask_for_tickets(tickets, deadline)
+    }
+
+    /// Refuses a stream of another device, and one that is being captured.
+    #[inline]
+    pub(crate) fn check_stream(&self, wait: Wait<'_>) -> Result<(), ClaimError> {
+        if let Wait::Stream(stream) = wait {
+            stream.require(&self.gpu)?;
+            if stream.is_capturing()? {
+                return Err(ClaimError::Capturing);
+            }
+            // Made here, where a failure loses nothing.
+            stream.ahead()?;
+        }
+        Ok(())
     }
 
     #[inline]
@@ -340,6 +346,32 @@ impl Link {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(1));
             }
+        }
+        Ok(())
+    }
+
+    /// Says whether a wait is this thread's: streams do not reach words that are not registered.
+    fn waits_on_host(&self, fence: &Fence, wait: Wait<'_>) -> bool {
+        let cannot_queue = || self.file(fence.file).is_none_or(|file| file.registered.is_none());
+        matches!(wait, Wait::Host) || (matches!(wait, Wait::Stream(_)) && cannot_queue())
+    }
+
+    /// Waits for the producer's work on a block that is held.
+    pub(crate) fn wait_after_claim(
+        &self,
+        fence: &Fence,
+        wait: Wait<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<(), ClaimError> {
+        if self.waits_on_host(fence, wait) {
+            return self.wait_on_host(fence, deadline);
+        }
+        if let Wait::Stream(stream) = wait
+            && self.look(fence) == timeline::Fence::Pending
+        {
+            let ahead = stream.ahead()?;
+            self.queue_wait(ahead, fence)?;
+            stream.follow(ahead)?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, RegionId, Result};
 
-use crate::consumer::claim::ClaimError;
+use crate::consumer::claim::{ClaimError, Wait};
 use crate::consumer::graph::GraphBlocks;
 use crate::consumer::lease::Lease;
 use crate::consumer::link::Link;
@@ -89,6 +89,54 @@ impl ReceivedBlock {
     /// Names a stream that is the same on every thread.
     pub(crate) fn note_use(&self, stream: &Stream) {
         self.lease.used_on(stream);
+    }
+
+    /// Waits for the producer's work on the block after the claim: for one that was claimed with [`Wait::None`], or that is
+    /// used on a further stream. A stream counts as [used](ReceivedBlock::used_on).
+    ///
+    /// # Errors
+    ///
+    /// [`ClaimError::Capturing`] and a stream's [`Error::Mismatch`] as of a claim, [`ClaimError::Forked`], and
+    /// [`Error::Deadline`] after `timeout` (`None` waits for ever). The block stays held. That the producer died ends the
+    /// wait: ask [`state`](ReceivedBlock::state).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{After, Participant, Session, State, Stream, To, Wait};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// # let participant = Participant::builder(gpu.clone()).connect(session.socket_path())?;
+    /// # let block = session.alloc(4096)?;
+    /// # let producers = Stream::create(&gpu)?;
+    /// let descriptor = block.share(To::Participant(participant.id()), After::Stream(&producers))?;
+    /// let received = participant.claim(descriptor.as_bytes(), Wait::None, None)?;
+    /// let (first, second) = (Stream::create(&gpu)?, Stream::create(&gpu)?);
+    /// received.wait(Wait::Stream(&first), None)?;
+    /// received.wait(Wait::Stream(&second), None)?;
+    /// // ... queue kernels on both ...
+    /// received.wait(Wait::Host, None)?;
+    /// assert_eq!(received.state(), State::Ready);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wait(&self, wait: Wait<'_>, timeout: Option<Duration>) -> Result<(), ClaimError> {
+        let link = self.lease.held().link();
+        if link.guard.is_child() {
+            return Err(ClaimError::Forked);
+        }
+        link.check_stream(wait)?;
+        if let Wait::Stream(stream) = wait {
+            // Before the wait is queued: it needs words that are registered while the block is held.
+            self.note_use(stream.ahead()?);
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        match self.lease.fence() {
+            Some(fence) => link.wait_after_claim(&fence, wait, deadline),
+            None => Ok(()),
+        }
     }
 
     /// Drops many blocks at the cost of a few: those that follow each other and were [used on](ReceivedBlock::used_on) the

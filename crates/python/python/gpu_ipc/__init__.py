@@ -1,0 +1,135 @@
+"""Share GPU memory between processes without copying it, and free it exactly when the last one is done, whoever dies.
+
+A producer opens a `Session`, shares arrays and sends the descriptors, which are plain bytes, by any transport::
+
+    with gpu_ipc.Session("cuda:0") as session:
+        print(session.path)
+        reader = session.wait_for_participants(1)[0]
+        descriptor = session.share(tensor, to=reader)
+
+A consumer connects, claims, and makes arrays of its own library of what it received::
+
+    with gpu_ipc.connect(path) as participant:
+        x = torch.from_dlpack(participant.claim(descriptor))
+
+The array keeps its lease. The producer's memory is free again when the last array of the last consumer is dropped and
+the GPU work on it is done, or when the consumer's death is proven. Without a GPU the same program runs on the host backend,
+``"host:0"``, with numpy.
+
+==========================  ==========================================================================================
+`Session`, `Block`          a producer: allocate, share, wait, collect
+`Descriptor`                what travels; ``bytes(descriptor)``, and it pickles
+`Ticket`, `ParticipantId`   whom a grant is for
+`connect`, `Participant`    a consumer: claim, one or many, or in asyncio
+`Received`                  an array under a lease
+`Stream`                    a stream, for programs without an array library
+`detect`                    which devices there are, and why not the others
+`sessions`, `inspect`       who holds what, from outside
+`Error`                     what can go wrong, by what a caller can do about it
+==========================  ==========================================================================================
+
+What the library has to say goes to the logger ``gpu_ipc`` of `logging`.
+"""
+
+from gpu_ipc import _threads
+from gpu_ipc._errors import (
+    AlreadyClaimed,
+    BadDescriptor,
+    Capturing,
+    Closed,
+    ConnectFailed,
+    DriverFailed,
+    Error,
+    Exhausted,
+    Forked,
+    Invalid,
+    Mismatch,
+    NoDevice,
+    NotCompiled,
+    OutOfMemory,
+    ParticipantGone,
+    ProducerGone,
+    Refused,
+    Revoked,
+    Stale,
+    SystemFailed,
+    Timeout,
+    Unavailable,
+    Unsupported,
+    WouldBlock,
+    WrongParticipant,
+)
+from gpu_ipc._gpu_ipc import (
+    Block,
+    Collected,
+    Descriptor,
+    Detected,
+    Device,
+    Holder,
+    Notice,
+    Participant,
+    ParticipantId,
+    Received,
+    Session,
+    SessionReport,
+    ShutdownReport,
+    SourceUsage,
+    Stats,
+    Stream,
+    Ticket,
+    connect,
+    detect,
+    inspect,
+    sessions,
+)
+
+__all__ = [
+    "AlreadyClaimed",
+    "BadDescriptor",
+    "Block",
+    "Capturing",
+    "Closed",
+    "Collected",
+    "ConnectFailed",
+    "Descriptor",
+    "Detected",
+    "Device",
+    "DriverFailed",
+    "Error",
+    "Exhausted",
+    "Forked",
+    "Holder",
+    "Invalid",
+    "Mismatch",
+    "NoDevice",
+    "NotCompiled",
+    "Notice",
+    "OutOfMemory",
+    "Participant",
+    "ParticipantGone",
+    "ParticipantId",
+    "ProducerGone",
+    "Received",
+    "Refused",
+    "Revoked",
+    "Session",
+    "SessionReport",
+    "ShutdownReport",
+    "SourceUsage",
+    "Stale",
+    "Stats",
+    "Stream",
+    "SystemFailed",
+    "Ticket",
+    "Timeout",
+    "Unavailable",
+    "Unsupported",
+    "WouldBlock",
+    "WrongParticipant",
+    "connect",
+    "detect",
+    "inspect",
+    "sessions",
+]
+
+_threads.prepare()

@@ -1,0 +1,29 @@
+"""Every example runs to its end."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from conftest import DEVICE
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["weights.py", "--rounds", "3", "--tensors", "200", "--readers", "4"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_an_example_runs(command: list[str]) -> None:
+    ran = subprocess.run(
+        [sys.executable, EXAMPLES / command[0], "--device", DEVICE, *command[1:]],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(command[0].removesuffix(".py") + ":") and not ran.stderr, ran.stderr
