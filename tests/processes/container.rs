@@ -30,7 +30,7 @@ const NOBODY: u32 = 65534;
 
 /// Says whether namespaces of pids, mounts and users can be made here.
 pub fn has_namespaces() -> bool {
-    ends_well(contained(Path::new("/tmp")).arg("true"))
+    ends_well(contained(&std::env::temp_dir()).arg("--list"))
 }
 
 /// Says whether a process of another user can run this binary.
@@ -47,20 +47,21 @@ fn this_binary() -> Command {
     Command::new(std::env::current_exe().expect("a test binary has a path"))
 }
 
-/// A command that runs what is added to it in namespaces of its own, with `shared` at /mnt and an empty /tmp: nothing
-/// else that can be written is seen by another.
+/// A command that runs this binary, with what is added to it, in namespaces of its own, with `shared` at /mnt and an empty
+/// /tmp: nothing else that can be written is seen by another.
+///
+/// The binary is opened before the mounts, one of which may cover it.
 fn contained(shared: &Path) -> Command {
-    let script = r#"mount --bind "$0" /mnt && mount -t tmpfs none /tmp && exec "$@""#;
+    let script =
+        r#"exec 9<"$1" && shift && mount --bind "$0" /mnt && mount -t tmpfs none /tmp && exec /proc/self/fd/9 "$@""#;
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    command.args(["sh", "-c", script]).arg(shared);
+    command.args(["sh", "-c", script]).arg(shared).arg(std::env::current_exe().expect("a test binary has a path"));
     command
 }
 
 fn container(shared: &Path) -> Agent {
-    let mut command = contained(shared);
-    command.arg(std::env::current_exe().expect("a test binary has a path"));
-    Agent::run(command)
+    Agent::run(contained(shared))
 }
 
 /// Starts an agent that has a descriptor of this process under the same number.

@@ -1,11 +1,10 @@
 //! What the kernel gives, tried and not looked up: a sandbox may forbid what the version has.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::ptr;
 
+use gpu_ipc::ForkGuard;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::PidfdFlags;
 
@@ -116,32 +115,13 @@ fn memfd_seals() -> Check {
 }
 
 fn wipe_on_fork() -> Check {
-    const BOGUS: libc::c_int = 0x6f67;
     let name = "MADV_WIPEONFORK";
-    let failed = |found: String, remedy: String| {
-        Check::failed(name, found)
+    match ForkGuard::new() {
+        Ok(_) => Check::ok(name, "works: a forked child knows that it is one").needed(),
+        // The error ends with what to do.
+        Err(error) => Check::failed(name, error.to_string())
             .why("a forked child could not tell that it is one, and would end its parent's leases")
-            .remedy(remedy)
-            .needed()
-    };
-    // SAFETY: `madvise` of no bytes touches no memory, whatever the address and the advice.
-    if unsafe { libc::madvise(ptr::null_mut(), 0, BOGUS) } == 0 {
-        let remedy = "run on a Linux kernel, not under an emulation of one";
-        return failed("advice that does not exist is accepted".into(), remedy.into());
-    }
-    let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: `mmap_anonymous` asks that no mapping is replaced: no address is given.
-    let page = match unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), 4096, rights, flags) } {
-        Ok(page) => page,
-        Err(error) => return failed(error.to_string(), "free memory or raise RLIMIT_AS".into()),
-    };
-    // SAFETY: `madvise` asks that nobody relies on what the advice changes: nobody uses the page.
-    let advised = unsafe { rustix::mm::madvise(page, 4096, Advice::LinuxWipeOnFork) };
-    // SAFETY: `munmap` asks that nobody uses the page afterwards. It cannot fail for a page that was just mapped.
-    let _ = unsafe { rustix::mm::munmap(page, 4096) };
-    match advised {
-        Ok(()) => Check::ok(name, "works: a forked child knows that it is one").needed(),
-        Err(error) => failed(error.to_string(), remedy(error, "Linux 4.14")),
+            .needed(),
     }
 }
 
