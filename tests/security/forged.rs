@@ -30,7 +30,7 @@ fn another_lease() {
     assert!(heard.text(8).contains("no lease of yours"), "{:?}", heard.text(8));
     let forward = |lease: &[u8], kind: u8, to: u64| {
         let claims = u32::from(kind == 2);
-        let body = [lease, &[kind, 0, 0, 0], &claims.to_le_bytes(), &to.to_le_bytes(), &[0; 64]].concat();
+        let body = [&[0; 8], lease, &[kind, 0, 0, 0], &claims.to_le_bytes(), &to.to_le_bytes(), &[0; 64]].concat();
         stranger.ask(FORWARD, &body)
     };
     for (kind, to) in [(1, stranger.id), (1, stage.honest.id().0), (2, 0)] {
@@ -149,10 +149,9 @@ fn place() {
     ];
     for (at, bytes) in cases {
         let descriptor = share();
-        // A file that was never announced may still come: nobody waits for it here.
-        let error = stage.honest.try_claim(&altered(&descriptor, at, &bytes), Wait::Host).expect_err("no such place");
-        let told = matches!(error, ClaimError::WouldBlock | ClaimError::Backend(Error::BadDescriptor { .. }));
-        assert!(told, "{at}: {error:?}");
+        // Without a deadline: the producer says that there is no such file.
+        let error = stage.honest.claim(&altered(&descriptor, at, &bytes), Wait::Host, None).expect_err("no such place");
+        assert!(matches!(error, ClaimError::Backend(Error::BadDescriptor { .. })), "{at}: {error:?}");
         claim(descriptor.as_bytes()).expect("the true one is still there to be claimed");
     }
     drop(block);

@@ -90,13 +90,13 @@ fn descriptors() {
 #[test]
 fn messages_to_a_producer() {
     let kinds: BTreeSet<u8> = drive("to_producer", to_producer).into_iter().collect();
-    assert_eq!(kinds, (1..=7).collect(), "the corpus lacks a type");
+    assert_eq!(kinds, (1..=9).collect(), "the corpus lacks a type");
 }
 
 #[test]
 fn messages_to_a_participant() {
     let kinds: BTreeSet<u8> = drive("to_participant", to_participant).into_iter().collect();
-    assert_eq!(kinds, (129..=140).collect(), "the corpus lacks a type");
+    assert_eq!(kinds, (129..=142).collect(), "the corpus lacks a type");
 }
 
 #[test]

@@ -18,9 +18,10 @@
 //! | 3 | `Unmapped` | region u64 | |
 //! | 4 | `Bye` | | |
 //! | 5 | `ClaimTickets` | count u32, 0 u32, then each: ticket u32, 0 u32, generation u64 | |
-//! | 6 | `Forward` | the lease: file u32, slot u32, generation u64; then to whom: kind u8, 0 in 3, claims u32, participant u64, user 64 | |
+//! | 6 | `Forward` | settled u64; the lease: file u32, slot u32, generation u64; then to whom: kind u8, 0 in 3, claims u32, participant u64, user 64 | |
 //! | 7 | `Inspect` | from u32, 0 u32 | |
 //! | 8 | `TakeSnapshot` | | |
+//! | 9 | `AskFile` | index u32, 0 u32 | |
 //! | 129 | `Welcome` | session 16, participant u64, pid u32, slots u32, most slots u64 | producer's pidfd, counter file 0 |
 //! | 130 | `Refused` | code u16, length u16, text | |
 //! | 131 | `CounterFile` | index u32, slots u32 | counter file |
@@ -34,12 +35,13 @@
 //! | 139 | `Declined` | code u16, length u16, text | |
 //! | 140 | `Revoked` | the lease: file u32, slot u32, generation u64 | |
 //! | 141 | `Snapshot` | length u64 | the snapshot |
+//! | 142 | `Noted` | | |
 //!
 //! All numbers are little-endian. Every byte string that decodes has exactly one meaning and every meaning one byte
 //! string.
 //!
 //! - `ClaimTickets` names up to 64 tickets; `Tickets` answers each in the same order. The outcome of a ticket is
-//!   0 granted, 1 revoked, 2 already claimed, 3 stale, 4 limit, 5 failed; but for 0 all that follows the ticket's
+//!   0 granted, 1 revoked, 2 already claimed, 3 stale, 4 limit, 5 failed, 6 later; but for 0 all that follows the ticket's
 //!   generation is 0. A fence word of 2^32-1 is no fence, and its value is 0.
 //! - `Forward` goes to a participant (kind 1, claims 0) or becomes a ticket (kind 2, participant 0, claims 0 for
 //!   unlimited). `Forwarded` or `Declined` answers.

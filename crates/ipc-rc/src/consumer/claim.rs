@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{Error, RegionId, StreamOp};
 
+use crate::consumer::asking::{Asking, Patience};
 use crate::consumer::lease::{Held, Lease};
 use crate::consumer::link::{File, Link};
 use crate::consumer::mapping_cache::NotMapped;
+use crate::consumer::questions::{Key, Look, No, Question};
 use crate::consumer::received_block::ReceivedBlock;
 use crate::stream::Stream;
 use channel::shared::counter_file::{TIMELINES, timeline_word};
@@ -16,7 +18,7 @@ use channel::shared::timeline;
 use channel::trace_point;
 use channel::wire::descriptor::{Fence, Fields, GrantKind, View};
 use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::TicketId;
+use channel::wire::message::{RefusalCode, TicketId};
 
 /// How a claim waits for the producer's work on the block.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +43,11 @@ pub enum ClaimError {
     /// The producer took the grant back: cancelled, not claimed in time, or it went away.
     #[error("the grant was taken back by its producer; ask it to share again")]
     Revoked,
-    /// The descriptor was claimed before. A lease is claimed once; clone the block instead.
-    #[error("the descriptor was claimed before; clone the block that the first claim gave")]
+    /// The descriptor was claimed before: a lease once, a ticket as often as it says. Who claimed it clones the block; others
+    /// have it shared again.
+    #[error(
+        "the descriptor was claimed before, as often as it can be; clone the block that its claim gave, or have it shared again"
+    )]
     AlreadyClaimed,
     /// The lease ended long ago, and its slot serves another.
     #[error("the descriptor is stale: its lease has ended; ask the producer to share again")]
@@ -114,12 +119,12 @@ impl SlotGroups {
 }
 
 impl Link {
-    /// Claims what a descriptor grants. A deadline in the past waits for nothing; what was asked for stays asked.
+    /// Claims what a descriptor grants.
     pub(crate) fn claim(
         self: &Arc<Link>,
         bytes: &[u8],
         wait: Wait<'_>,
-        deadline: Option<Instant>,
+        patience: Patience,
     ) -> Result<ReceivedBlock, ClaimError> {
         if self.guard.is_child() {
             return Err(ClaimError::Forked);
@@ -136,9 +141,9 @@ impl Link {
         let generation = Generation::new(fields.generation).ok_or(ClaimError::Stale)?;
         if fields.kind == GrantKind::Addressed {
             let lease = LeaseAddress { file: fields.file, slot: fields.slot, generation };
-            return self.take(SlotGroups::of(&fields), lease, fields.fence, wait, deadline);
+            return self.take(SlotGroups::of(&fields), lease, fields.fence, wait, patience);
         }
-        self.claim_ticket(SlotGroups::of(&fields), TicketId { number: fields.slot, generation }, wait, deadline)
+        self.claim_ticket(SlotGroups::of(&fields), TicketId { number: fields.slot, generation }, wait, patience)
     }
 
     #[inline(never)]
@@ -147,14 +152,12 @@ impl Link {
         part: SlotGroups,
         ticket: TicketId,
         wait: Wait<'_>,
-        deadline: Option<Instant>,
+        patience: Patience,
     ) -> Result<ReceivedBlock, ClaimError> {
-        let granted = self.redeem(ticket, deadline)?;
-        let taken = self.take(part, granted.lease, granted.fence, wait, deadline);
-        if !matches!(taken, Err(ClaimError::Backend(_))) {
-            // Done, one way or the other. After anything else the same claim can be tried again.
-            self.desk.forget(ticket);
-        }
+        let (granted, mut asking) = self.redeem(ticket, patience)?;
+        let taken = self.take(part, granted.lease, granted.fence, wait, patience);
+        // After a deadline the same claim can be made again, and finds the answer if it was to be kept.
+        asking.kept &= matches!(taken, Err(ClaimError::Backend(Error::Deadline { .. })));
         taken
     }
 
@@ -168,20 +171,20 @@ impl Link {
         entry: LeaseAddress,
         fence: Option<Fence>,
         wait: Wait<'_>,
-        deadline: Option<Instant>,
+        patience: Patience,
     ) -> Result<ReceivedBlock, ClaimError> {
-        let file = self.await_file(entry, deadline)?;
+        let file = self.await_file(entry, patience)?;
         if let Some(fence) = fence {
             self.check_fence(&fence)?;
             if self.waits_on_host(&fence, wait) {
                 // Before the claim, so that a deadline that passes loses nothing.
-                self.wait_on_host(&fence, deadline)?;
+                self.wait_on_host(&fence, patience)?;
             }
         }
         // The mapping too comes before the claim: a grant that is not claimed holds its region as well as one that is.
         let mapping = match self.mappings.enter(part.region) {
             Some(mapping) => mapping,
-            None => match self.mappings.map(self, part.region, entry, deadline) {
+            None => match self.mappings.map(self, part.region, entry, patience) {
                 Ok(mapping) => mapping,
                 Err(NotMapped::NotLeased) => return Err(self.why_not_leased(entry)),
                 Err(NotMapped::Failed(error)) => return Err(error.into()),
@@ -229,21 +232,38 @@ impl Link {
 
     /// Asks for what the claims of these descriptors will need, without waiting: one message for 64 tickets. Descriptors
     /// that need nothing, or are none, are passed over.
-    pub(crate) fn prefetch(
-        &self,
-        descriptors: &[impl AsRef<[u8]>],
-        deadline: Option<Instant>,
-    ) -> Result<(), ClaimError> {
+    pub(crate) fn prefetch(&self, descriptors: &[impl AsRef<[u8]>]) -> Result<(), ClaimError> {
         if self.guard.is_child() {
             return Err(ClaimError::Forked);
         }
-        let tickets = descriptors.iter().filter_map(|bytes| {
-            let fields = View::decode(bytes.as_ref()).ok()?.fields();
-            self.is_ours(&fields).then_some(())?;
-            (fields.kind == GrantKind::Ticket)
-                .then(|| Some(TicketId { number: fields.slot, generation: Generation::new(fields.generation)? }))?
-        });
-        self.ask_for_tickets(tickets, deadline)
+        if self.is_gone() {
+            return Err(ClaimError::ProducerGone);
+        }
+        self.ask_ahead(descriptors.iter().filter_map(|bytes| match self.keys_of(bytes.as_ref())? {
+            (Some(ticket), _) => Some((ticket, Question::Ticket)),
+            _ => None,
+        }));
+        Ok(())
+    }
+
+    /// Gives up what was asked for on behalf of a claim that would have had to wait.
+    pub(crate) fn abandon(&self, bytes: &[u8]) {
+        if self.guard.is_child() {
+            return;
+        }
+        let Some((ticket, region)) = self.keys_of(bytes) else { return };
+        let (mut table, now) = (self.table(), Instant::now());
+        ticket.into_iter().chain([region]).for_each(|key| table.abandon(key, now));
+        table.hand_over();
+    }
+
+    /// Names the questions that a descriptor's claim may ask: about its ticket, if it is one, and its region.
+    fn keys_of(&self, bytes: &[u8]) -> Option<(Option<Key>, Key)> {
+        let fields = View::decode(bytes).ok()?.fields();
+        self.is_ours(&fields).then_some(())?;
+        let ticket = || Some(TicketId { number: fields.slot, generation: Generation::new(fields.generation)? });
+        let ticket = if fields.kind == GrantKind::Ticket { Some(Key::Ticket(ticket()?)) } else { None };
+        Some((ticket, Key::Region(fields.region)))
     }
 
     /// Refuses a stream of another device, and one that is being captured.
@@ -293,29 +313,41 @@ impl Link {
 
     /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the slot.
     #[inline]
-    fn await_file(&self, lease: LeaseAddress, deadline: Option<Instant>) -> Result<&File, ClaimError> {
+    fn await_file(&self, lease: LeaseAddress, patience: Patience) -> Result<&File, ClaimError> {
         match self.file(lease.file) {
             Some(file) if lease.slot < file.counters.slot_count() => Ok(file),
-            _ => self.await_file_slowly(lease, deadline),
+            _ => self.await_file_slowly(lease, patience),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn await_file_slowly(&self, lease: LeaseAddress, deadline: Option<Instant>) -> Result<&File, ClaimError> {
-        let found = self.wait_until(deadline, || match self.file(lease.file) {
-            None => self.is_gone().then_some(None),
-            file => Some(file),
-        });
-        let file = match found {
-            Some(Some(file)) => file,
-            Some(None) => return Err(ClaimError::ProducerGone),
-            None => return Err(Error::Deadline { what: "a counter file" }.into()),
+    fn await_file_slowly(&self, lease: LeaseAddress, patience: Patience) -> Result<&File, ClaimError> {
+        let no_such = |what, got: u32, below: u64| -> ClaimError {
+            Error::BadDescriptor { what, got: got.to_string(), must: format!("below {below}") }.into()
         };
+        if lease.file as usize >= self.most_files() {
+            return Err(no_such("counter file", lease.file, self.most_files() as u64));
+        }
+        let mut asking = Asking::new(self, Key::File(lease.file), Question::File, patience);
+        let found = self.wait_for_answer(patience, |questions| match self.file(lease.file) {
+            Some(file) => Some(Ok(file)),
+            None if self.is_gone() => Some(Err(ClaimError::ProducerGone)),
+            None => match asking.look(questions) {
+                // The producer has no such file of this participant: the descriptor was altered.
+                Look::Refused(No { code: RefusalCode::Lease, .. }, _) => {
+                    let (got, must) = (lease.file.to_string(), "one of this participant's".into());
+                    Some(Err(Error::BadDescriptor { what: "counter file", got, must }.into()))
+                }
+                Look::Refused(no, _) => Some(Err(ClaimError::Refused { why: no.why, remedy: no.code.remedy() })),
+                _ => None,
+            },
+        });
+        asking.kept &= found.is_none();
+        let file = found.unwrap_or_else(|| Err(Error::Deadline { what: "a counter file" }.into()))?;
         let slots = file.counters.slot_count();
         if lease.slot >= slots {
-            let must = format!("below {slots}");
-            return Err(Error::BadDescriptor { what: "slot", got: lease.slot.to_string(), must }.into());
+            return Err(no_such("slot", lease.slot, slots.into()));
         }
         Ok(file)
     }
@@ -329,13 +361,13 @@ impl Link {
         Ok(())
     }
 
-    pub(crate) fn wait_on_host(&self, fence: &Fence, deadline: Option<Instant>) -> Result<(), ClaimError> {
+    pub(crate) fn wait_on_host(&self, fence: &Fence, patience: Patience) -> Result<(), ClaimError> {
         let mut pause = Duration::from_micros(1);
         for turn in 0u32.. {
             if self.look(fence) != timeline::Fence::Pending {
                 return Ok(());
             }
-            if deadline.is_some_and(|d| Instant::now() >= d) {
+            if patience.is_over() {
                 self.watch_fence(*fence);
                 return Err(Error::Deadline { what: "the producer's work on the block" }.into());
             }
@@ -357,14 +389,9 @@ impl Link {
     }
 
     /// Waits for the producer's work on a block that is held.
-    pub(crate) fn wait_after_claim(
-        &self,
-        fence: &Fence,
-        wait: Wait<'_>,
-        deadline: Option<Instant>,
-    ) -> Result<(), ClaimError> {
+    pub(crate) fn wait_after_claim(&self, fence: &Fence, wait: Wait<'_>, patience: Patience) -> Result<(), ClaimError> {
         if self.waits_on_host(fence, wait) {
-            return self.wait_on_host(fence, deadline);
+            return self.wait_on_host(fence, patience);
         }
         if let Wait::Stream(stream) = wait
             && self.look(fence) == timeline::Fence::Pending
@@ -384,6 +411,12 @@ impl Link {
         // the wait is over.
         unsafe { self.gpu.backend().stream_batch(stream.raw(), &[StreamOp::WaitGeq { word, value: fence.value }]) }?;
         Ok(())
+    }
+
+    /// Says whether a lease can still be claimed.
+    pub(crate) fn may_claim(&self, lease: LeaseAddress) -> bool {
+        let file = self.file(lease.file).filter(|file| lease.slot < file.counters.slot_count());
+        file.is_some_and(|file| file.counters.slot(lease.slot).peek(lease.generation) == Claim::Held)
     }
 
     /// The producer knows no such lease: the slot says why.
@@ -435,7 +468,7 @@ mod tests {
             (
                 ClaimError::AlreadyClaimed,
                 103,
-                "the descriptor was claimed before; clone the block that the first claim gave",
+                "the descriptor was claimed before, as often as it can be; clone the block that its claim gave, or have it shared again",
             ),
             (ClaimError::Stale, 104, "the descriptor is stale: its lease has ended; ask the producer to share again"),
             (ClaimError::ProducerGone, 12, "the producer is gone; connect to its successor"),

@@ -10,14 +10,13 @@ use std::time::{Duration, Instant};
 use gpu_api::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::consumer::desk::Forwarded;
-use crate::consumer::link::{Link, SOCKET};
-use crate::consumer::mapping_cache::Answer;
+use crate::consumer::link::Link;
 use crate::consumer::notice::Notice;
+use crate::consumer::questions::{Answer, Key, No};
 use channel::os::socket::{self, ReceiveOutcome};
-use channel::shared::counter_file::CounterFile;
+use channel::trace_point;
 use channel::wire::descriptor::LeaseId;
-use channel::wire::message::{MOST_BYTES, ToParticipant};
+use channel::wire::message::{MOST_BYTES, RefusalCode, ToParticipant};
 
 /// What there was to hear.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,43 +30,8 @@ pub(crate) enum Heard {
 }
 
 impl Link {
-    /// Waits until `done` gives something, as [`wait_until`](Link::wait_until) does, for what comes by the socket.
-    pub fn wait_for_answer<T>(&self, deadline: Option<Instant>, mut done: impl FnMut() -> Option<T>) -> Option<T> {
-        if let Some(value) = done() {
-            return Some(value);
-        }
-        let Ok(turn) = self.hearing.try_lock() else { return self.wait_until(deadline, done) };
-        if let Some(value) = done() {
-            return Some(value);
-        }
-        self.poller.pause(self.socket.as_fd(), SOCKET);
-        let answered = loop {
-            match self.hear() {
-                Heard::Message => {
-                    if let Some(value) = done() {
-                        break Some(Some(value));
-                    }
-                }
-                Heard::Nothing => {
-                    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-                    if left == Some(Duration::ZERO) {
-                        break Some(None);
-                    }
-                    if !self.await_packet(left) {
-                        break None;
-                    }
-                }
-                Heard::End => break None,
-            }
-        };
-        self.poller.resume(self.socket.as_fd(), SOCKET);
-        drop(turn);
-        // The end, and the producer's death, are the service's business; it tells.
-        answered.unwrap_or_else(|| self.wait_until(deadline, done))
-    }
-
     /// Waits for a packet, and says whether that is worth while: not when the producer is dead.
-    fn await_packet(&self, left: Option<Duration>) -> bool {
+    pub fn await_packet(&self, left: Option<Duration>) -> bool {
         let timeout = left.map(|left| Timespec {
             tv_sec: left.as_secs().min(3600).cast_signed(),
             tv_nsec: i64::from(left.subsec_nanos()),
@@ -100,37 +64,42 @@ impl Link {
 
     fn obey(&self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<()> {
         let message = ToParticipant::decode(bytes, fds.len())?;
-        let mut fds = fds.into_iter();
+        let fd = fds.into_iter().next();
         match message {
-            ToParticipant::CounterFile { index, slots } => {
-                if let Some(fd) = fds.next() {
-                    self.add_file(index, CounterFile::open(fd, slots)?)?;
-                }
+            ToParticipant::CounterFile { request, index, slots } => {
+                let added = self.take_file(index, slots, fd);
+                let said = match &added {
+                    Ok(()) => Ok(Answer::Done),
+                    Err(error) => Err(No { code: RefusalCode::Failed, why: error.to_string() }),
+                };
+                // Announced or asked for: whoever waits for the file has it.
+                self.answered(request, said.is_err().then_some(Key::File(index)), said);
+                return added;
             }
             ToParticipant::Region { request, region, len, device, place, .. } => {
-                let answer = Answer::Yes { len, device, place, fd: fds.next() };
-                self.mappings.answered(self, request, region, answer);
+                self.answered(request, Some(Key::Region(region)), Ok(Answer::Region { len, device, place, fd }));
             }
             ToParticipant::NoRegion { request, region, code, why } => {
-                self.mappings.answered(self, request, region, Answer::No { code, why });
+                self.answered(request, Some(Key::Region(region)), Err(No { code, why }));
+            }
+            ToParticipant::Forwarded { request, descriptor } => {
+                self.answered(request, Some(Key::Forward(request)), Ok(Answer::Forwarded(Box::new(descriptor))));
+            }
+            ToParticipant::Declined { request, code, why } => self.answered(request, None, Err(No { code, why })),
+            ToParticipant::Noted { request } => self.answered(request, None, Ok(Answer::Done)),
+            ToParticipant::Tickets { request, answers } => {
+                let (mut table, now) = (self.table(), Instant::now());
+                for answer in answers {
+                    table.hear(request, Key::Ticket(answer.ticket), Ok(Answer::Ticket(answer.outcome)), now);
+                }
+                table.hand_over();
+                self.announce_change();
             }
             ToParticipant::PleaseUnmap { region } => {
                 self.note_asked(region);
                 self.wants_idle.store(true, Ordering::Relaxed);
                 self.waker.nudge();
                 self.notices.push(Notice::PleaseUnmap { region });
-            }
-            ToParticipant::Tickets { answers, .. } => {
-                self.desk.tickets_answered(&answers);
-                self.announce_change();
-            }
-            ToParticipant::Forwarded { request, descriptor } => {
-                self.desk.forward_answered(request, Forwarded::Yes(Box::new(descriptor)));
-                self.announce_change();
-            }
-            ToParticipant::Declined { request, code, why } => {
-                self.desk.forward_answered(request, Forwarded::No(code, why));
-                self.announce_change();
             }
             ToParticipant::Revoked { lease } => {
                 let lease = LeaseId::new(lease.file, lease.slot, lease.generation.get());
@@ -143,5 +112,26 @@ impl Link {
             | ToParticipant::Refused { .. } => {}
         }
         Ok(())
+    }
+
+    /// Takes in an answer; of a message that names nothing but its request, the row tells what it is about.
+    fn answered(&self, request: u64, key: Option<Key>, said: Result<Answer, No>) {
+        let mut table = self.table();
+        let passed_over = match key.or_else(|| table.key_of(request)) {
+            Some(key) => {
+                let passed_over = table.hear(request, key, said, Instant::now());
+                if key == Key::Goodbye && passed_over.is_none() {
+                    // Under the lock: whoever says goodbye looks here first.
+                    self.farewell.store(true, Ordering::Relaxed);
+                    trace_point!("bye");
+                }
+                passed_over
+            }
+            None => Some(said),
+        };
+        table.hand_over();
+        // What nobody asked for may be a file of any kind: its close is not for a lock.
+        drop(passed_over);
+        self.announce_change();
     }
 }

@@ -4,24 +4,22 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpu_api::{Access, BackendKind, Error, ForkGuard, Gpu, ParticipantId, RegionId, Result, WordPtr};
-use rustix::event::PollFlags;
 
-use crate::consumer::desk::Desk;
+use crate::consumer::asking::Table;
 use crate::consumer::lease::Record;
 use crate::consumer::mapping_cache::{Cache, Mappings};
 use crate::consumer::notice::Notice;
 use crate::consumer::release_queue::ReleaseQueues;
 use crate::notices::Notices;
 use channel::os::poller::Poller;
-use channel::os::socket::{self, SendOutcome};
+use channel::os::process;
 use channel::os::waker::Waker;
 use channel::shared::counter_file::{CounterFile, GROUP, MOST_SLOTS, TIMELINES};
 use channel::shared::timeline;
 use channel::wire::descriptor::{self, SessionId};
-use channel::wire::message::{MOST_BYTES, ToProducer};
 
 /// A counter file, as its participant has it.
 #[derive(Debug)]
@@ -73,12 +71,17 @@ pub(crate) struct Link {
     pub id: ParticipantId,
     pub producer_pid: u32,
     pub producer_pidfd: OwnedFd,
+    /// The producer is this process.
+    own_process: bool,
     pub socket: OwnedFd,
     files: Box<[OnceLock<File>]>,
     pub mappings: Mappings,
     pub cache: Cache,
     pub lanes: ReleaseQueues,
-    pub desk: Desk,
+    pub(super) table: Mutex<Table>,
+    pub(super) changed: Condvar,
+    /// The producer has noted that this participant goes.
+    pub farewell: AtomicBool,
     pub waker: Waker,
     pub poller: Poller,
     /// Whose turn it is to read the socket.
@@ -97,7 +100,6 @@ pub(crate) struct Link {
     /// Regions that the producer would like unmapped.
     asked: Mutex<HashSet<RegionId>>,
     reached: Box<[AtomicU64]>,
-    changes: (Mutex<u64>, Condvar),
 }
 
 /// What a [`Link`] starts from.
@@ -128,12 +130,15 @@ impl Link {
             session: welcome.session,
             id: welcome.id,
             producer_pid: welcome.producer_pid,
+            own_process: process::same_process(welcome.producer_pidfd.as_fd())?,
             producer_pidfd: welcome.producer_pidfd,
             socket: welcome.socket,
             files: (0..places).map(|_| OnceLock::new()).collect(),
             mappings: Mappings::default(),
             cache: welcome.cache,
-            desk: Desk::default(),
+            table: Mutex::default(),
+            changed: Condvar::new(),
+            farewell: AtomicBool::new(false),
             notices: Notices::new()?,
             tries: AtomicBool::new(false),
             watched: Mutex::default(),
@@ -145,20 +150,23 @@ impl Link {
             closing: AtomicBool::new(false),
             wants_idle: AtomicBool::new(false),
             reached: (0..TIMELINES).map(|_| AtomicU64::new(NOT_POISONED)).collect(),
-            changes: (Mutex::new(0), Condvar::new()),
         };
         link.add_file(0, welcome.file)?;
         Ok(link)
     }
 
-    /// Takes in a counter file: the next, or none.
-    pub fn add_file(&self, index: u32, counters: CounterFile) -> Result<()> {
-        let number = || Error::Invalid {
+    /// Takes in a counter file that came by the socket. One that is there already was asked for when it was on its way.
+    pub fn take_file(&self, index: u32, slots: u32, fd: Option<OwnedFd>) -> Result<()> {
+        let Some(fd) = fd.filter(|_| self.file(index).is_none()) else { return Ok(()) };
+        self.add_file(index, CounterFile::open(fd, slots)?)
+    }
+
+    fn add_file(&self, index: u32, counters: CounterFile) -> Result<()> {
+        let place = self.files.get(index as usize).ok_or_else(|| Error::Invalid {
             what: "a counter file's number",
             got: index.to_string(),
-            must: "below the quota, and one that no other file has",
-        };
-        let place = self.files.get(index as usize).filter(|place| place.get().is_none()).ok_or_else(number)?;
+            must: "within the quota of the welcome",
+        })?;
         let registered = if self.gpu.caps().stream_words {
             // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the link keeps its
             // files, and unregisters them before it lets go of them, or leaks them.
@@ -166,10 +174,29 @@ impl Link {
         } else {
             None
         };
-        // Only this participant's thread adds files, so the place is still free.
+        // Only who has the turn to read the socket adds files, so the place is still free.
         let _ = place.set(File::new(counters, registered));
-        self.announce_change();
         Ok(())
+    }
+
+    /// Ends the registrations of the counter files: nobody writes there any more.
+    ///
+    /// # Safety
+    ///
+    /// No operation on their words is unfinished, and this is called once.
+    pub unsafe fn unregister_files(&self) -> Result<()> {
+        for file in self.files().filter(|file| file.registered.is_some()) {
+            // SAFETY: `unregister_words` asks for
+            // - a registration that was not ended: every file is registered once, and this is called once;
+            // - no unfinished operation on its words: the caller says so.
+            unsafe { self.gpu.backend().unregister_words(file.counters.start()) }?;
+        }
+        Ok(())
+    }
+
+    /// Returns how many counter files there can be.
+    pub fn most_files(&self) -> usize {
+        self.files.len()
     }
 
     /// Returns a counter file. Once there it stays.
@@ -181,6 +208,11 @@ impl Link {
     /// Lists the counter files.
     pub fn files(&self) -> impl Iterator<Item = &File> {
         self.files.iter().filter_map(OnceLock::get)
+    }
+
+    /// Says whether the producer is this process.
+    pub fn is_own_process(&self) -> bool {
+        self.own_process
     }
 
     pub fn is_gone(&self) -> bool {
@@ -256,54 +288,31 @@ impl Link {
         left > 0
     }
 
-    /// Sends a message, waiting while the producer does not read.
+    /// Says whether a lease has yet to end.
+    pub fn is_held(&self) -> bool {
+        !self.lanes.are_dry() || !self.mappings.all().iter().all(|mapping| mapping.is_idle())
+    }
+
+    /// Says goodbye when the last handle was dropped and every lease has ended. Never blocks.
     ///
-    /// # Errors
-    ///
-    /// [`Error::ProducerGone`], [`Error::Deadline`].
-    pub fn send(&self, message: &ToProducer, deadline: Option<Instant>) -> Result<()> {
-        let mut bytes = [0; MOST_BYTES];
-        let len = message.encode(&mut bytes);
-        loop {
-            match socket::send(self.socket.as_fd(), &bytes[..len], &[]) {
-                Ok(SendOutcome::Sent) => return Ok(()),
-                Ok(SendOutcome::HungUp) => return Err(Error::ProducerGone { pid: self.producer_pid }),
-                Ok(SendOutcome::Full) => {
-                    socket::wait_ready(self.socket.as_fd(), PollFlags::OUT, "the producer to read", deadline)?;
-                }
-                Err(source) => return Err(Error::system("sendmsg", "free memory and ask again", source)),
-            }
+    /// The mappings may follow: the producer waits for them, or for the end of this process.
+    pub fn say_goodbye(&self) {
+        if !self.closing.load(Ordering::Relaxed) || self.is_gone() || self.is_held() {
+            return;
+        }
+        let mut table = self.table();
+        if !self.farewell.load(Ordering::Relaxed) {
+            table.say_goodbye(Instant::now());
+            table.hand_over();
         }
     }
 
-    /// Tells those who wait for something of this link to look again.
-    pub fn announce_change(&self) {
-        *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.changes.1.notify_all();
-        if self.tries.load(Ordering::Relaxed) && self.tries.swap(false, Ordering::SeqCst) {
-            self.notices.push(Notice::TryAgain);
-        }
-    }
-
-    /// Waits until `done` gives something, looking again at every change; `None` after the deadline.
-    pub fn wait_until<T>(&self, deadline: Option<Instant>, mut done: impl FnMut() -> Option<T>) -> Option<T> {
-        loop {
-            let seen = *self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(value) = done() {
-                return Some(value);
-            }
-            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return None;
-            }
-            let changes = self.changes.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if *changes != seen {
-                continue;
-            }
-            match left {
-                Some(wait) => drop(self.changes.1.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner)),
-                None => drop(self.changes.1.wait(changes).unwrap_or_else(PoisonError::into_inner)),
-            }
-        }
+    /// Says whether nothing is left to do: nothing is held or mapped, and the producer has noted that, or is gone.
+    pub fn is_left(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+            && (self.farewell.load(Ordering::Relaxed) || self.is_gone())
+            && self.lanes.are_dry()
+            && self.mappings.is_empty()
+            && self.table().is_at_rest()
     }
 }

@@ -4,49 +4,33 @@
 //!
 //! # Requests
 //!
-//! A region that is not mapped is asked for once, by the first who needs it; others wait at the desk. While a region is
-//! being unmapped it is on the desk too, so that a new mapping begins only after the producer was told of the end of
-//! the old one: its one row for (participant, region) is always true.
+//! A region that is not mapped is asked for by a row of the [table of questions](crate::consumer::questions). **A row of a
+//! region that is asked, answered or refused means that the region is not mapped**: the row is made under the table's lock
+//! after a look at the mappings, becomes *acting* before anybody maps, and ends after the mapping is to be found; an unmapping begins
+//! only where there is no row, under the same lock.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use gpu_api::{DeviceUuid, Error, RegionId, Result};
+use gpu_api::{Error, RegionId, Result};
 
+use crate::consumer::asking::{Asking, Patience};
 use crate::consumer::link::Link;
 use crate::consumer::mapping::{Entered, Mapping, Opened};
+use crate::consumer::questions::{Answer, Key, Look, No, Question};
 use crate::producer::ledger::own_shard;
 use channel::trace_point;
 use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{Place, RefusalCode, ToProducer};
+use channel::wire::message::{Place, RefusalCode};
 
 /// LedgerTable where regions are found without a table: more than most producers have regions.
 const PLACES: usize = 256;
-
-/// What the producer said about a region.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    Yes { len: u64, device: DeviceUuid, place: Place, fd: Option<OwnedFd> },
-    No { code: RefusalCode, why: String },
-}
-
-#[derive(Debug)]
-enum Request {
-    /// Sent, under this number.
-    Asked(u64),
-    /// Answered, and nobody has taken the answer.
-    Answered(Answer),
-    /// Somebody is mapping it.
-    Opening,
-    /// It is being unmapped.
-    Closing,
-}
 
 /// How much of a producer's memory a participant keeps mapped that it does not use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,8 +55,6 @@ pub(crate) struct Mappings {
     made: Mutex<Vec<Arc<Mapping>>>,
     /// Those that are closed.
     spare: Mutex<Vec<Arc<Mapping>>>,
-    desk: Mutex<HashMap<RegionId, Request>>,
-    next_request: AtomicU32,
 }
 
 /// Why a region could not be mapped.
@@ -91,26 +73,17 @@ impl Default for Mappings {
             table: ArcSwap::default(),
             made: Mutex::default(),
             spare: Mutex::default(),
-            desk: Mutex::default(),
-            next_request: AtomicU32::new(0),
         }
     }
 }
 
 impl fmt::Debug for Mappings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mappings")
-            .field("table", &self.table.load())
-            .field("desk", &self.desk())
-            .finish_non_exhaustive()
+        f.debug_struct("Mappings").field("mapped", &self.table.load().len()).finish_non_exhaustive()
     }
 }
 
 impl Mappings {
-    fn desk(&self) -> MutexGuard<'_, HashMap<RegionId, Request>> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Enters a mapping that exists.
     #[inline(always)]
     pub fn enter(&self, region: RegionId) -> Option<Entered> {
@@ -159,21 +132,9 @@ impl Mappings {
         self.table.load().values().cloned().collect()
     }
 
-    /// Says whether nothing is mapped, asked for or being unmapped.
+    /// Says whether nothing is mapped.
     pub fn is_empty(&self) -> bool {
-        self.table.load().is_empty() && self.desk().is_empty()
-    }
-
-    /// Takes in the producer's answer.
-    pub fn answered(&self, link: &Link, request: u64, region: RegionId, answer: Answer) {
-        let mut desk = self.desk();
-        if matches!(desk.get(&region), Some(Request::Asked(number)) if *number == request) {
-            desk.insert(region, Request::Answered(answer));
-        } else {
-            tracing::warn!(region = region.0, "an answer that nobody asked for");
-        }
-        drop(desk);
-        link.announce_change();
+        self.table.load().is_empty()
     }
 
     /// Enters a region's mapping, making it first if need be, by the right of `lease`.
@@ -184,102 +145,76 @@ impl Mappings {
         link: &Arc<Link>,
         region: RegionId,
         lease: LeaseAddress,
-        deadline: Option<Instant>,
+        patience: Patience,
     ) -> Result<Entered, NotMapped> {
         enum Turn {
             Mapped(Entered),
             Open(Answer),
-            Gone,
-            Send(u64),
+            Failed(NotMapped),
         }
-        loop {
-            let turn = link.wait_until(deadline, || {
-                if let Some(mapping) = self.enter(region) {
-                    return Some(Turn::Mapped(mapping));
+        let question = Question::Map { access: link.access, lease };
+        let mut asking = Asking::new(link, Key::Region(region), question, patience);
+        trace_point!("map");
+        let turn = link.wait_for_answer(patience, |questions| {
+            // Under the lock nobody closes it, and nobody tries to.
+            if let Some(mapping) = self.enter(region).or_else(|| self.enter_by_table(region, own_shard())) {
+                return Some(Turn::Mapped(mapping));
+            }
+            if link.is_gone() {
+                return Some(Turn::Failed(NotMapped::Failed(Error::ProducerGone { pid: link.producer_pid })));
+            }
+            match asking.look(questions) {
+                Look::Take(answer) => Some(Turn::Open(answer)),
+                // A no to somebody else's lease says nothing about this one.
+                Look::Refused(_, asked) if asked != Some(lease) && link.may_claim(lease) => {
+                    asking.ask_anew(questions);
+                    None
                 }
-                if link.is_gone() {
-                    return Some(Turn::Gone);
+                Look::Refused(No { code: RefusalCode::Region, .. }, _) => Some(Turn::Failed(NotMapped::NotLeased)),
+                Look::Refused(no, _) => {
+                    let error = Error::Refused { why: no.why, remedy: no.code.remedy() };
+                    Some(Turn::Failed(NotMapped::Failed(error)))
                 }
-                let mut desk = self.desk();
-                // Under the lock nobody closes it, and nobody tries to.
-                if !desk.contains_key(&region)
-                    && let Some(mapping) = self.enter_by_table(region, own_shard())
-                {
-                    return Some(Turn::Mapped(mapping));
+                _ => None,
+            }
+        });
+        asking.kept &= turn.is_none();
+        match turn {
+            None => Err(NotMapped::Failed(Error::Deadline { what: "the producer's answer about a region" })),
+            Some(Turn::Mapped(mapping)) => Ok(mapping),
+            Some(Turn::Failed(not)) => Err(not),
+            Some(Turn::Open(answer)) => {
+                let acting = Acting { link, region, ends: Ends::Unmapped };
+                let opened = open(link, region, answer).map_err(NotMapped::Failed)?;
+                let by = own_shard();
+                let mapping = self.open(link, opened, by);
+                self.table.rcu(|table| {
+                    let mut table = HashMap::clone(table);
+                    table.insert(region, mapping.clone());
+                    table
+                });
+                acting.end(Ends::Mapped);
+                if link.cache.is_exceeded_by(&self.all()) {
+                    link.wants_idle.store(true, Ordering::Relaxed);
                 }
-                match desk.get_mut(&region) {
-                    None => {
-                        let number = u64::from(self.next_request.fetch_add(1, Ordering::Relaxed));
-                        desk.insert(region, Request::Asked(number));
-                        Some(Turn::Send(number))
-                    }
-                    Some(answered @ Request::Answered(_)) => match std::mem::replace(answered, Request::Opening) {
-                        Request::Answered(answer) => Some(Turn::Open(answer)),
-                        other => {
-                            *answered = other;
-                            None
-                        }
-                    },
-                    Some(_) => None,
-                }
-            });
-            match turn {
-                None => {
-                    return Err(NotMapped::Failed(Error::Deadline { what: "the producer's answer about a region" }));
-                }
-                Some(Turn::Mapped(mapping)) => return Ok(mapping),
-                Some(Turn::Gone) => {
-                    return Err(NotMapped::Failed(Error::ProducerGone { pid: link.producer_pid }));
-                }
-                Some(Turn::Send(request)) => {
-                    trace_point!("map");
-                    let message = ToProducer::MapRegion { request, region, access: link.access, lease };
-                    if let Err(error) = link.send(&message, deadline) {
-                        self.desk().remove(&region);
-                        link.announce_change();
-                        return Err(NotMapped::Failed(error));
-                    }
-                }
-                Some(Turn::Open(answer)) => {
-                    let opened = open(link, region, answer);
-                    let result = match opened {
-                        Ok(opened) => {
-                            let by = own_shard();
-                            let mapping = self.open(link, opened, by);
-                            self.table.rcu(|table| {
-                                let mut table = HashMap::clone(table);
-                                table.insert(region, mapping.clone());
-                                table
-                            });
-                            Ok(self.settle(&mapping, by))
-                        }
-                        Err(not) => Err(not),
-                    };
-                    self.desk().remove(&region);
-                    if let Err(NotMapped::Failed(_)) = &result {
-                        // The producer noted a mapping that did not come about. If it cannot be told, it is dead.
-                        let _ = link.send(&ToProducer::Unmapped { region }, None);
-                    }
-                    link.announce_change();
-                    if link.cache.is_exceeded_by(&self.all()) {
-                        link.wants_idle.store(true, Ordering::Relaxed);
-                    }
-                    // If the thread waits for mappings to become idle, it has to watch this one too.
-                    link.waker.nudge();
-                    return result;
-                }
+                // If the thread waits for mappings to become idle, it has to watch this one too.
+                link.waker.nudge();
+                Ok(self.settle(&mapping, by))
             }
         }
     }
 
     /// Takes an idle mapping out of the table, so that nobody enters it, for [`unmap`] on a thread that may block.
-    pub fn begin_unmap(&self, mapping: &Arc<Mapping>) -> bool {
-        let mut desk = self.desk();
+    pub fn begin_unmap(&self, link: &Link, mapping: &Arc<Mapping>) -> bool {
+        let mut table = link.table();
         let region = mapping.region();
-        if desk.contains_key(&region) || !mapping.close() {
+        if !table.begin_unmap(region, Instant::now()) {
             return false;
         }
-        desk.insert(region, Request::Closing);
+        if !mapping.close() {
+            table.mapped(region);
+            return false;
+        }
         self.table.rcu(|table| {
             let mut table = HashMap::clone(table);
             table.remove(&region);
@@ -287,68 +222,89 @@ impl Mappings {
         });
         true
     }
+}
 
-    /// Questions that nobody waits for any more, because nothing is claimed from here on: the producer must learn that these
-    /// regions are not mapped. One that it has yet to answer may stay without an answer for ever; and if it is heard after
-    /// all, the producer hears of the end after the question.
-    pub fn unmade(&self) -> Vec<RegionId> {
-        let mut unmade = Vec::new();
-        self.desk().retain(|&region, request| match request {
-            Request::Asked(_) | Request::Answered(Answer::Yes { .. }) => {
-                unmade.push(region);
-                false
-            }
-            Request::Answered(Answer::No { .. }) => false,
-            Request::Opening | Request::Closing => true,
-        });
-        unmade
+/// A thread that maps a region, or unmaps it. Whatever happens to it, the region's row goes on.
+struct Acting<'a> {
+    link: &'a Link,
+    region: RegionId,
+    ends: Ends,
+}
+
+/// How it ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ends {
+    /// The region is mapped.
+    Mapped,
+    /// So is it, for ever.
+    Leaked,
+    /// It is not, and the producer must note that.
+    Unmapped,
+}
+
+impl Acting<'_> {
+    fn end(mut self, ends: Ends) {
+        self.ends = ends;
     }
 }
 
-fn open(link: &Arc<Link>, region: RegionId, answer: Answer) -> Result<Opened, NotMapped> {
-    let (len, device, place, fd) = match answer {
-        Answer::No { code: RefusalCode::Region, .. } => return Err(NotMapped::NotLeased),
-        Answer::No { code, why } => {
-            return Err(NotMapped::Failed(Error::Refused { why, remedy: code.remedy() }));
+impl Drop for Acting<'_> {
+    fn drop(&mut self) {
+        let mut table = self.link.table();
+        match self.ends {
+            Ends::Mapped => table.mapped(self.region),
+            Ends::Leaked => table.leaked(self.region),
+            Ends::Unmapped => table.unmapped(self.region, Instant::now()),
         }
-        Answer::Yes { len, device, place, fd } => (len, device, place, fd),
+        table.hand_over();
+        self.link.announce_change();
+    }
+}
+
+fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
+    let Answer::Region { len, device, place, fd } = answer else {
+        return Err(Error::Invalid {
+            what: "an answer about a region",
+            got: "another answer".into(),
+            must: "a region",
+        });
     };
     if device != link.gpu.uuid() {
-        return Err(NotMapped::Failed(Error::Mismatch {
+        return Err(Error::Mismatch {
             what: "the region's device",
             theirs: device.to_string(),
             ours: link.gpu.uuid().to_string(),
             remedy: "open the participant on the producer's device",
-        }));
+        });
     }
     let backend = link.gpu.backend();
     let (base, local) = match (place, fd) {
-        (Place::Local(ptr), _) => (ptr, true),
+        (Place::Local(ptr), _) if link.is_own_process() => (ptr, true),
+        (Place::Local(_), _) => {
+            return Err(Error::Invalid {
+                what: "the place of a region",
+                got: "an address in the producer's process".into(),
+                must: "a handle or a file descriptor, since this is another process",
+            });
+        }
         (Place::Handle(handle), _) => {
-            let base = backend.open_handle(link.gpu.device(), &handle).map_err(NotMapped::Failed)?;
+            let base = backend.open_handle(link.gpu.device(), &handle)?;
             // The handle says nothing of its size; the driver does.
             let size = backend.address_range(base).map(|range| range.len);
             if !matches!(size, Ok(size) if size >= len) {
                 // SAFETY: `close` asks for a mapping that was not closed and that nothing uses: just opened.
                 let _ = unsafe { backend.close(base) };
                 let got = size.map_or_else(|error| error.to_string(), |size| format!("{size} bytes"));
-                return Err(NotMapped::Failed(Error::Invalid {
-                    what: "an opened region",
-                    got,
-                    must: "as long as the producer says",
-                }));
+                return Err(Error::Invalid { what: "an opened region", got, must: "as long as the producer says" });
             }
             (base, false)
         }
-        (Place::Fd, Some(fd)) => {
-            let mapped = backend.import_fd(link.gpu.device(), fd.as_fd(), len, link.access);
-            (mapped.map_err(NotMapped::Failed)?, false)
-        }
+        (Place::Fd, Some(fd)) => (backend.import_fd(link.gpu.device(), fd.as_fd(), len, link.access)?, false),
         (Place::Fd, None) => {
-            return Err(NotMapped::Failed(Error::Refused {
+            return Err(Error::Refused {
                 why: "the answer came without its file descriptor".into(),
                 remedy: "raise RLIMIT_NOFILE",
-            }));
+            });
         }
     };
     Ok(Opened { region, base, len, local })
@@ -358,6 +314,7 @@ fn open(link: &Arc<Link>, region: RegionId, answer: Answer) -> Result<Opened, No
 pub(crate) fn unmap(link: &Link, mapping: &Arc<Mapping>) {
     trace_point!("unmap");
     let region = mapping.region();
+    let acting = Acting { link, region, ends: Ends::Leaked };
     let closed = if mapping.is_local() {
         Ok(())
     } else {
@@ -366,16 +323,15 @@ pub(crate) fn unmap(link: &Link, mapping: &Arc<Mapping>) {
         // - no unfinished work on it: a lease leaves the mapping only when its GPU work is done.
         unsafe { link.gpu.backend().close(mapping.base()) }
     };
-    match closed {
-        // The message goes before anybody can ask for the region again: the desk is cleared after it. A producer that
-        // cannot be told is gone.
-        Ok(()) => drop(link.send(&ToProducer::Unmapped { region }, None)),
-        Err(error) => tracing::warn!(%error, region = region.0, "a mapping is leaked; its region stays pinned"),
-    }
     // The caller keeps the link; from here on the mapping does not.
     drop(mapping.keeper().take());
     link.mappings.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mapping.clone());
-    link.mappings.desk().remove(&region);
-    link.announce_change();
+    match closed {
+        Ok(()) => acting.end(Ends::Unmapped),
+        Err(error) => {
+            tracing::warn!(%error, region = region.0, "a mapping is leaked; its region stays pinned");
+            drop(acting);
+        }
+    }
     link.waker.wake();
 }

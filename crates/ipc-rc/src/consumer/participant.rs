@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use gpu_api::{Access, Error, Gpu, ParticipantId, Result};
 use rustix::event::PollFlags;
 
+use crate::consumer::asking::Patience;
 use crate::consumer::claim::{ClaimError, Wait};
 use crate::consumer::link::{Link, Welcome};
 use crate::consumer::mapping_cache::Cache;
@@ -275,11 +276,11 @@ impl Participant {
     /// ```
     pub fn claim(&self, bytes: &[u8], wait: Wait<'_>, timeout: Option<Duration>) -> Result<ReceivedBlock, ClaimError> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        self.link().claim(bytes, wait, deadline)
+        self.link().claim(bytes, wait, Patience::until(deadline))
     }
 
     /// Claims what a descriptor grants if that needs no waiting. Otherwise whatever can be asked for is asked for, and
-    /// when it may have come the participant's [`AsFd`] is readable and [`next_notice`](Participant::next_notice) gives
+    /// stays so for 30 s or until it is [abandoned](Participant::abandon); when it may have come the participant's [`AsFd`] is readable and [`next_notice`](Participant::next_notice) gives
     /// [`Notice::TryAgain`].
     ///
     /// # Errors
@@ -322,7 +323,7 @@ impl Participant {
         let link = self.link();
         // Before the attempt, so that what comes while it fails is told.
         link.tries.store(true, Ordering::SeqCst);
-        match link.claim(bytes, wait, Some(Instant::now())) {
+        match link.claim(bytes, wait, Patience::none()) {
             Err(ClaimError::Backend(Error::Deadline { .. })) => Err(ClaimError::WouldBlock),
             done => done,
         }
@@ -357,26 +358,76 @@ impl Participant {
     ) -> Vec<Result<ReceivedBlock, ClaimError>> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         // What cannot be asked ahead is asked by its own claim, which tells why it cannot.
-        let _ = self.link().prefetch(descriptors, deadline);
-        descriptors.iter().map(|bytes| self.link().claim(bytes.as_ref(), wait, deadline)).collect()
+        let _ = self.link().prefetch(descriptors);
+        let patience = Patience::until(deadline);
+        descriptors.iter().map(|bytes| self.link().claim(bytes.as_ref(), wait, patience)).collect()
     }
 
     /// Asks ahead for what the claims of these descriptors will need, and does not wait for the answers: a later
-    /// [`claim`](Participant::claim) finds them there. Whatever is no ticket is passed over.
+    /// [`claim`](Participant::claim) within 30 s finds them there. Whatever is no ticket is passed over.
     ///
     /// # Errors
     ///
-    /// [`ClaimError::ProducerGone`], [`ClaimError::Forked`]; [`ClaimError::WouldBlock`] when the producer does not read.
+    /// [`ClaimError::ProducerGone`], [`ClaimError::Forked`].
     pub fn prefetch(&self, descriptors: &[impl AsRef<[u8]>]) -> Result<(), ClaimError> {
-        match self.link().prefetch(descriptors, Some(Instant::now())) {
-            Err(ClaimError::Backend(Error::Deadline { .. })) => Err(ClaimError::WouldBlock),
-            done => done,
-        }
+        self.link().prefetch(descriptors)
+    }
+
+    /// Gives up what was asked for on behalf of a [`try_claim`](Participant::try_claim) or
+    /// [`prefetch`](Participant::prefetch) of this descriptor. Without this it ends by itself when the claim was not tried
+    /// again for 30 s. Nothing is lost: the claim can be made later all the same.
+    pub fn abandon(&self, descriptor: &[u8]) {
+        self.link().abandon(descriptor);
     }
 
     /// Takes the oldest notice that was not read yet. While there is one, the participant's [`AsFd`] is readable.
     pub fn next_notice(&self) -> Option<Notice> {
         if self.link().guard.is_child() { None } else { self.link().notices.take() }
+    }
+
+    /// Lets go of the participant and waits until the producer has noted that: every block that it received is dropped and
+    /// its GPU work done, everything is unmapped, and goodbye is said and heard. To be called before the process ends, when
+    /// the producer is to know a good end from a death.
+    ///
+    /// A drop does the same and does not wait: the goodbye goes out at once if no block is held, else from the
+    /// participant's thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Deadline`] after `timeout` (`None` waits for ever), naming what is still held; the thread goes on.
+    /// [`Error::Forked`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # use std::time::Duration;
+    /// # use ipc_rc::{Participant, Session};
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// let participant = Participant::builder(gpu).connect(session.socket_path())?;
+    /// participant.close(Some(Duration::from_secs(60)))?;
+    /// assert_eq!(session.stats().deaths, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn close(self, timeout: Option<Duration>) -> Result<()> {
+        if self.link().guard.is_child() {
+            return Err(Error::Forked { what: "this participant" });
+        }
+        let patience = Patience::until(timeout.and_then(|t| Instant::now().checked_add(t)));
+        let link = Arc::clone(self.link());
+        drop(self);
+        let left = || (link.farewell.load(Ordering::Relaxed) || link.is_gone()) && link.mappings.is_empty();
+        let done = link.wait_until(patience, |questions| (left() && questions.is_at_rest()).then_some(()));
+        done.ok_or_else(|| Error::Deadline {
+            what: match link.closing.load(Ordering::Relaxed) {
+                false => "the drop of the participant's other handles",
+                true if link.is_held() => "the drop of the participant's blocks and the end of their GPU work",
+                true => "the producer to hear the goodbye",
+            },
+        })
     }
 
     /// Counts the leases that are kept until this process ends, because nobody could say when the work on their blocks
@@ -416,6 +467,8 @@ impl Drop for Handle {
         self.link.closing.store(true, Ordering::Relaxed);
         // Release: the thread that takes the flag sees why it was set.
         self.link.wants_idle.store(true, Ordering::Release);
+        // At once, if nothing is held: at the end of `main` the thread gets no turn.
+        self.link.say_goodbye();
         self.link.waker.wake();
         // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
         unsafe { ManuallyDrop::drop(&mut self.link) };

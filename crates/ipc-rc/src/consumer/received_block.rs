@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, RegionId, Result};
 
+use crate::consumer::asking::Patience;
 use crate::consumer::claim::{ClaimError, Wait};
 use crate::consumer::graph::GraphBlocks;
 use crate::consumer::lease::Lease;
@@ -132,9 +133,9 @@ impl ReceivedBlock {
             // Before the wait is queued: it needs words that are registered while the block is held.
             self.note_use(stream.ahead()?);
         }
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let patience = Patience::until(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
         match self.lease.fence() {
-            Some(fence) => link.wait_after_claim(&fence, wait, deadline),
+            Some(fence) => link.wait_after_claim(&fence, wait, patience),
             None => Ok(()),
         }
     }
@@ -235,9 +236,9 @@ impl ReceivedBlock {
         if link.guard.is_child() {
             return Err(ClaimError::Forked);
         }
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let patience = Patience::until(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
         if let Some(fence) = self.lease.fence() {
-            link.wait_on_host(&fence, deadline)?;
+            link.wait_on_host(&fence, patience)?;
         }
         if self.state() == State::Poisoned {
             return Err(ClaimError::Stale);
@@ -248,7 +249,7 @@ impl ReceivedBlock {
             To::Ticket(Claims::Times(claims)) => Heir::Ticket(Some(claims)),
             To::Ticket(Claims::Unlimited) => Heir::Ticket(None),
         };
-        let descriptor = link.forward(self.lease.held().entry, heir, [0; 64], deadline)?;
+        let descriptor = link.forward(self.lease.held().entry, heir, [0; 64], patience)?;
         let offset = self.ptr.0 - self.lease.held().mapping.base().0;
         Ok(descriptor.narrowed(offset, self.len))
     }

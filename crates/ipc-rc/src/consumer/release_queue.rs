@@ -16,7 +16,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
@@ -275,9 +275,14 @@ impl ReleaseQueues {
         left
     }
 
-    /// Says whether every lease that was given to a lane has ended, and the lanes' streams write nothing more.
+    /// Says whether every lease that was given to a lane has ended, and the lanes' streams write nothing more. Never waits:
+    /// a lane that somebody has locked is in use.
     pub fn are_dry(&self) -> bool {
-        self.table.load().values().all(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner).is_dry())
+        self.table.load().values().all(|lane| match lane.try_lock() {
+            Ok(mut lane) => lane.is_dry(),
+            Err(TryLockError::Poisoned(lane)) => lane.into_inner().is_dry(),
+            Err(TryLockError::WouldBlock) => false,
+        })
     }
 
     /// Gives up the lanes.

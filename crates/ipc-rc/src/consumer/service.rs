@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu_api::Result;
 
@@ -15,13 +15,15 @@ use crate::consumer::notice::Notice;
 use channel::os::blocking::Blocking;
 use channel::os::clock::Tick;
 use channel::trace_point;
-use channel::wire::message::ToProducer;
 
 /// The shortest and the longest time between two looks at what the kernel does not announce.
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
 /// How often the words are poisoned again after the producer's death, and for how long after its socket's end: a write
 /// of its GPU may come late.
 const POISONING: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+
+/// Packets read before other things get their turn.
+const PACKETS_A_TURN: usize = 64;
 
 const PRODUCER: u64 = 1;
 const WAKER: u64 = 2;
@@ -78,6 +80,8 @@ impl Service {
         self.link.lanes.poll();
         self.link.look_at_watched();
         self.unmap_idle();
+        self.link.say_goodbye();
+        self.blocking.retry();
         self.poll = if ready.is_empty() { (self.poll * 2).min(POLL.1) } else { POLL.0 };
     }
 
@@ -91,33 +95,29 @@ impl Service {
         }
         let unmapping = link.wants_idle.load(Ordering::Relaxed) && !link.lanes.are_dry();
         let watched = link.look_at_watched();
-        if link.lanes.poll() || unmapping || watched { Some(self.poll) } else { None }
+        let poll = (link.lanes.poll() || unmapping || watched).then_some(self.poll);
+        let retry = self.blocking.is_waiting().then_some(POLL.1);
+        let due = link.table().plan().map(|due| due.saturating_duration_since(Instant::now()));
+        [poll, retry, due].into_iter().flatten().min()
     }
 
     fn is_finished(&self) -> bool {
-        let link = &self.link;
-        link.closing.load(Ordering::Relaxed) && link.lanes.are_dry() && link.mappings.is_empty()
+        self.link.is_left() && !self.blocking.is_waiting()
     }
 
-    /// Ends the connection: nothing is held or mapped any more.
+    /// Ends the connection: nothing is held or mapped any more, and the producer has noted that, or is gone.
     fn end(&mut self) {
         let link = self.link.clone();
         link.lanes.close();
         self.blocking.run(move || {
-            for file in link.files().filter(|file| file.registered.is_some()) {
-                // SAFETY: `unregister_words` asks for
-                // - a registration that was not ended: every file is registered once and this runs once;
-                // - no unfinished operation on its words: every lease has ended, and the lanes were dry; a wait for a
-                //   fence was on a stream that its block's lease waited for.
-                if let Err(error) = unsafe { link.gpu.backend().unregister_words(file.counters.start()) } {
-                    tracing::warn!(%error, "a counter file stays registered, and so mapped");
-                    std::mem::forget(link.clone());
-                    return;
-                }
+            // SAFETY: `unregister_files` asks for
+            // - no unfinished operation on their words: every lease has ended, and the lanes were dry; a wait for a fence
+            //   was on a stream that its block's lease waited for;
+            // - one call: this runs once.
+            if let Err(error) = unsafe { link.unregister_files() } {
+                tracing::warn!(%error, "a counter file stays registered, and so mapped");
+                std::mem::forget(link);
             }
-            // A producer that cannot be told is gone.
-            let _ = link.send(&ToProducer::Bye, None);
-            trace_point!("bye");
         });
     }
 
@@ -129,7 +129,8 @@ impl Service {
         let link = self.link.clone();
         // Somebody who waits for an answer reads; after that the socket is watched again.
         let Ok(_turn) = link.hearing.try_lock() else { return };
-        loop {
+        // What comes on top is told again.
+        for _ in 0..PACKETS_A_TURN {
             match link.hear() {
                 Heard::Message => {}
                 Heard::Nothing => return,
@@ -160,6 +161,7 @@ impl Service {
             self.link.notices.push(Notice::ProducerGone);
         }
         self.link.wants_idle.store(true, Ordering::Relaxed);
+        self.link.table().end();
         self.link.announce_change();
     }
 
@@ -197,10 +199,9 @@ impl Service {
             });
         }
         if all {
-            for region in link.mappings.unmade() {
-                // A producer that cannot be told is gone.
-                let _ = link.send(&ToProducer::Unmapped { region }, None);
-            }
+            let mut table = link.table();
+            table.abandon_all(Instant::now());
+            table.hand_over();
         }
         if !all {
             // Before the looks: a wish that comes after them sets the flag again. Acquire, so that a wish whose flag is wiped
@@ -220,7 +221,7 @@ impl Service {
 
 /// Begins to unmap a region that nobody uses, and says whether it did.
 fn unmap_if_idle(link: &Arc<Link>, blocking: &mut Blocking, mapping: &Arc<Mapping>) -> bool {
-    if !mapping.is_idle() || !link.mappings.begin_unmap(mapping) {
+    if !mapping.is_idle() || !link.mappings.begin_unmap(link, mapping) {
         return false;
     }
     let (link, mapping) = (link.clone(), mapping.clone());

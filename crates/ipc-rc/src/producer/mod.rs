@@ -7,7 +7,7 @@
 //! | share with whoever asks | [`ticket`], [`ticket_event`] |
 //! | drop: limbo | [`block`], [`pending_work`] |
 //! | collect, retire, give back | [`core`], [`ledger`], [`slot_group`], [`reclaimed`] |
-//! | who connects, and what they ask | [`admission`], [`answer`] |
+//! | who connects, what they ask, and what they were told | [`admission`], [`answer`], [`told`] |
 //! | deaths, mappings, time to live | [`service`], [`peer`] |
 //! | who holds what, and where it lies | [`report`], [`snapshot`] |
 
@@ -34,3 +34,4 @@ pub(crate) mod slot_group;
 pub(crate) mod snapshot;
 pub(crate) mod ticket;
 pub(crate) mod ticket_event;
+pub(crate) mod told;

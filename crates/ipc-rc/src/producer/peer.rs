@@ -1,6 +1,5 @@
 //! A participant, as its producer knows it.
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,9 +12,12 @@ use crate::producer::fence::Words;
 use crate::producer::ledger::Refusal;
 use crate::producer::ledger_table::Leases;
 use crate::producer::reclaimed::ReclaimedBlocks;
+use crate::producer::told::{Told, Wish};
 use channel::os::clock::Tick;
 use channel::shared::counter_file::CounterFile;
+use channel::wire::descriptor::Descriptor;
 use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::RefusalCode;
 
 /// How far the proof of a participant's death has come.
 ///
@@ -42,6 +44,9 @@ impl Proof {
     }
 }
 
+/// The answer to a wish to forward.
+pub(crate) type Forwarded = Result<Box<Descriptor>, (RefusalCode, String)>;
+
 /// One participant.
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -59,7 +64,7 @@ pub(crate) struct Peer {
     pub proof: Mutex<Proof>,
     /// No grant is made to it any more.
     pub gone: AtomicBool,
-    mapped: Mutex<HashMap<RegionId, Arc<Region>>>,
+    told: Mutex<Told<Arc<Region>, Forwarded>>,
     files: Mutex<Vec<Arc<CounterFile>>>,
     registrations: Mutex<Vec<HostPtr>>,
 }
@@ -114,7 +119,7 @@ impl Peer {
             words: Words::new(file.clone(), registered),
             ledger,
             gone: AtomicBool::new(false),
-            mapped: Mutex::default(),
+            told: Mutex::default(),
             files: Mutex::new(vec![file]),
             registrations: Mutex::new(registrations),
         })
@@ -122,14 +127,15 @@ impl Peer {
 
     /// Grants a lease, adding a counter file within the quota when all slots are in use.
     ///
-    /// `announce` sends the participant a file that was added, before any of its slots is granted.
+    /// `announce` sends the participant a file that was added, before any of its slots is granted. One that does not
+    /// arrive is asked for.
     pub fn grant(
         &self,
         block: &Arc<Block>,
         now: Tick,
         time_to_live: Option<std::time::Duration>,
         max_slots: u64,
-        announce: impl Fn(u32, &CounterFile) -> Result<()>,
+        announce: impl Fn(u32, &CounterFile),
     ) -> Result<LeaseAddress> {
         loop {
             match self.ledger.grant(self.id, block, now, time_to_live) {
@@ -152,7 +158,7 @@ impl Peer {
                 });
             }
             let file = Arc::new(CounterFile::create(slots)?);
-            announce(files.len() as u32, &file)?;
+            announce(files.len() as u32, &file);
             self.ledger.add_file(&file);
             files.push(file);
         }
@@ -163,38 +169,49 @@ impl Peer {
         lock(&self.files)[0].clone()
     }
 
-    /// Notes that it may map a region, before it learns how; and says whether it might not already.
-    pub fn note_mapping(&self, region: &Arc<Region>) -> bool {
-        match lock(&self.mapped).entry(region.id()) {
-            std::collections::hash_map::Entry::Vacant(row) => {
-                region.pin();
-                row.insert(region.clone());
-                true
-            }
-            std::collections::hash_map::Entry::Occupied(_) => false,
-        }
+    /// Returns one of its counter files.
+    pub fn file(&self, index: u32) -> Option<Arc<CounterFile>> {
+        lock(&self.files).get(index as usize).cloned()
     }
 
-    /// Notes that it has unmapped a region, and returns it if it was mapped.
+    /// Notes that it may map a region, before it learns how.
+    pub fn note_mapping(&self, region: &Arc<Region>) {
+        lock(&self.told).note_mapping(region.id(), || {
+            region.pin();
+            region.clone()
+        });
+    }
+
+    /// Notes that it has not mapped a region, and returns it if it might have.
     pub fn note_unmapping(&self, region: RegionId) -> Option<Arc<Region>> {
-        let region = lock(&self.mapped).remove(&region)?;
+        let region = lock(&self.told).note_unmapping(region)?;
         region.unpin();
         Some(region)
     }
 
+    /// Looks a wish to forward up; no wish below `settled` waits for its answer.
+    pub fn wish(&self, request: u64, settled: u64) -> Wish<Forwarded> {
+        lock(&self.told).wish(request, settled)
+    }
+
+    /// Remembers the answer to a wish.
+    pub fn remember(&self, request: u64, answer: Forwarded) {
+        lock(&self.told).remember(request, answer);
+    }
+
     /// Counts the regions that it may have mapped.
     pub fn mappings(&self) -> usize {
-        lock(&self.mapped).len()
+        lock(&self.told).mapped().len()
     }
 
     /// Lists the regions that it may have mapped.
     pub fn mapped(&self) -> Vec<RegionId> {
-        lock(&self.mapped).keys().copied().collect()
+        lock(&self.told).mapped().collect()
     }
 
     /// Gives up all its regions and returns them: it is proven dead, or has said goodbye.
     pub fn forget_mappings(&self) -> Vec<Arc<Region>> {
-        let regions: Vec<Arc<Region>> = lock(&self.mapped).drain().map(|(_, region)| region).collect();
+        let regions: Vec<Arc<Region>> = lock(&self.told).forget_mappings().collect();
         regions.iter().for_each(|region| region.unpin());
         regions
     }

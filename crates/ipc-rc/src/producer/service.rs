@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use arrayvec::ArrayVec;
 use gpu_api::{ParticipantId, Reclaim, RegionId, Result};
 
 use crate::gpu_event::GpuEvent;
@@ -25,7 +24,7 @@ use channel::os::poller::Poller;
 use channel::os::process;
 use channel::os::socket::Listener;
 use channel::trace_point;
-use channel::wire::message::{MOST_TICKETS, TicketId, ToParticipant};
+use channel::wire::message::ToParticipant;
 
 /// The shortest and the longest time between two looks at leases.
 const POLL: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
@@ -68,8 +67,6 @@ pub(crate) struct Service {
     asked: Vec<ParticipantId>,
     /// Mapped regions of returned tokens, that participants were asked to unmap.
     wanted: Vec<RegionId>,
-    /// Claims of tickets that found no room for a fence: asked again at every turn.
-    pub(super) crowded: Vec<(ParticipantId, u64, ArrayVec<TicketId, MOST_TICKETS>)>,
 }
 
 impl Service {
@@ -92,7 +89,6 @@ impl Service {
             leaving: Vec::new(),
             asked: Vec::new(),
             wanted: Vec::new(),
-            crowded: Vec::new(),
             core,
         };
         service.watch(listener.as_fd(), Watch::Listener)?;
@@ -141,7 +137,6 @@ impl Service {
         }
         self.welcome_arrivals();
         self.flush();
-        self.redeem_crowded();
         self.expire();
         // Before the burials: what a participant has ended before it went keeps it no longer, and nothing else may wake this
         // thread.
@@ -181,7 +176,7 @@ impl Service {
         let unseen = core.has_leases() || settling || core.closing.load(Ordering::Relaxed);
         // A release that another thread saw is told by this one.
         let watches = core.watches_releases.load(Ordering::Relaxed);
-        let poll = if (waits && unseen) || watches || !self.crowded.is_empty() {
+        let poll = if (waits && unseen) || watches {
             Some(self.poll)
         } else if reminded || core.outbox.is_waiting() || words() {
             Some(POLL.1)

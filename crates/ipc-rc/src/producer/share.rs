@@ -192,12 +192,11 @@ impl Core {
         Ok(fences)
     }
 
-    /// Gives a connected claimant the lease that its ticket stands for; `None` when there is no room for the fence at
-    /// this moment. Called by the session's thread alone.
-    pub(crate) fn redeem(&self, peer: &Arc<Peer>, ticket: TicketId) -> Option<Outcome> {
+    /// Gives a connected claimant the lease that its ticket stands for. Called by the session's thread alone.
+    pub(crate) fn redeem(&self, peer: &Arc<Peer>, ticket: TicketId) -> Outcome {
         let plan = match self.tickets.look(peer.id, ticket) {
             Ok(plan) => plan,
-            Err(outcome) => return Some(outcome),
+            Err(outcome) => return outcome,
         };
         let awaited = match &plan.point {
             None => Ok(Await::Nothing),
@@ -206,19 +205,19 @@ impl Core {
         let fence = match awaited {
             Ok(Await::Nothing) => None,
             Ok(Await::Fence(fence)) => Some(fence),
-            Ok(Await::Room) => return None,
+            Ok(Await::Room) => return Outcome::Later,
             Err(error) => {
                 tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
-                return Some(Outcome::Failed);
+                return Outcome::Failed;
             }
         };
         let now = Tick::now();
         let lease = match self.grant(peer, &plan.block, now, plan.time_to_live) {
             Ok(lease) => lease,
-            Err(Error::Exhausted { .. }) => return Some(Outcome::Limit),
+            Err(Error::Exhausted { .. }) => return Outcome::Limit,
             Err(error) => {
                 tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
-                return Some(Outcome::Failed);
+                return Outcome::Failed;
             }
         };
         if let Some(time) = plan.time_to_live {
@@ -229,12 +228,12 @@ impl Core {
         match self.tickets.note(peer.id, ticket, granted, |id| find(&peers, id).is_some()) {
             Ok(()) => {
                 trace_point!("redeem");
-                Some(Outcome::Granted(granted))
+                Outcome::Granted(granted)
             }
             Err(outcome) => {
                 // Cancelled at this very moment. Nobody was told of the lease.
                 drop(peer.ledger.revoke(lease));
-                Some(outcome)
+                outcome
             }
         }
     }
@@ -282,7 +281,10 @@ impl Core {
         time_to_live: Option<Duration>,
     ) -> Result<LeaseAddress> {
         peer.grant(block, now, time_to_live, self.max_slots, |index, file| {
-            self.outbox.push(peer, &ToParticipant::CounterFile { index, slots: file.slot_count() }, Some(file.fd()))
+            let message = ToParticipant::CounterFile { request: 0, index, slots: file.slot_count() };
+            if let Err(error) = self.outbox.push(peer, &message, Some(file.fd())) {
+                tracing::debug!(participant = %peer.id, %error, "a counter file is not announced");
+            }
         })
     }
 

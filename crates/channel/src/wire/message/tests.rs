@@ -74,6 +74,7 @@ fn answer() -> impl Strategy<Value = TicketAnswer> {
         Just(Outcome::Stale),
         Just(Outcome::Limit),
         Just(Outcome::Failed),
+        Just(Outcome::Later),
     ];
     (ticket(), outcome).prop_map(|(ticket, outcome)| TicketAnswer { ticket, outcome })
 }
@@ -136,15 +137,18 @@ fn to_producer() -> impl Strategy<Value = ToProducer> {
         (any::<u64>(), proptest::collection::vec(ticket(), 1..=MOST_TICKETS)).prop_map(|(request, tickets)| {
             ToProducer::ClaimTickets { request, tickets: tickets.into_iter().collect() }
         }),
-        (any::<u64>(), lease(), heir(), any::<[u8; 32]>()).prop_map(|(request, lease, heir, half)| {
-            let mut user = [0; 64];
-            user[16..48].copy_from_slice(&half);
-            ToProducer::Forward { request, lease, heir, user }
-        }),
+        (any::<u64>(), any::<u64>(), lease(), heir(), any::<[u8; 32]>()).prop_map(
+            |(request, settled, lease, heir, half)| {
+                let mut user = [0; 64];
+                user[16..48].copy_from_slice(&half);
+                ToProducer::Forward { request, settled, lease, heir, user }
+            }
+        ),
         (any::<u64>(), any::<u32>()).prop_map(|(request, from)| ToProducer::Inspect { request, from }),
         any::<u64>().prop_map(|request| ToProducer::TakeSnapshot { request }),
-        region().prop_map(|region| ToProducer::Unmapped { region }),
-        Just(ToProducer::Bye),
+        (any::<u64>(), region()).prop_map(|(request, region)| ToProducer::Unmapped { request, region }),
+        any::<u64>().prop_map(|request| ToProducer::Bye { request }),
+        (any::<u64>(), any::<u32>()).prop_map(|(request, index)| ToProducer::AskFile { request, index }),
     ]
 }
 
@@ -159,7 +163,12 @@ fn to_participant() -> impl Strategy<Value = ToParticipant> {
             max_slots,
         }),
         refusal().prop_map(|(code, why)| ToParticipant::Refused { code, why }),
-        (any::<u32>(), any::<u32>()).prop_map(|(index, slots)| ToParticipant::CounterFile { index, slots }),
+        (any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(request, index, slots)| ToParticipant::CounterFile {
+            request,
+            index,
+            slots
+        }),
+        any::<u64>().prop_map(|request| ToParticipant::Noted { request }),
         (any::<u64>(), region(), 1..=u64::MAX, device(), access(), place()).prop_map(
             |(request, region, len, device, access, place)| ToParticipant::Region {
                 request,
@@ -294,9 +303,10 @@ fn the_bytes_are_where_the_tables_say() {
     let body = b"\x01\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body].concat());
 
-    let forward = ToProducer::Forward { request: 9, lease, heir: Heir::Participant(ParticipantId(3)), user: [8; 64] };
+    let heir = Heir::Participant(ParticipantId(3));
+    let forward = ToProducer::Forward { request: 9, settled: 8, lease, heir, user: [8; 64] };
     let len = forward.encode(&mut packet);
-    let start = b"GI\x01\0\x06\0\0\0\x09\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
+    let start = b"GI\x01\0\x06\0\0\0\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0\x07\0\0\0\0\0\0\0";
     let body = b"\x01\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body, &[8; 64]].concat());
 

@@ -55,6 +55,8 @@ pub enum Outcome {
     Limit,
     /// A call of the producer's driver or system failed.
     Failed,
+    /// There is no room for the fence at this moment: ask again.
+    Later,
 }
 
 /// What became of one ticket.
@@ -75,6 +77,7 @@ impl TicketAnswer {
             Outcome::Stale => 3,
             Outcome::Limit => 4,
             Outcome::Failed => 5,
+            Outcome::Later => 6,
         };
         w.put(&self.ticket.number.to_le_bytes());
         w.put(&outcome.to_le_bytes());
@@ -112,7 +115,8 @@ impl TicketAnswer {
             3 => Outcome::Stale,
             4 => Outcome::Limit,
             5 => Outcome::Failed,
-            _ => return Err(malformed("the outcome of a ticket", outcome, "0 to 5")),
+            6 => Outcome::Later,
+            _ => return Err(malformed("the outcome of a ticket", outcome, "0 to 6")),
         };
         r.zeros::<32>()?;
         Ok(TicketAnswer { ticket, outcome })

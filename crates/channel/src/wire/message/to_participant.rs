@@ -23,6 +23,7 @@ const REPORT: u16 = 138;
 const DECLINED: u16 = 139;
 const REVOKED: u16 = 140;
 const SNAPSHOT: u16 = 141;
+const NOTED: u16 = 142;
 
 /// What a producer says to a participant.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,8 +52,10 @@ pub enum ToParticipant {
         /// Why, for people.
         why: String,
     },
-    /// A further counter file comes with this message.
+    /// A further counter file comes with this message: announced, or asked for.
     CounterFile {
+        /// The question's; 0 if nobody asked.
+        request: u64,
         /// Its number.
         index: u32,
         /// Slots in it.
@@ -133,6 +136,11 @@ pub enum ToParticipant {
         /// Bytes of it: 1 to [`MOST_SNAPSHOT`].
         len: u64,
     },
+    /// What was said has been taken note of: `Unmapped`, `Bye`.
+    Noted {
+        /// The question's.
+        request: u64,
+    },
 }
 
 /// The most bytes of a snapshot.
@@ -166,7 +174,7 @@ impl ToParticipant {
         let (number, request) = match self {
             ToParticipant::Welcome { .. } => (WELCOME, 0),
             ToParticipant::Refused { .. } => (REFUSED, 0),
-            ToParticipant::CounterFile { .. } => (COUNTER_FILE, 0),
+            ToParticipant::CounterFile { request, .. } => (COUNTER_FILE, *request),
             ToParticipant::Region { request, .. } => (REGION, *request),
             ToParticipant::NoRegion { request, .. } => (NO_REGION, *request),
             ToParticipant::PleaseUnmap { .. } => (PLEASE_UNMAP, 0),
@@ -177,6 +185,7 @@ impl ToParticipant {
             ToParticipant::Declined { request, .. } => (DECLINED, *request),
             ToParticipant::Revoked { .. } => (REVOKED, 0),
             ToParticipant::Snapshot { request, .. } => (SNAPSHOT, *request),
+            ToParticipant::Noted { request } => (NOTED, *request),
         };
         let mut w = Writer::start(packet, number, self.fds(), request);
         match self {
@@ -191,7 +200,7 @@ impl ToParticipant {
                 w.put(&(*code as u16).to_le_bytes());
                 w.text(why);
             }
-            ToParticipant::CounterFile { index, slots } => {
+            ToParticipant::CounterFile { index, slots, .. } => {
                 w.put(&index.to_le_bytes());
                 w.put(&slots.to_le_bytes());
             }
@@ -217,7 +226,7 @@ impl ToParticipant {
                 w.text(why);
             }
             ToParticipant::PleaseUnmap { region } => w.put(&region.0.to_le_bytes()),
-            ToParticipant::Closing => {}
+            ToParticipant::Closing | ToParticipant::Noted { .. } => {}
             ToParticipant::Tickets { answers, .. } => {
                 w.put(&(answers.len() as u32).to_le_bytes());
                 w.put(&[0; 4]);
@@ -244,7 +253,7 @@ impl ToParticipant {
                 max_slots: r.u64()?,
             },
             REFUSED => ToParticipant::Refused { code: r.refusal()?, why: r.text()? },
-            COUNTER_FILE => ToParticipant::CounterFile { index: r.u32()?, slots: r.u32()? },
+            COUNTER_FILE => ToParticipant::CounterFile { request, index: r.u32()?, slots: r.u32()? },
             REGION => {
                 let (region, len) = (RegionId(r.u64()?), r.u64()?);
                 if len == 0 {
@@ -292,6 +301,7 @@ impl ToParticipant {
                 }
                 ToParticipant::Snapshot { request, len }
             }
+            NOTED => ToParticipant::Noted { request },
             number => return Err(malformed("the type", number, "that of a message to a participant")),
         };
         let answers = matches!(
@@ -303,6 +313,8 @@ impl ToParticipant {
                 | ToParticipant::Report { .. }
                 | ToParticipant::Declined { .. }
                 | ToParticipant::Snapshot { .. }
+                | ToParticipant::CounterFile { .. }
+                | ToParticipant::Noted { .. }
         );
         header.check(r, message.fds(), fds, answers)?;
         Ok(message)

@@ -16,6 +16,7 @@ const CLAIM_TICKETS: u16 = 5;
 const FORWARD: u16 = 6;
 const INSPECT: u16 = 7;
 const TAKE_SNAPSHOT: u16 = 8;
+const ASK_FILE: u16 = 9;
 
 /// What a participant says to its producer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,13 +46,18 @@ pub enum ToProducer {
         /// A lease on a block of the region: the right to ask.
         lease: LeaseAddress,
     },
-    /// A region's mapping is gone.
+    /// Asks the producer to note that a region is not mapped, whatever was asked or answered before.
     Unmapped {
+        /// Repeated by the answer.
+        request: u64,
         /// The region.
         region: RegionId,
     },
-    /// The participant goes; its leases have ended.
-    Bye,
+    /// Asks the producer to note that the participant goes: its leases have ended, and it claims nothing more.
+    Bye {
+        /// Repeated by the answer.
+        request: u64,
+    },
     /// Claims tickets.
     ClaimTickets {
         /// Repeated by the answer.
@@ -63,6 +69,8 @@ pub enum ToProducer {
     Forward {
         /// Repeated by the answer.
         request: u64,
+        /// No wish of a lower number waits for its answer.
+        settled: u64,
         /// The lease that gives the right.
         lease: LeaseAddress,
         /// For whom.
@@ -81,6 +89,13 @@ pub enum ToProducer {
     TakeSnapshot {
         /// Repeated by the answer.
         request: u64,
+    },
+    /// Asks for a counter file once more: it was announced, and is not there.
+    AskFile {
+        /// Repeated by the answer.
+        request: u64,
+        /// Its number.
+        index: u32,
     },
 }
 
@@ -107,12 +122,13 @@ impl ToProducer {
         let (number, request) = match self {
             ToProducer::Hello { .. } => (HELLO, 0),
             ToProducer::MapRegion { request, .. } => (MAP_REGION, *request),
-            ToProducer::Unmapped { .. } => (UNMAPPED, 0),
-            ToProducer::Bye => (BYE, 0),
+            ToProducer::Unmapped { request, .. } => (UNMAPPED, *request),
+            ToProducer::Bye { request } => (BYE, *request),
             ToProducer::ClaimTickets { request, .. } => (CLAIM_TICKETS, *request),
             ToProducer::Forward { request, .. } => (FORWARD, *request),
             ToProducer::Inspect { request, .. } => (INSPECT, *request),
             ToProducer::TakeSnapshot { request } => (TAKE_SNAPSHOT, *request),
+            ToProducer::AskFile { request, .. } => (ASK_FILE, *request),
         };
         let mut w = Writer::start(packet, number, self.fds(), request);
         match self {
@@ -127,14 +143,15 @@ impl ToProducer {
                 w.put(&[*access as u8, 0, 0, 0, 0, 0, 0, 0]);
                 w.lease(*lease);
             }
-            ToProducer::Unmapped { region } => w.put(&region.0.to_le_bytes()),
-            ToProducer::Bye | ToProducer::TakeSnapshot { .. } => {}
+            ToProducer::Unmapped { region, .. } => w.put(&region.0.to_le_bytes()),
+            ToProducer::Bye { .. } | ToProducer::TakeSnapshot { .. } => {}
             ToProducer::ClaimTickets { tickets, .. } => {
                 w.put(&(tickets.len() as u32).to_le_bytes());
                 w.put(&[0; 4]);
                 tickets.iter().for_each(|ticket| ticket.write(&mut w));
             }
-            ToProducer::Forward { lease, heir, user, .. } => {
+            ToProducer::Forward { settled, lease, heir, user, .. } => {
+                w.put(&settled.to_le_bytes());
                 w.lease(*lease);
                 let (kind, claims, participant) = match heir {
                     Heir::Participant(id) => (1, 0, id.0),
@@ -145,8 +162,8 @@ impl ToProducer {
                 w.put(&participant.to_le_bytes());
                 w.put(user);
             }
-            ToProducer::Inspect { from, .. } => {
-                w.put(&from.to_le_bytes());
+            ToProducer::Inspect { from: number, .. } | ToProducer::AskFile { index: number, .. } => {
+                w.put(&number.to_le_bytes());
                 w.put(&[0; 4]);
             }
         }
@@ -172,8 +189,8 @@ impl ToProducer {
                 r.zeros::<7>()?;
                 ToProducer::MapRegion { request: header.request, region, access, lease: r.lease()? }
             }
-            UNMAPPED => ToProducer::Unmapped { region: RegionId(r.u64()?) },
-            BYE => ToProducer::Bye,
+            UNMAPPED => ToProducer::Unmapped { request: header.request, region: RegionId(r.u64()?) },
+            BYE => ToProducer::Bye { request: header.request },
             CLAIM_TICKETS => {
                 let count = r.u32()?;
                 r.zeros::<4>()?;
@@ -184,7 +201,7 @@ impl ToProducer {
                 ToProducer::ClaimTickets { request: header.request, tickets }
             }
             FORWARD => {
-                let (lease, [kind]) = (r.lease()?, r.array()?);
+                let (settled, lease, [kind]) = (r.u64()?, r.lease()?, r.array()?);
                 r.zeros::<3>()?;
                 let (claims, participant) = (r.u32()?, r.u64()?);
                 let heir = match (kind, claims, participant) {
@@ -194,7 +211,7 @@ impl ToProducer {
                     (2, _, id) => return Err(malformed("the participant of a ticket", id, "0")),
                     _ => return Err(malformed("the kind of grant", kind, "1 or 2")),
                 };
-                ToProducer::Forward { request: header.request, lease, heir, user: r.array()? }
+                ToProducer::Forward { request: header.request, settled, lease, heir, user: r.array()? }
             }
             INSPECT => {
                 let from = r.u32()?;
@@ -202,16 +219,14 @@ impl ToProducer {
                 ToProducer::Inspect { request: header.request, from }
             }
             TAKE_SNAPSHOT => ToProducer::TakeSnapshot { request: header.request },
+            ASK_FILE => {
+                let index = r.u32()?;
+                r.zeros::<4>()?;
+                ToProducer::AskFile { request: header.request, index }
+            }
             number => return Err(malformed("the type", number, "that of a message to a producer")),
         };
-        let answers = matches!(
-            message,
-            ToProducer::MapRegion { .. }
-                | ToProducer::ClaimTickets { .. }
-                | ToProducer::Forward { .. }
-                | ToProducer::Inspect { .. }
-                | ToProducer::TakeSnapshot { .. }
-        );
+        let answers = !matches!(message, ToProducer::Hello { .. });
         header.check(r, message.fds(), fds, answers)?;
         Ok(message)
     }

@@ -1,0 +1,525 @@
+//! What a participant has asked its producer: one row for each question, with one life.
+//!
+//! | state | means | ends |
+//! |---|---|---|
+//! | asked | sent, or about to be; repeated after 100 ms, doubling to 1 s | answered, refused, reset |
+//! | answered | the producer's answer is here, until all who wait have read it | acting (a region), reset |
+//! | refused | the producer's no is here, likewise | reset |
+//! | acting | a thread maps the region, or unmaps it: no message changes the row | reset, or asked: `Unmapped` |
+//! | reset | there is no row | asked |
+//!
+//! | step | who | what | sent |
+//! |---|---|---|---|
+//! | ask | claimant | joins the row, or makes it; one more waits | the question |
+//! | look | claimant | reads the answer; of a region's waiters one takes it and acts | |
+//! | leave | claimant | one less waits; of nobody, the row is withdrawn, unless it is kept for a while | |
+//! | withdraw | claimant; thread when the while is over | reset; a region's row asks `Unmapped` instead | `Unmapped` |
+//! | repeat | thread, or who waits | each row that is due | the same question |
+//! | hear | thread, or who waits | asked -> answered, refused or reset | |
+//! | mapped | who acted | reset | |
+//! | unmapped | who acted | asked: `Unmapped` | `Unmapped` |
+//! | end | thread, when the producer is gone | all rows but those acting are reset | |
+//!
+//! # Why a region's row is never forgotten in silence
+//!
+//! The producer pins a region before it says how to map it, so that nobody frees memory that somebody maps. From the first
+//! `MapRegion` that may have left until a `Noted` answers `Unmapped`, the producer may have pinned. `MapRegion` and
+//! `Unmapped` are therefore two questions of one key: asking one replaces the other, and neither overtakes the other.
+//! Refused rows end by `Unmapped` too: the producer may have pinned at an earlier copy of the same question.
+//!
+//! # Which answer counts
+//!
+//! A row is *born* with a number of the participant's one counter, which its messages carry and the answer repeats. An answer
+//! counts if its number is the row's. Otherwise a late answer to a question that was withdrawn would map a region that the
+//! producer is about to unpin. Tickets are asked for by the batch; a ticket's answer counts from the row's birth on.
+//!
+//! # What the channel may do
+//!
+//! Lose any message, delay it, and deliver it again by a repeat. It keeps the order: one socket, and both sides send under a
+//! lock (this table's). Reordering is not covered.
+//!
+//! Checked by `questions_model.rs`: random histories of two claimants, a thread and a producer, with every message lost,
+//! delayed, repeated or refused; `ci/mutants.d/questions-*.patch` weaken this file, and each fails it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use arrayvec::ArrayVec;
+use gpu_api::{Access, DeviceUuid, RegionId};
+
+use channel::wire::descriptor::Descriptor;
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::{Heir, MOST_TICKETS, Outcome, Place, RefusalCode, TicketId, ToProducer};
+
+/// The time after which a question is repeated first, and the longest between two repeats.
+const REPEAT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// How long to wait when the socket has no room, or the producer has none for a ticket's fence.
+const SOON: Duration = Duration::from_millis(10);
+/// How long a question is kept for a claim that would have had to wait.
+pub(crate) const KEPT: Duration = Duration::from_secs(30);
+
+/// What a question is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Key {
+    Region(RegionId),
+    Ticket(TicketId),
+    File(u32),
+    /// By a number of the participant's own: two wishes are never the same.
+    Forward(u64),
+    /// All of it: the participant goes.
+    Goodbye,
+}
+
+/// What is asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Question {
+    /// How to map the region, by the right of a lease.
+    Map { access: Access, lease: LeaseAddress },
+    /// Whether the producer has noted that the region is not mapped.
+    Unmapped,
+    /// What the ticket gives.
+    Ticket,
+    /// For the counter file.
+    File,
+    /// For a descriptor for somebody else.
+    Forward { lease: LeaseAddress, heir: Heir, user: Box<[u8; 64]> },
+    /// Whether the producer has noted that the participant goes.
+    Goodbye,
+}
+
+impl Question {
+    /// Says whether this can be the answer: what a producer says is input.
+    fn is_answered_by(&self, said: &Result<Answer, No>) -> bool {
+        matches!(
+            (self, said),
+            (Question::Map { .. }, Ok(Answer::Region { .. }) | Err(_))
+                | (Question::Ticket, Ok(Answer::Ticket(_)))
+                | (Question::File, Ok(Answer::Done) | Err(_))
+                | (Question::Forward { .. }, Ok(Answer::Forwarded(_)) | Err(_))
+                | (Question::Unmapped | Question::Goodbye, Ok(Answer::Done))
+        )
+    }
+}
+
+/// What the producer said.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Region {
+        len: u64,
+        device: DeviceUuid,
+        place: Place,
+        fd: Option<OwnedFd>,
+    },
+    Ticket(Outcome),
+    Forwarded(Box<Descriptor>),
+    /// What was asked for has arrived, or was taken note of.
+    Done,
+}
+
+/// The producer's no.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct No {
+    pub code: RefusalCode,
+    pub why: String,
+}
+
+/// What a claimant finds.
+#[derive(Debug)]
+#[must_use]
+pub(crate) enum Look {
+    /// No answer yet.
+    Wait,
+    /// A region's answer, which the caller acts on: it ends by [`mapped`](Questions::mapped) or
+    /// [`unmapped`](Questions::unmapped). Or a descriptor.
+    Take(Answer),
+    /// What a ticket gives.
+    Ticket(Outcome),
+    /// The answer to a question that named this lease, if it named one.
+    Refused(No, Option<LeaseAddress>),
+    /// The row that was asked is no more: look at what was wanted, and ask again.
+    Gone,
+}
+
+/// A claim's interest in an answer, from when it first looks until it leaves.
+#[derive(Debug)]
+pub(crate) struct Interest {
+    key: Key,
+    question: Question,
+    /// The number of the row that was asked.
+    born: Option<u64>,
+}
+
+impl Interest {
+    /// Begins, and asks nothing yet.
+    pub fn new(key: Key, question: Question) -> Interest {
+        Interest { key, question, born: None }
+    }
+
+    /// Looks for the answer, and asks if nobody has, or if what was asked is no more.
+    pub fn look(&mut self, questions: &mut Questions, now: Instant) -> Look {
+        let seen = self.born.map_or(Look::Gone, |born| questions.look(self.key, born));
+        if !matches!(seen, Look::Gone) {
+            return seen;
+        }
+        let born = questions.ask(self.key, self.question.clone(), now);
+        self.born = Some(born);
+        // Whoever joins a row finds the answer that is there.
+        questions.look(self.key, born)
+    }
+
+    /// Asks anew, whatever was answered.
+    pub fn ask_anew(&mut self, questions: &mut Questions, now: Instant) {
+        if let Some(born) = self.born {
+            questions.leave(self.key, born, true, now);
+        }
+        self.born = Some(questions.ask(self.key, self.question.clone(), now));
+    }
+
+    /// Ends. A row that is `kept` is there for another try.
+    pub fn leave(&self, questions: &mut Questions, kept: bool, now: Instant) {
+        if let Some(born) = self.born {
+            questions.leave(self.key, born, kept, now);
+        }
+    }
+}
+
+/// A message that could not be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Unsent;
+
+#[derive(Debug)]
+enum State {
+    Asked,
+    Answered(Answer),
+    Refused(No),
+    Acting,
+}
+
+#[derive(Debug)]
+struct Row {
+    born: u64,
+    question: Question,
+    state: State,
+    /// How many claims wait for it.
+    waiting: u32,
+    /// Kept until then although nobody waits.
+    kept: Option<Instant>,
+    /// When to send it again.
+    repeat: Instant,
+    /// How long to wait after that.
+    pause: Duration,
+    /// Where it stands in the schedule.
+    due: Option<Due>,
+}
+
+/// A time, and the number of the row.
+type Due = (Instant, u64);
+
+/// What a participant has asked.
+#[derive(Debug, Default)]
+pub(crate) struct Questions {
+    rows: HashMap<Key, Row>,
+    schedule: BTreeMap<Due, Key>,
+    last: u64,
+    /// Regions that are mapped for ever, because the driver did not unmap them.
+    leaked: HashSet<RegionId>,
+    ended: bool,
+}
+
+impl Questions {
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Returns a number for a wish to forward.
+    pub fn forward_key(&mut self) -> Key {
+        Key::Forward(self.number())
+    }
+
+    /// Waits for an answer, together with all who wait for the same one; returns the row's number.
+    pub fn ask(&mut self, key: Key, question: Question, now: Instant) -> u64 {
+        let row = self.join(key, question, now);
+        row.waiting += 1;
+        let born = row.born;
+        self.plan(key);
+        born
+    }
+
+    /// Asks ahead, for a claim to come.
+    pub fn ask_ahead(&mut self, key: Key, question: Question, now: Instant) {
+        self.join(key, question, now).kept = Some(now + KEPT);
+        self.plan(key);
+    }
+
+    /// Asks the producer to note that the participant goes.
+    pub fn say_goodbye(&mut self, now: Instant) {
+        self.join(Key::Goodbye, Question::Goodbye, now);
+    }
+
+    /// Finds the row of a question, or makes it.
+    fn join(&mut self, key: Key, question: Question, now: Instant) -> &mut Row {
+        let joins = self.rows.get(&key).is_some_and(|row| match row.state {
+            // Two questions of one region: the later one replaces the other.
+            State::Asked => (row.question == Question::Unmapped) == (question == Question::Unmapped),
+            State::Answered(_) | State::Acting => true,
+            State::Refused(_) => false,
+        });
+        if !joins {
+            self.begin(key, question, State::Asked, now);
+        }
+        self.rows.get_mut(&key).expect("it was there, or was just made")
+    }
+
+    /// Puts a row in the place of what was there.
+    fn begin(&mut self, key: Key, question: Question, state: State, now: Instant) {
+        self.remove(key);
+        let born = if let Key::Forward(number) = key { number } else { self.number() };
+        let row = Row { born, question, state, waiting: 0, kept: None, repeat: now, pause: REPEAT.0, due: None };
+        self.rows.insert(key, row);
+        self.plan(key);
+    }
+
+    fn remove(&mut self, key: Key) {
+        if let Some(due) = self.rows.remove(&key).and_then(|row| row.due) {
+            self.schedule.remove(&due);
+        }
+    }
+
+    /// Brings the schedule up to date with a row.
+    fn plan(&mut self, key: Key) {
+        let Some(row) = self.rows.get_mut(&key) else { return };
+        let repeat = matches!(row.state, State::Asked).then_some(row.repeat);
+        let withdrawal = row.kept.filter(|_| row.waiting == 0);
+        let due = [repeat, withdrawal].into_iter().flatten().min().map(|at| (at, row.born));
+        if row.due != due {
+            row.due.take().map(|due| self.schedule.remove(&due));
+            row.due = due;
+            due.map(|due| self.schedule.insert(due, key));
+        }
+    }
+
+    fn row(&mut self, key: Key, born: u64) -> Option<&mut Row> {
+        self.rows.get_mut(&key).filter(|row| row.born == born)
+    }
+
+    /// Says what became of a question that the caller asked and has not left.
+    pub fn look(&mut self, key: Key, born: u64) -> Look {
+        let Some(row) = self.row(key, born) else { return Look::Gone };
+        match (&row.state, &row.question) {
+            (State::Asked | State::Acting, _) => Look::Wait,
+            (State::Answered(Answer::Ticket(outcome)), _) => Look::Ticket(*outcome),
+            (State::Refused(no), Question::Map { lease, .. }) => Look::Refused(no.clone(), Some(*lease)),
+            (State::Refused(no), _) => Look::Refused(no.clone(), None),
+            (State::Answered(_), _) => match std::mem::replace(&mut row.state, State::Acting) {
+                State::Answered(answer) => {
+                    self.plan(key);
+                    Look::Take(answer)
+                }
+                other => {
+                    row.state = other;
+                    Look::Wait
+                }
+            },
+        }
+    }
+
+    /// Waits no more: the claim is over, or its deadline; or it would have had to wait, and is `kept` for another try.
+    pub fn leave(&mut self, key: Key, born: u64, kept: bool, now: Instant) {
+        let Some(row) = self.row(key, born) else { return };
+        row.waiting -= 1;
+        row.kept = kept.then(|| now + KEPT).or(row.kept.filter(|_| row.waiting > 0));
+        if row.waiting == 0 && row.kept.is_none() {
+            self.withdraw(key, now);
+        }
+        self.plan(key);
+    }
+
+    /// Gives up what was kept for another try.
+    pub fn abandon(&mut self, key: Key, now: Instant) {
+        let Some(row) = self.rows.get_mut(&key) else { return };
+        if row.kept.take().is_some() && row.waiting == 0 {
+            self.withdraw(key, now);
+        }
+        self.plan(key);
+    }
+
+    /// Gives up all that was kept: nobody comes again.
+    pub fn abandon_all(&mut self, now: Instant) {
+        let kept = self.rows.iter().filter(|(_, row)| row.kept.is_some());
+        for key in kept.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.abandon(key, now);
+        }
+    }
+
+    /// Ends a question that nobody waits for.
+    fn withdraw(&mut self, key: Key, now: Instant) {
+        let Some(row) = self.rows.get(&key) else { return };
+        match (key, &row.state, &row.question) {
+            (Key::Region(_), State::Acting, _) | (_, _, Question::Unmapped | Question::Goodbye) => {}
+            (Key::Region(region), ..) => self.unmapped(region, now),
+            _ => self.remove(key),
+        }
+    }
+
+    /// Says that the caller acts on a region, unless another does or asks for it.
+    #[must_use]
+    pub fn begin_unmap(&mut self, region: RegionId, now: Instant) -> bool {
+        let free = !self.rows.contains_key(&Key::Region(region));
+        if free {
+            self.begin(Key::Region(region), Question::Unmapped, State::Acting, now);
+        }
+        free
+    }
+
+    /// Ends a row: the region is mapped, and will be for as long as nobody says otherwise.
+    pub fn mapped(&mut self, region: RegionId) {
+        self.remove(Key::Region(region));
+    }
+
+    /// Ends a row of which a mapping stays for ever: the producer is never told that there is none.
+    pub fn leaked(&mut self, region: RegionId) {
+        self.leaked.insert(region);
+        self.remove(Key::Region(region));
+    }
+
+    /// Has the producer note that a region is not mapped.
+    pub fn unmapped(&mut self, region: RegionId, now: Instant) {
+        if self.ended || self.leaked.contains(&region) {
+            self.remove(Key::Region(region));
+        } else {
+            self.begin(Key::Region(region), Question::Unmapped, State::Asked, now);
+        }
+    }
+
+    /// Takes in what the producer said about a question, and gives back what nobody asked for.
+    pub fn hear(
+        &mut self,
+        request: u64,
+        key: Key,
+        said: Result<Answer, No>,
+        now: Instant,
+    ) -> Option<Result<Answer, No>> {
+        let Some(row) = self.rows.get_mut(&key).filter(|row| matches!(row.state, State::Asked)) else {
+            return Some(said);
+        };
+        let counts = if matches!(key, Key::Ticket(_)) { request >= row.born } else { request == row.born };
+        if !counts || !row.question.is_answered_by(&said) {
+            return Some(said);
+        }
+        match said {
+            Ok(Answer::Ticket(Outcome::Later)) => row.repeat = now + SOON,
+            Ok(Answer::Done) => {
+                return {
+                    self.remove(key);
+                    None
+                };
+            }
+            Ok(answer) => row.state = State::Answered(answer),
+            Err(no) => row.state = State::Refused(no),
+        }
+        if row.waiting == 0 && row.kept.is_none() && !matches!(row.state, State::Asked) {
+            self.withdraw(key, now);
+        }
+        self.plan(key);
+        None
+    }
+
+    /// Finds the question that a message without a key answers.
+    pub fn key_of(&self, request: u64) -> Option<Key> {
+        self.rows.iter().find(|(_, row)| row.born == request).map(|(key, _)| *key)
+    }
+
+    /// Sends what is due, and withdraws what was kept for long enough.
+    pub fn send_due(&mut self, now: Instant, mut send: impl FnMut(&ToProducer) -> Result<(), Unsent>) {
+        while let Some((&(at, born), &key)) = self.schedule.first_key_value()
+            && at <= now
+        {
+            let row = &self.rows[&key];
+            if row.waiting == 0 && row.kept.is_some_and(|kept| kept <= now) {
+                self.rows.get_mut(&key).expect("it was just there").kept = None;
+                self.withdraw(key, now);
+                self.plan(key);
+                continue;
+            }
+            let sent = match (key, &row.question) {
+                (Key::Ticket(_), _) => self.tickets_due(now),
+                _ => ArrayVec::from_iter([key]),
+            };
+            let message = self.message(key, born, &sent);
+            let unsent = send(&message).is_err();
+            for key in sent {
+                let row = self.rows.get_mut(&key).expect("it is due");
+                if unsent {
+                    row.repeat = now + SOON;
+                } else {
+                    row.repeat = now + row.pause;
+                    row.pause = (row.pause * 2).min(REPEAT.1);
+                }
+                self.plan(key);
+            }
+            if unsent {
+                break;
+            }
+        }
+    }
+
+    /// Lists tickets that are due, as many as a message takes.
+    fn tickets_due(&self, now: Instant) -> ArrayVec<Key, MOST_TICKETS> {
+        let due = self.schedule.iter().take_while(|((at, _), _)| *at <= now).map(|(_, &key)| key);
+        due.filter(|key| matches!(key, Key::Ticket(_)) && matches!(self.rows[key].state, State::Asked))
+            .take(MOST_TICKETS)
+            .collect()
+    }
+
+    fn message(&mut self, key: Key, born: u64, together: &[Key]) -> ToProducer {
+        let question = &self.rows[&key].question;
+        match (key, question) {
+            (Key::Region(region), &Question::Map { access, lease }) => {
+                ToProducer::MapRegion { request: born, region, access, lease }
+            }
+            (Key::Region(region), _) => ToProducer::Unmapped { request: born, region },
+            (Key::File(index), _) => ToProducer::AskFile { request: born, index },
+            (Key::Forward(_), Question::Forward { lease, heir, user }) => {
+                ToProducer::Forward { request: born, settled: self.settled(), lease: *lease, heir: *heir, user: **user }
+            }
+            (Key::Forward(_) | Key::Goodbye, _) => ToProducer::Bye { request: born },
+            (Key::Ticket(_), _) => {
+                let tickets =
+                    together.iter().filter_map(|key| if let Key::Ticket(id) = key { Some(*id) } else { None });
+                let tickets = tickets.collect();
+                ToProducer::ClaimTickets { request: self.number(), tickets }
+            }
+        }
+    }
+
+    /// Returns the number below which no wish to forward waits for its answer.
+    fn settled(&self) -> u64 {
+        let open = self.rows.keys().filter_map(|key| if let Key::Forward(number) = key { Some(*number) } else { None });
+        open.min().unwrap_or(self.last + 1)
+    }
+
+    /// Says when [`send_due`](Questions::send_due) has something to do.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.schedule.first_key_value().map(|(&(at, _), _)| at)
+    }
+
+    /// Says whether nothing is asked about regions, and none is being mapped or unmapped.
+    pub fn is_at_rest(&self) -> bool {
+        !self.rows.keys().any(|key| matches!(key, Key::Region(_)))
+    }
+
+    /// Ends every question: the producer is gone, and answers nothing any more.
+    pub fn end(&mut self) {
+        self.ended = true;
+        let rows = self.rows.iter().filter(|(_, row)| !matches!(row.state, State::Acting));
+        for key in rows.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "questions_model.rs"]
+mod model;

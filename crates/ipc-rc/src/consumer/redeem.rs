@@ -1,0 +1,63 @@
+//! Tickets and wishes to forward: what a claimant asks for by name.
+
+use gpu_api::Error;
+
+use crate::consumer::asking::{Asking, Patience};
+use crate::consumer::claim::ClaimError;
+use crate::consumer::link::Link;
+use crate::consumer::questions::{Answer, Key, Look, Question};
+use channel::trace_point;
+use channel::wire::descriptor::Descriptor;
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::{Granted, Heir, Outcome, TicketId};
+
+impl Link {
+    /// Returns the lease that a ticket gives this participant, and the interest in it: while that is kept, another try
+    /// finds the answer here.
+    pub fn redeem(&self, ticket: TicketId, patience: Patience) -> Result<(Granted, Asking<'_>), ClaimError> {
+        trace_point!("ask");
+        let mut asking = Asking::new(self, Key::Ticket(ticket), Question::Ticket, patience);
+        let outcome = self.wait_for_answer(patience, |questions| match asking.look(questions) {
+            Look::Ticket(outcome) => Some(Ok(outcome)),
+            _ => self.is_gone().then_some(Err(ClaimError::ProducerGone)),
+        });
+        let Some(outcome) = outcome.transpose()? else {
+            return Err(Error::Deadline { what: "the producer's answer about a ticket" }.into());
+        };
+        let refused = match outcome {
+            Outcome::Granted(granted) => return Ok((granted, asking)),
+            Outcome::Revoked => ClaimError::Revoked,
+            Outcome::AlreadyClaimed => ClaimError::AlreadyClaimed,
+            Outcome::Stale => ClaimError::Stale,
+            Outcome::Limit => ClaimError::Refused {
+                why: "all lease slots of this participant are in use".into(),
+                remedy: "drop some blocks, or raise the producer's `SessionBuilder::max_slots`",
+            },
+            Outcome::Failed | Outcome::Later => ClaimError::Refused {
+                why: "a call of the producer's driver or system failed".into(),
+                remedy: "look at the producer's log, and claim again",
+            },
+        };
+        asking.kept = false;
+        Err(refused)
+    }
+
+    /// Asks the producer for a descriptor of a block that this participant holds.
+    pub fn forward(
+        &self,
+        lease: LeaseAddress,
+        heir: Heir,
+        user: [u8; 64],
+        patience: Patience,
+    ) -> Result<Descriptor, ClaimError> {
+        trace_point!("forward");
+        let key = self.table().forward_key();
+        let mut asking = Asking::new(self, key, Question::Forward { lease, heir, user: Box::new(user) }, patience);
+        let answer = self.wait_for_answer(patience, |questions| match asking.look(questions) {
+            Look::Take(Answer::Forwarded(descriptor)) => Some(Ok(*descriptor)),
+            Look::Refused(no, _) => Some(Err(ClaimError::Refused { why: no.why, remedy: no.code.remedy() })),
+            _ => self.is_gone().then_some(Err(ClaimError::ProducerGone)),
+        });
+        answer.unwrap_or_else(|| Err(Error::Deadline { what: "the producer's answer to a wish to forward" }.into()))
+    }
+}
