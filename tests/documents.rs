@@ -74,6 +74,31 @@ fn the_death_table_and_the_cases_name_each_other() {
     }
 }
 
+/// Every mutant is in the table of docs/TESTING.md with what it breaks, and the table names no other.
+#[test]
+fn the_mutants_and_their_table_name_each_other() {
+    let testing = read("docs/TESTING.md");
+    let (_, table) = testing.split_once("\n| mutant |").expect("there is one");
+    let rows: BTreeSet<String> = table
+        .lines()
+        .take_while(|line| !line.is_empty())
+        .filter(|line| line.starts_with("| `"))
+        .map(str::to_owned)
+        .collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/mutants.d");
+    let mut mutants = 0;
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let (name, patch) = (path.file_stem().expect("a name"), std::fs::read_to_string(&path).expect("text"));
+        let sentence = patch.lines().next().expect("a sentence");
+        let begins = format!("| `{}` | {sentence} |", name.display());
+        assert!(rows.iter().any(|row| row.starts_with(&begins)), "the table lacks {begins}");
+        mutants += 1;
+    }
+    assert_eq!(rows.len(), mutants, "the table names what is no mutant");
+    assert!(mutants >= 20, "only {mutants} mutants");
+}
+
 /// Every case of `tests/security` is in SECURITY.md, and every case that it names is one.
 #[test]
 fn the_attacks_and_the_cases_name_each_other() {
@@ -104,14 +129,12 @@ fn the_readme_names_the_features_and_the_toolchain() {
         "DESIGN",
         "DOCTOR",
         "EMBEDDING",
-        "FUZZING",
         "GUARANTEES",
         "HIP",
         "PYTORCH",
         "SPEED",
-        "TESTED",
+        "TESTING",
         "TOOLS",
-        "TORTURE",
         "WIRE",
     ] {
         assert!(readme.contains(&format!("docs/{document}.md")), "the README lacks docs/{document}.md");

@@ -127,7 +127,7 @@ Examples:
   gpu-ipc torture --seconds 10 --control counter   a method that must fail: exit status 1 says that it was found
 
 The seed decides what is done to whom, not what the machine makes of it: a finding may take several runs to come again.
-docs/TORTURE.md says what is done, and what the fields of --json count.
+docs/TESTING.md says what is done, and what the fields of --json count.
 
 Exit status:
   0  nothing was used again early, ended twice, leaked or hung

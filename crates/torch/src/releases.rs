@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -55,13 +55,24 @@ pub struct ReceiverStats {
     pub segments: u64,
 }
 
+/// How many of a process' storages each counter stands for. It is the process' and no receiver's: two receivers of one
+/// process open one message once. A forked child begins with none of its own.
+type HeldHere = HashMap<(u32, CounterName, u32), i64>;
+
+fn held_here() -> MutexGuard<'static, HeldHere> {
+    static HELD: LazyLock<Mutex<HeldHere>> = LazyLock::new(Mutex::default);
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn key(file: &CounterFile, slot: u32) -> (u32, CounterName, u32) {
+    (std::process::id(), file.name().clone(), slot)
+}
+
 /// What the thread and the storages share.
 #[derive(Debug)]
 pub(crate) struct Desk {
     gpu: Gpu,
     pub segments: Segments,
-    /// How many of this process' storages each counter stands for.
-    held: Mutex<HashMap<(CounterName, u32), i64>>,
     pending: Mutex<u64>,
     settled: Condvar,
     pub opened: AtomicU64,
@@ -85,8 +96,8 @@ impl Desk {
 
     /// Notes one more storage of a counter, unless all that it counts are open here.
     pub(crate) fn hold(&self, file: &CounterFile, slot: u32) -> Result<()> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = held.entry((file.name().clone(), slot)).or_insert(0);
+        let mut held = held_here();
+        let here = held.entry(key(file, slot)).or_insert(0);
         let count = file.count(slot);
         if *here < count {
             *here += 1;
@@ -94,7 +105,7 @@ impl Desk {
         }
         let got = format!("at {count}, and {here} of that held here");
         if *here == 0 {
-            held.remove(&(file.name().clone(), slot));
+            held.remove(&key(file, slot));
         }
         Err(Error::Invalid {
             what: "PyTorch's counter",
@@ -105,8 +116,8 @@ impl Desk {
 
     /// Takes back what `hold` noted.
     pub(crate) fn unhold(&self, file: &CounterFile, slot: u32) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (file.name().clone(), slot);
+        let mut held = held_here();
+        let key = key(file, slot);
         if let Some(here) = held.get_mut(&key) {
             *here -= 1;
             if *here <= 0 {
@@ -156,7 +167,6 @@ impl Releases {
         let desk = Arc::new(Desk {
             segments: Segments::new(gpu.clone()),
             gpu,
-            held: Mutex::default(),
             pending: Mutex::default(),
             settled: Condvar::new(),
             opened: AtomicU64::new(0),

@@ -38,7 +38,7 @@ pub fn drops(stage: &Stage) -> Result<Vec<Row>, String> {
             baseline.put_into_limbo()?;
         }
         let count = AtomicU64::new(1 << 32);
-        let mut pairs = Pairs::new(CALLS);
+        let (mut pairs, mut returns) = (Pairs::new(CALLS), Pairs::new(1));
         for _ in 0..stage.choose(200, 10) {
             let mut some = leased(&full)?;
             let mut none = leased(&empty)?;
@@ -57,9 +57,19 @@ pub fn drops(stage: &Stage) -> Result<Vec<Row>, String> {
                 Ok(())
             };
             pairs.sample(ours, floor)?;
+            // What the drops left to be done: the holders let go, and the blocks are given back.
+            let mut back = || {
+                some.1.clear();
+                black_box(full.session.collect());
+                Ok(())
+            };
+            let mut back_alone = || {
+                none.1.clear();
+                black_box(empty.session.collect());
+                Ok(())
+            };
+            returns.sample(&mut back, &mut back_alone)?;
             drop((some, none));
-            full.session.collect();
-            empty.session.collect();
         }
         let floor_is = if limbo > 0 { "the same with none in limbo" } else { "two atomic additions" };
         let row = Row::new("limbo", "drop at the producer of a block that is held", floor_is).at(limbo as u64, shown);
@@ -73,6 +83,14 @@ pub fn drops(stage: &Stage) -> Result<Vec<Row>, String> {
             }
             _ => row.goal(Goal::Times(1.2, 0.0)),
         });
+        // With none in limbo both are the same.
+        if limbo > 0 {
+            let (ours, floor) = returns.figures();
+            let each = |figures: Option<Figures>| figures.map(|figures| figures.divided_by(CALLS as f64));
+            let what = "release and return of a block in limbo, for each of 64";
+            let row = Row::new("limbo-return", what, "the same with no others in limbo").at(limbo as u64, shown);
+            rows.push(row.figures(each(ours), each(floor)).goal(Goal::Times(1.2, 0.0)));
+        }
     }
     drop(held);
     full.end(stage)?;

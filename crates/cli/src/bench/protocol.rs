@@ -154,6 +154,10 @@ fn exchange(word: &AtomicU64) -> Result<(), String> {
     Ok(())
 }
 
+fn collect(pair: &Pair) {
+    black_box(pair.session.collect());
+}
+
 /// The same with many leases outstanding.
 pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
     let idle = Pair::new(stage)?;
@@ -172,12 +176,11 @@ pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
         }
         let mut pairs = Pairs::new(CALLS);
         for _ in 0..stage.choose(200, 10) {
-            pairs.sample(|| pair.lease(&block).map(drop), || idle.lease(&idle_block).map(drop))?;
-            // `collect-held` says what this costs: it may grow with what is out, the others must not.
-            pair.session.collect();
-            idle.session.collect();
+            let ours = &mut || pair.lease(&block).map(drop);
+            let floor = &mut || idle.lease(&idle_block).map(drop);
+            pairs.sample_whole([ours, floor], [&|| collect(&pair), &|| collect(&idle)])?;
         }
-        let what = "grant, claim and release with so many outstanding";
+        let what = "grant, claim, release and retire with so many outstanding";
         let row = Row::new("leases", what, "the same with none outstanding").at(leases as u64, shown);
         rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
     }
@@ -208,11 +211,11 @@ pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
                 let block = blocks.pop().ok_or("no block is left")?;
                 pair.lease(&block).map(drop)
             };
-            pairs.sample(|| life(&pair, &mut some), || life(&alone, &mut none))?;
-            pair.session.collect();
-            alone.session.collect();
+            let ours = &mut || life(&pair, &mut some);
+            let floor = &mut || life(&alone, &mut none);
+            pairs.sample_whole([ours, floor], [&|| collect(&pair), &|| collect(&alone)])?;
         }
-        let what = "grant, claim, release and drop of the block with so many participants connected";
+        let what = "a block's lease, release, drop and return with so many participants connected";
         let row = Row::new("participants", what, "the same with one").at(count as u64, &count.to_string());
         rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
     }

@@ -80,6 +80,31 @@ impl Pairs {
         }
     }
 
+    /// Takes one sample of each as [`sample`](Pairs::sample) does, and with each what its calls leave to be done once, after
+    /// them: it is part of their price.
+    ///
+    /// # Errors
+    ///
+    /// What a call gives.
+    pub fn sample_whole(
+        &mut self,
+        [ours, floor]: [&mut dyn FnMut() -> Result<(), String>; 2],
+        [ours_after, floor_after]: [&dyn Fn(); 2],
+    ) -> Result<(), String> {
+        let calls = std::mem::replace(&mut self.calls, 1);
+        let whole = |call: &mut dyn FnMut() -> Result<(), String>, after: &dyn Fn()| {
+            (0..calls).try_for_each(|_| call())?;
+            after();
+            Ok(())
+        };
+        let sampled = self.sample(|| whole(ours, ours_after), || whole(floor, floor_after));
+        self.calls = calls;
+        for last in [self.ours.last_mut(), self.floor.last_mut()].into_iter().flatten() {
+            *last /= calls.max(1) as f64;
+        }
+        sampled
+    }
+
     /// Sums both up.
     pub fn figures(self) -> (Option<Figures>, Option<Figures>) {
         (Figures::of(self.ours, self.calls), Figures::of(self.floor, self.calls))

@@ -64,10 +64,14 @@ pub enum Phase {
     Work = 0,
     /// Producers share nothing more.
     Quiet = 1,
-    /// Consumers take what is on its way, let go, and end.
-    Leave = 2,
+    /// Consumers take what is on its way, and let go.
+    LetGo = 2,
+    /// Producers look whether anybody still holds something.
+    Settle = 3,
+    /// Consumers end.
+    Leave = 4,
     /// Producers look what is left, and end.
-    Finish = 3,
+    Finish = 5,
 }
 
 /// One process, as the others see it.
@@ -84,7 +88,8 @@ pub struct Member {
     pub participant: AtomicU64,
     /// 1 once it has forked: its death alone proves nothing.
     pub forked: AtomicU32,
-    /// For producers: 1 when it shall end on its own; 2 when it shares nothing more.
+    /// For producers: 1 when it shall end on its own; 2 when it shares nothing more; 3 when it has looked whether anybody
+    /// holds something. For consumers: 2 when it has let go of everything.
     pub ending: AtomicU32,
 }
 
@@ -125,7 +130,9 @@ impl Board {
         match self.phase.load(Ordering::Acquire) {
             0 => Phase::Work,
             1 => Phase::Quiet,
-            2 => Phase::Leave,
+            2 => Phase::LetGo,
+            3 => Phase::Settle,
+            4 => Phase::Leave,
             _ => Phase::Finish,
         }
     }

@@ -76,7 +76,7 @@ pub fn run(place: &Place) -> Result<(), String> {
     let mut dice = Dice::new(place.seed, place.serial);
     let me = place.board.member(place.slot);
     // Some have a child before they connect.
-    if place.control.is_none() && dice.in_thousand(60) {
+    if place.control.is_none() && place.lasts.is_none() && dice.in_thousand(60) {
         me.forked.store(1, Ordering::Release);
         if fork::child(Duration::from_millis(dice.below(1500)), &[])? {
             place.board.count(Count::Forks);
@@ -119,9 +119,9 @@ impl<B: Borrower> Consumer<'_, B> {
         let me = self.board.member(self.place.slot);
         loop {
             me.beat.fetch_add(1, Ordering::Relaxed);
-            let leaving = self.board.phase() >= Phase::Leave;
+            let leaving = self.board.phase() >= Phase::LetGo;
             let message = if self.leases.len() < MOST_HELD { self.inbox.take() } else { None };
-            if self.borrower.is_gone() || (leaving && message.is_none()) {
+            if self.borrower.is_gone() {
                 break;
             }
             match &message {
@@ -133,7 +133,13 @@ impl<B: Borrower> Consumer<'_, B> {
                 let Some(lease) = self.leases.remove(place) else { break };
                 self.end(lease, leaving)?;
             }
-            if self.place.control.is_none() && !leaving && self.dice.in_thousand(1) {
+            if leaving && message.is_none() {
+                if self.board.phase() >= Phase::Leave {
+                    break;
+                }
+                me.ending.store(2, Ordering::Release);
+            }
+            if self.place.control.is_none() && self.place.lasts.is_none() && !leaving && self.dice.in_thousand(1) {
                 self.misbehave()?;
             }
         }

@@ -110,6 +110,10 @@ impl Lender for Arena {
 
     fn let_go(&mut self) {}
 
+    fn held(&mut self) -> u64 {
+        0
+    }
+
     fn finish(&mut self, _: bool) -> u64 {
         // Nobody else is left: what is not back will not come.
         std::thread::sleep(BLIND);

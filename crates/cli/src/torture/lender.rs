@@ -267,6 +267,12 @@ impl Lender for Sessions {
         self.kept.clear();
     }
 
+    fn held(&mut self) -> u64 {
+        self.session.collect();
+        let stats = self.session.stats();
+        stats.held + stats.in_flight
+    }
+
     fn finish(&mut self, alone: bool) -> u64 {
         if alone {
             let (regions, above) = self.rest();

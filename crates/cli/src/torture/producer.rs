@@ -1,6 +1,6 @@
 //! A producer of a run: it lends blocks to whoever is connected, until it is killed or told to end.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::board::{Board, Count, Phase};
 use super::control::Arena;
@@ -8,7 +8,7 @@ use super::dice::Dice;
 use super::fork;
 use super::lender::Sessions;
 use super::message::Outbox;
-use super::{Control, Place};
+use super::{Control, PATIENCE, Place};
 
 /// How a producer gives out memory: by the library, or as a control does.
 pub trait Lender {
@@ -20,6 +20,9 @@ pub trait Lender {
 
     /// Lets go of what the producer itself keeps.
     fn let_go(&mut self);
+
+    /// Counts what is lent and not back.
+    fn held(&mut self) -> u64;
 
     /// Waits until nothing is held, and says how many blocks did not come back. When it is `alone`, because everybody else
     /// has left, nothing else of theirs may be left either.
@@ -58,9 +61,24 @@ fn serve(place: &Place, lender: &mut impl Lender) -> Result<(), String> {
     }
     lender.let_go();
     me.ending.store(2, std::sync::atomic::Ordering::Release);
+    let mut settling = None;
     while board.phase() < Phase::Finish && !ending_alone(board, place) {
         beat();
         lender.tend();
+        // Everybody who lives has let go: what is still lent was let go of in vain.
+        if board.phase() == Phase::Settle && me.ending.load(std::sync::atomic::Ordering::Acquire) == 2 {
+            let (held, since) = (lender.held(), *settling.get_or_insert_with(Instant::now));
+            if held == 0 || since.elapsed() > PATIENCE {
+                if held > 0 {
+                    crate::output::complain(&format!(
+                        "producer {}: {held} leases were let go of in vain",
+                        place.serial
+                    ));
+                }
+                board.add(Count::LeakedBlocks, held);
+                me.ending.store(3, std::sync::atomic::Ordering::Release);
+            }
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
     beat();

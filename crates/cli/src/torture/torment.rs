@@ -18,7 +18,8 @@ use super::{Control, PATIENCE, TortureOptions};
 use crate::args::Vendor;
 use crate::output;
 
-/// Producers at a time that are killed, or end. Two more live for the whole run, one of them on a small device.
+/// Producers at a time that are killed, or end. Two more live for the whole run, one of them on a small device,
+/// each with a consumer that does.
 const PRODUCERS: usize = 2;
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(5);
@@ -126,10 +127,18 @@ impl Torment<'_> {
         }
         let up = |p: &&Process| p.role == Role::Producer && !p.told_to_end && p.is_up(self.board);
         let hosts: Vec<u64> = self.processes.iter().filter(up).map(|p| p.serial).collect();
-        let consumers = self.processes.iter().filter(|p| p.role == Role::Consumer).count();
+        let consumers = self.processes.iter().filter(|p| p.role == Role::Consumer && !p.lifelong).count();
         for _ in consumers..self.options.consumers as usize {
             let Some(&producer) = self.dice.one_of(&hosts) else { break };
             self.start(Role::Consumer, Some(producer), None)?;
+        }
+        let alone = |producer: &&Process| {
+            let of = |p: &Process| p.role == Role::Consumer && p.lifelong && p.producer == producer.serial;
+            producer.lifelong && producer.is_up(self.board) && !self.processes.iter().any(of)
+        };
+        let producers = self.processes.iter().filter(|p| p.role == Role::Producer);
+        for producer in producers.filter(alone).map(|p| p.serial).collect::<Vec<u64>>() {
+            self.start(Role::Consumer, Some(producer), Some(false))?;
         }
         Ok(())
     }
@@ -139,7 +148,7 @@ impl Torment<'_> {
         self.serial += 1;
         let (serial, slot) = (self.serial, free_slot(&self.processes)?);
         let producer = producer.unwrap_or(serial);
-        let contained = role == Role::Consumer && self.contained && self.dice.in_thousand(100);
+        let contained = role == Role::Consumer && lifelong.is_none() && self.contained && self.dice.in_thousand(100);
         let mut command = command(contained)?;
         let numbers = [serial, producer, self.seed, slot as u64].map(|number| number.to_string());
         command.args(["torture-member", "--backend", self.backend.kind().name(), "--device", self.device, "--dir"]);
@@ -278,8 +287,8 @@ impl Torment<'_> {
         Ok(())
     }
 
-    /// Lets everybody come to an end: producers fall silent, consumers take what is on its way and leave, producers look
-    /// what is left.
+    /// Lets everybody come to an end: producers fall silent, consumers take what is on its way and let go, producers look
+    /// whether anything is still held, consumers leave, and producers look what is left.
     fn end(&mut self) -> Result<(), String> {
         for process in &mut self.processes {
             if let Some((since, _)) = process.stopped.take() {
@@ -291,9 +300,20 @@ impl Torment<'_> {
         }
         self.board.enter(Phase::Quiet);
         let producing = |torment: &Self, p: &Process| {
-            p.role == Role::Producer && p.member(torment.board).ending.load(Ordering::Acquire) != 2
+            p.role == Role::Producer && p.member(torment.board).ending.load(Ordering::Acquire) < 2
         };
         self.until_none(|torment| torment.processes.iter().filter(|p| producing(torment, p)).count())?;
+        self.board.enter(Phase::LetGo);
+        let holding = |torment: &Self, p: &Process| {
+            p.role == Role::Consumer && p.member(torment.board).ending.load(Ordering::Acquire) != 2
+        };
+        self.until_none(|torment| torment.processes.iter().filter(|p| holding(torment, p)).count())?;
+        self.board.enter(Phase::Settle);
+        let unsettled = |torment: &Self, p: &Process| {
+            let ending = p.member(torment.board).ending.load(Ordering::Acquire);
+            p.role == Role::Producer && !p.told_to_end && ending != 3
+        };
+        self.until_none(|torment| torment.processes.iter().filter(|p| unsettled(torment, p)).count())?;
         self.board.enter(Phase::Leave);
         self.until_none(|torment| torment.processes.iter().filter(|p| p.role == Role::Consumer).count())?;
         self.board.enter(Phase::Finish);

@@ -23,6 +23,7 @@ const CASES: &[(&str, fn())] = &[
     ("the_senders_work_is_waited_for", the_senders_work_is_waited_for),
     ("a_stream_that_waits_for_the_sender_counts_as_used", a_stream_that_waits_for_the_sender_counts_as_used),
     ("a_message_opens_once", a_message_opens_once),
+    ("a_message_opens_once_in_a_process_however_many_its_receivers", a_message_opens_once_in_a_process),
     ("storages_of_a_segment_share_one_mapping", storages_of_a_segment_share_one_mapping),
     ("threads_open_and_close_one_segment", threads_open_and_close_one_segment),
     ("a_forked_child_opens_and_ends_nothing", a_forked_child_opens_and_ends_nothing),
@@ -181,6 +182,20 @@ fn a_stream_that_waits_for_the_sender_counts_as_used() {
     drop(gate);
     assert_eq!(agent.ask("settled"), "1 released, 0 segments, 0 kept");
     assert_eq!(side.sender.collect().released, 1);
+}
+
+fn a_message_opens_once_in_a_process() {
+    let (side, mut agent, mut other) = (Side::new(), Agent::start(), Agent::start());
+    let (_, message) = side.send(&side.block(5), Recipient::Unknown);
+    assert_eq!(agent.ask(&line("open", &message)), "05050505");
+    let answer = agent.ask(&line("open-other", &message));
+    assert!(answer.contains("sent once"), "{answer}");
+    // Another process cannot know; what both count down is never less than nothing.
+    assert_eq!(other.ask(&line("open", &message)), "05050505");
+    assert_eq!(agent.ask("drop"), "1 released, 0 segments, 0 kept");
+    other.ask("drop");
+    let (file, slot) = counter(&message);
+    assert_eq!(file.count(slot), 0);
 }
 
 fn a_message_opens_once() {
