@@ -1,0 +1,277 @@
+//! Questions whose answers are lost, late or wrong: between a participant and its session stands a relay that passes
+//! packets on as a test wants it.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use backend_host::{HostBackend, HostConfig};
+use gpu_api::{DeviceId, Error, Gpu};
+use ipc_rc::{After, ClaimError, Claims, Notice, Participant, Session, To, Wait};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with, socketpair,
+};
+
+/// Long enough for the slowest machine; a test that waits longer hangs.
+const WATCHDOG: Duration = Duration::from_secs(120);
+
+const MAP_REGION: u16 = 2;
+const UNMAPPED: u16 = 3;
+const BYE: u16 = 4;
+const COUNTER_FILE: u16 = 131;
+const REGION: u16 = 132;
+const TICKETS: u16 = 136;
+const FORWARDED: u16 = 137;
+const NOTED: u16 = 142;
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Passes,
+    Lost,
+    /// Not before the rule says otherwise, and all behind it likewise.
+    Waits,
+    /// With its last byte of the device's number changed.
+    Altered,
+}
+
+type Rule = Box<dyn FnMut(u16) -> Fate + Send>;
+
+/// The relay's rule, asked for each packet by its type.
+#[derive(Clone)]
+struct Relay(Arc<Mutex<Rule>>);
+
+impl Relay {
+    /// Connects a participant of `gpu` through a relay.
+    fn connect(gpu: &Gpu, path: &Path, rule: impl FnMut(u16) -> Fate + Send + 'static) -> (Participant, Relay) {
+        let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (near, far) = pair().expect("a socket pair");
+        let up = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
+        rustix::net::connect(&up, &SocketAddrUnix::new(path).expect("a path")).expect("it listens");
+        let relay = Relay(Arc::new(Mutex::new(Box::new(rule))));
+        let passed_on = relay.clone();
+        std::thread::spawn(move || passed_on.run(&near, &up));
+        (Participant::builder(gpu.clone()).connect_by(far).expect("connected"), relay)
+    }
+
+    fn rule(&self, rule: impl FnMut(u16) -> Fate + Send + 'static) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(rule);
+    }
+
+    fn run(&self, near: &OwnedFd, up: &OwnedFd) {
+        let mut waiting: [VecDeque<(Vec<u8>, Vec<OwnedFd>)>; 2] = Default::default();
+        loop {
+            let mut fds = [PollFd::new(near, PollFlags::IN), PollFd::new(up, PollFlags::IN)];
+            let tick = rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            poll(&mut fds, Some(&tick)).expect("poll");
+            for (side, (from, to)) in [(near, up), (up, near)].into_iter().enumerate() {
+                while let Some(packet) = receive(from) {
+                    if packet.0.is_empty() {
+                        return;
+                    }
+                    waiting[side].push_back(packet);
+                }
+                while let Some((bytes, _)) = waiting[side].front_mut() {
+                    let number = u16::from_le_bytes([bytes[4], bytes[5]]);
+                    let fate = self.0.lock().unwrap_or_else(PoisonError::into_inner)(number);
+                    if fate == Fate::Waits {
+                        break;
+                    }
+                    if fate == Fate::Altered {
+                        bytes[47] ^= 1;
+                    }
+                    let (bytes, fds) = waiting[side].pop_front().expect("it was just there");
+                    if fate != Fate::Lost {
+                        send(to, &bytes, &fds);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Takes a packet, if there is one; an empty one at the end.
+fn receive(from: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(from, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+    let len = match got {
+        Ok(got) => got.bytes,
+        Err(rustix::io::Errno::AGAIN) => return None,
+        Err(_) => 0,
+    };
+    bytes.truncate(len);
+    let fds =
+        control.drain().filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None });
+    Some((bytes, fds.flatten().collect()))
+}
+
+fn send(to: &OwnedFd, bytes: &[u8], fds: &[OwnedFd]) {
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+    // Who has gone hears nothing.
+    let _ = sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+}
+
+/// Loses the first packet of each of these types.
+fn loses_first(types: &'static [u16]) -> impl FnMut(u16) -> Fate + Send + 'static {
+    let mut left = types.to_vec();
+    move |number| match left.iter().position(|&first| first == number) {
+        Some(at) => {
+            left.remove(at);
+            Fate::Lost
+        }
+        None => Fate::Passes,
+    }
+}
+
+struct Stage {
+    gpu: Gpu,
+    session: Session,
+    _dir: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let dir = tempfile::tempdir().expect("a directory");
+        let backend = HostBackend::new(HostConfig::default()).expect("it opens");
+        let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
+        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+        Stage { gpu, session, _dir: dir }
+    }
+
+    fn connect(&self, rule: impl FnMut(u16) -> Fate + Send + 'static) -> (Participant, Relay) {
+        Relay::connect(&self.gpu, self.session.socket_path(), rule)
+    }
+
+    fn mappings(&self) -> u64 {
+        self.session.stats().holders.iter().map(|holder| holder.mappings).sum()
+    }
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < WATCHDOG, "waited too long for: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_lost_answer_is_asked_for_again() {
+    let stage = Stage::new();
+    let (participant, _relay) = stage.connect(loses_first(&[MAP_REGION, REGION, REGION, TICKETS, FORWARDED]));
+    let block = stage.session.alloc(4096).expect("there is room");
+    let ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("shared");
+    let received = participant.claim(ticket.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    assert_eq!(block.outstanding(), 1, "a ticket that was asked for twice was granted twice");
+    let onward = received.forward(To::Participant(participant.id()), Some(WATCHDOG)).expect("forwarded");
+    assert_eq!(block.outstanding(), 2, "a wish that was asked twice was granted twice");
+    participant.claim(onward.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+}
+
+#[test]
+fn a_counter_file_that_is_lost_is_asked_for_and_one_that_there_cannot_be_is_refused() {
+    let stage = Stage::new();
+    let (participant, _relay) = stage.connect(loses_first(&[COUNTER_FILE, COUNTER_FILE]));
+    let block = stage.session.alloc(4096).expect("there is room");
+    // The first file has 8,192 slots.
+    let mut descriptors: Vec<_> =
+        (0..8193).map(|_| block.share(To::Participant(participant.id()), After::Done).expect("shared")).collect();
+    let last = descriptors.pop().expect("there are many");
+    participant.claim(last.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+}
+
+#[test]
+fn a_claim_that_gives_up_pins_nothing() {
+    let stage = Stage::new();
+    let (participant, relay) = stage.connect(|number| if number == REGION { Fate::Waits } else { Fate::Passes });
+    let block = stage.session.alloc(4096).expect("there is room");
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let claim = || participant.claim(descriptor.as_bytes(), Wait::Host, Some(Duration::from_millis(1)));
+    assert!(matches!(claim(), Err(ClaimError::Backend(Error::Deadline { .. }))));
+    // The answer was on its way.
+    wait_until("the question to be heard", || stage.mappings() == 1);
+    relay.rule(|_| Fate::Passes);
+    wait_until("the region to be unpinned", || stage.mappings() == 0);
+    // Nothing is lost.
+    participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    assert_eq!(stage.mappings(), 1);
+}
+
+#[test]
+fn a_try_keeps_its_question_until_it_is_abandoned() {
+    let stage = Stage::new();
+    let (participant, _relay) = stage.connect(|_| Fate::Passes);
+    let block = stage.session.alloc(4096).expect("there is room");
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let told = || std::iter::from_fn(|| participant.next_notice()).any(|notice| notice == Notice::TryAgain);
+    match participant.try_claim(descriptor.as_bytes(), Wait::Host) {
+        Err(ClaimError::WouldBlock) => wait_until("a notice", told),
+        other => drop(other.expect("it is claimed, or would block")),
+    }
+    assert_eq!(stage.mappings(), 1);
+    if participant.mappings() == 0 {
+        participant.abandon(descriptor.as_bytes());
+        wait_until("the region to be unpinned", || stage.mappings() == 0);
+        participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    }
+}
+
+#[test]
+fn what_cannot_be_mapped_is_not_pinned_and_who_waits_beside_it_is_not_hurt() {
+    let stage = Stage::new();
+    let mut first = true;
+    let (participant, _relay) = stage.connect(move |number| match number {
+        REGION if std::mem::take(&mut first) => Fate::Altered,
+        // What says so comes late, and behind the next question.
+        UNMAPPED => Fate::Lost,
+        _ => Fate::Passes,
+    });
+    let block = stage.session.alloc(4096).expect("there is room");
+    let share = || block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let claims: Vec<_> = (0..8).map(|_| share()).collect();
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let claim = |bytes| participant.claim(bytes, Wait::Host, Some(WATCHDOG));
+        let threads: Vec<_> = claims.iter().map(|d| scope.spawn(move || claim(d.as_bytes()))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    assert_eq!(results.iter().filter(|result| result.is_err()).count(), 1, "{results:?}");
+    assert_eq!((participant.mappings(), stage.mappings()), (1, 1), "held, and the producer knows of no mapping");
+}
+
+#[test]
+fn a_participant_that_is_closed_was_heard_and_is_no_death() {
+    let stage = Stage::new();
+    let block = stage.session.alloc(4096).expect("there is room");
+    let (participant, relay) = stage.connect(loses_first(&[BYE, NOTED, UNMAPPED, NOTED]));
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let received = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    let error = participant.clone().close(Some(Duration::ZERO)).expect_err("another handle is there");
+    assert!(error.to_string().contains("other handles"), "{error}");
+    let close = std::thread::spawn(move || participant.close(Some(WATCHDOG)));
+    drop(received);
+    close.join().expect("no panic").expect("heard");
+    assert_eq!(stage.mappings(), 0);
+    wait_until("it to be gone", || stage.session.stats().participants == 0);
+    assert_eq!(stage.session.stats().deaths, 0);
+    drop(relay);
+}
+
+#[test]
+fn a_close_that_is_not_heard_says_what_it_waits_for() {
+    let stage = Stage::new();
+    let (participant, _relay) = stage.connect(|number| if number == BYE { Fate::Lost } else { Fate::Passes });
+    let error = participant.close(Some(Duration::from_millis(1))).expect_err("nobody hears it");
+    assert!(error.to_string().contains("the producer to hear the goodbye"), "{error}");
+}
