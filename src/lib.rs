@@ -8,7 +8,7 @@
 //! | a consumer: connect, claim, use, drop | [`Participant`], [`ReceivedBlock`], [`Wait`], [`State`] |
 //! | streams that work is ordered on | [`Stream`] |
 //! | what a vendor provides | [`GpuBackend`], [`Gpu`] |
-//! | every allocator of the process | [`allocators`], [`Global`], [`SessionBuilder::arena`] |
+//! | every allocator of the process | [`allocators`], [`process_state`], [`SessionBuilder::arena`] |
 //! | errors | [`Error`], [`ClaimError`] |
 //! | who holds what, from outside | [`sessions`], [`inspect`], [`snapshot`] |
 //!
@@ -36,7 +36,7 @@ mod state;
 pub use detect::{Detected, detect, detect_only};
 pub use gpu_api::*;
 pub use ipc_rc::*;
-pub use state::Global;
+pub use state::process_state;
 
 /// Allocators of device and host memory, and the value that owns those of a process.
 pub use ::allocators;

@@ -7,41 +7,36 @@ use gpu_api::Result;
 
 use crate::detect;
 
-/// What a process has one of.
+static STATE: OnceLock<ProcessState> = OnceLock::new();
+
+/// Returns the process state of this process, made at the first call, with every device that [`detect`] finds.
+///
+/// Without a device it has host memory, and every call looks for devices again until there is one. It lives until the
+/// process ends; [`ProcessState::tear_down_all`] gives back what it holds before that. A library that wants its own makes
+/// one itself.
+///
+/// # Errors
+///
+/// As [`detect`]; the next call tries again.
 ///
 /// # Examples
 ///
 /// ```
-/// use gpu_ipc::Global;
-/// use gpu_ipc::allocators::{AllocatorAttributes, ProcessState, Request, VirtualDevice};
+/// use gpu_ipc::allocators::{AllocatorAttributes, Request, VirtualDevice};
 ///
-/// let state = ProcessState::global()?;
-/// let host = state.allocator(VirtualDevice(0), AllocatorAttributes::default().on_host())?;
+/// let state = gpu_ipc::process_state()?;
+/// let host = state.host_allocator(None, None)?;
 /// let placed = host.alloc(Request::new(1 << 20))?;
 /// host.free(placed.address)?;
+/// drop(host);
+/// state.tear_down_all()?;
 /// # Ok::<(), gpu_ipc::Error>(())
 /// ```
-pub trait Global: Sized {
-    /// Returns the one of this process, made at the first call of every device that [`detect`] finds.
-    ///
-    /// It lives until the process ends, and what it holds goes back then. A library that wants its own makes one
-    /// itself.
-    ///
-    /// # Errors
-    ///
-    /// As [`detect`]; the next call tries again.
-    fn global() -> Result<&'static Self>;
-}
-
-static GLOBAL: OnceLock<ProcessState> = OnceLock::new();
-
-impl Global for ProcessState {
-    fn global() -> Result<&'static ProcessState> {
-        if let Some(state) = GLOBAL.get() {
-            return Ok(state);
-        }
-        let found = detect()?;
-        // Of two threads that are here at once one finds the other's; nothing was allocated yet.
-        Ok(GLOBAL.get_or_init(|| ProcessState::new(found.gpus().iter().cloned())))
+pub fn process_state() -> Result<&'static ProcessState> {
+    let state = STATE.get_or_init(|| ProcessState::new([]));
+    if state.gpus().is_empty() {
+        // Of two threads that are here at once the second adds what is there already.
+        state.add_devices(detect()?.gpus().iter().cloned());
     }
+    Ok(state)
 }

@@ -79,6 +79,11 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     /// Returns what is known of an allocation; `None` for an address that is not handed out.
     fn get(&self, address: u64) -> Option<Placed>;
 
+    /// Finds the allocation that an address lies in, at its start or anywhere. It may look through all of them.
+    fn find(&self, address: u64) -> Option<Placed> {
+        self.get(address)
+    }
+
     /// Returns what it counts.
     fn stats(&self) -> AllocatorStats;
 
@@ -173,6 +178,11 @@ macro_rules! hand_on {
             self.$inner.get(address)
         }
     };
+    (@find $inner:tt) => {
+        fn find(&self, address: u64) -> Option<crate::Placed> {
+            self.$inner.find(address)
+        }
+    };
     (@stats $inner:tt) => {
         fn stats(&self) -> crate::AllocatorStats {
             self.$inner.stats()
@@ -244,6 +254,10 @@ unsafe impl<U: SubAllocator> Allocator for Bfc<U> {
         Bfc::get(self, address).map(|placed| placed.untied())
     }
 
+    fn find(&self, address: u64) -> Option<Placed> {
+        Bfc::find(self, address).map(|placed| placed.untied())
+    }
+
     fn stats(&self) -> AllocatorStats {
         Bfc::stats(self)
     }
@@ -301,6 +315,10 @@ unsafe impl<A: Allocator + ?Sized> Allocator for Arc<A> {
 
     fn get(&self, address: u64) -> Option<Placed> {
         (**self).get(address)
+    }
+
+    fn find(&self, address: u64) -> Option<Placed> {
+        (**self).find(address)
     }
 
     fn stats(&self) -> AllocatorStats {

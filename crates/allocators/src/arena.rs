@@ -10,13 +10,16 @@ use serde::{Deserialize, Serialize};
 use crate::relief::PATIENCE;
 use crate::request::end_of;
 use crate::snapshot::Snapshot;
-use crate::{Allocator, Bfc, BfcOptions, Budget, DeviceMemory, Growth, Placed, Relief, Relieved, Request, Shareable};
+use crate::{
+    Allocator, Bfc, BfcOptions, Budget, DeviceMemory, Growth, Placed, RegionVisitor, Relief, Relieved, Request,
+    Shareable, Visited,
+};
 
 /// The most bytes behind a block that nobody can use: a page.
 const MAX_SLACK: u64 = 4096;
 
 /// How an [`Arena`] is set up.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct ArenaOptions {
     /// What reports call it; `arena of device 0` and so on when empty.
@@ -33,6 +36,8 @@ pub struct ArenaOptions {
     pub patience: Duration,
     /// A limit that it shares with other allocators.
     pub budget: Option<Arc<Budget>>,
+    /// Who is told of regions that come and go.
+    pub visitor: Option<Arc<dyn RegionVisitor>>,
     /// Whom it turns to when it is out of memory; nobody but those registered with it when `None`.
     pub relief: Option<Arc<Relief>>,
 }
@@ -49,6 +54,7 @@ impl Default for ArenaOptions {
             wait: Duration::ZERO,
             patience: PATIENCE,
             budget: None,
+            visitor: None,
             relief: None,
         }
     }
@@ -104,11 +110,29 @@ impl ArenaOptions {
         self
     }
 
+    /// Tells somebody of regions that come and go, such as to register them with a network card.
+    #[must_use]
+    pub fn visitor(mut self, visitor: Arc<dyn RegionVisitor>) -> ArenaOptions {
+        self.visitor = Some(visitor);
+        self
+    }
+
     /// Joins the sessions and allocators of a device.
     #[must_use]
     pub fn relief(mut self, relief: Arc<Relief>) -> ArenaOptions {
         self.relief = Some(relief);
         self
+    }
+}
+
+impl fmt::Debug for ArenaOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ArenaOptions")
+            .field("name", &self.name)
+            .field("limit", &self.limit)
+            .field("growth", &self.growth)
+            .field("sharing", &self.sharing)
+            .finish_non_exhaustive()
     }
 }
 
@@ -139,7 +163,7 @@ impl ArenaOptions {
 /// # Ok::<(), gpu_api::Error>(())
 /// ```
 pub struct Arena {
-    heap: Arc<Relieved<Shareable>>,
+    heap: Arc<Relieved<Visited<Shareable>>>,
     wait: Duration,
 }
 
@@ -175,14 +199,12 @@ impl Arena {
         let bfc = BfcOptions::new(name).device(gpu.device()).limit(options.limit).growth(options.growth);
         // Blocks are large and stay; half a region of slack behind one would be nobody's.
         let bfc = bfc.max_slack(MAX_SLACK);
-        let mut memory = DeviceMemory::new(gpu)?;
-        if let Some(sharing) = options.sharing {
-            memory = memory.sharing(sharing);
-        }
+        let sharing = options.sharing.map_or_else(|| gpu.default_sharing(), Ok)?;
+        let mut memory = DeviceMemory::new(gpu)?.sharing(sharing);
         if let Some(budget) = options.budget {
             memory = memory.budget(budget);
         }
-        let bfc = Bfc::new(bfc, Shareable::new(memory));
+        let bfc = Bfc::new(bfc, Visited::maybe(Shareable::new(memory), options.visitor));
         let heap = Relieved::with_patience(bfc, options.relief.unwrap_or_default(), options.patience);
         Ok(Arc::new(Arena { heap, wait: options.wait }))
     }
@@ -206,6 +228,11 @@ impl Arena {
             quarantined: held.quarantined_bytes,
             leaked: self.heap.bfc().leaked_bytes(),
         }
+    }
+
+    /// Finds the block that an address lies in.
+    pub(crate) fn find(&self, address: u64) -> Option<Placed> {
+        self.heap.find(address)
     }
 
     /// Fails in a forked child.

@@ -19,14 +19,13 @@ pub struct DeviceMemory {
 
 impl DeviceMemory {
     /// Takes memory of this device, the way that it is shared by default: by file descriptor where the device can,
-    /// since freeing such memory waits for no stream.
+    /// since freeing such memory waits for no stream. A device that cannot share has private memory all the same.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on a device whose memory cannot be shared at all; [`Error::System`] when the kernel has no
-    /// page for the fork guard.
+    /// [`Error::System`] when the kernel has no page for the fork guard.
     pub fn new(gpu: Gpu) -> Result<DeviceMemory> {
-        let sharing = gpu.default_sharing()?;
+        let sharing = gpu.default_sharing().unwrap_or(Sharing::Handle);
         Ok(DeviceMemory { gpu, sharing, budget: None, fork: ForkGuard::new()?, bytes: OnceLock::new() })
     }
 

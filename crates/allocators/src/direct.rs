@@ -2,14 +2,17 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{Error, Gpu, HostMemory, Result};
 
 use crate::allocator::hand_on;
 use crate::bfc::Counters;
 use crate::request::foreign;
-use crate::{Allocator, AllocatorStats, Extent, HostPages, Placed, Request, SubAllocator};
+use crate::{
+    Allocator, AllocatorStats, Bfc, BfcOptions, Extent, Growth, HostHeap, HostPages, NodePages, Placed, Request,
+    SubAllocator,
+};
 
 /// An allocator that hands each extent of upstream out as it is.
 pub struct Direct<U: SubAllocator> {
@@ -85,6 +88,10 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
         self.state().live.get(&address).map(|(placed, _)| *placed)
     }
 
+    fn find(&self, address: u64) -> Option<Placed> {
+        self.state().live.values().map(|(placed, _)| *placed).find(|placed| placed.covers(address))
+    }
+
     fn stats(&self) -> AllocatorStats {
         self.state().counters.stats(u64::MAX, 0)
     }
@@ -119,44 +126,45 @@ impl<U: SubAllocator> fmt::Debug for Direct<U> {
     }
 }
 
-/// Host memory, plain, an allocation of the kernel's for each request: what a [`Pool`](crate::Pool) is put over.
+/// Plain host memory, which needs no device: what a [`Pool`](crate::Pool) is put over.
+///
+/// Without a node each request is one of the program's own allocator, at its price. Memory of a NUMA node is cut from
+/// regions of 2 MiB that are bound to it, since the kernel binds pages and not bytes.
 ///
 /// # Examples
 ///
 /// ```
 /// use allocators::{Allocator, BasicCpu, Request};
-/// use backend_host::{HostBackend, HostConfig};
-/// use gpu_api::{DeviceId, Gpu};
 ///
-/// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
-/// let cpu = BasicCpu::new(gpu, None)?;
+/// let cpu = BasicCpu::new(None)?;
 /// let placed = cpu.alloc(Request::new(100).align(4096))?;
 /// assert_eq!(placed.address % 4096, 0);
 /// cpu.free(placed.address)?;
 /// # Ok::<(), gpu_api::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct BasicCpu(Direct<HostPages>);
-
-/// Host memory that a device reaches: pinned, an allocation of the driver's for each request.
-#[derive(Debug)]
-pub struct PinnedHost(Direct<HostPages>);
+pub struct BasicCpu(Arc<dyn Allocator>);
 
 impl BasicCpu {
     /// Takes memory of a NUMA node, or of any.
     ///
     /// # Errors
     ///
-    /// As [`HostPages::new`].
-    pub fn new(gpu: Gpu, numa_node: Option<u32>) -> Result<BasicCpu> {
-        direct("cpu", gpu, HostMemory { pinned: false, numa_node }).map(BasicCpu)
-    }
-
-    /// Returns the allocator beneath.
-    pub fn direct(&self) -> &Direct<HostPages> {
-        &self.0
+    /// [`Error::System`] when the kernel has no page for the fork guard.
+    pub fn new(numa_node: Option<u32>) -> Result<BasicCpu> {
+        Ok(BasicCpu(match numa_node {
+            None => Arc::new(Direct::new("cpu", HostHeap::new()?)),
+            Some(node) => {
+                let options = BfcOptions::new(format!("cpu of node {node}")).growth(Growth::Fixed(2 << 20));
+                Arc::new(Bfc::new(options, NodePages::new(node)?))
+            }
+        }))
     }
 }
+
+/// Host memory that a device reaches: pinned, an allocation of the driver's for each request.
+#[derive(Debug)]
+pub struct PinnedHost(Direct<HostPages>);
 
 impl PinnedHost {
     /// Takes memory of a NUMA node, or of any.
@@ -165,7 +173,9 @@ impl PinnedHost {
     ///
     /// As [`HostPages::new`].
     pub fn new(gpu: Gpu, numa_node: Option<u32>) -> Result<PinnedHost> {
-        direct("pinned", gpu, HostMemory { pinned: true, numa_node }).map(PinnedHost)
+        let name = numa_node.map_or_else(|| "pinned".to_owned(), |node| format!("pinned of node {node}"));
+        let pages = HostPages::new(gpu, HostMemory { pinned: true, numa_node })?;
+        Ok(PinnedHost(Direct::new(name, pages)))
     }
 
     /// Returns the allocator beneath.
@@ -174,20 +184,13 @@ impl PinnedHost {
     }
 }
 
-fn direct(what: &str, gpu: Gpu, kind: HostMemory) -> Result<Direct<HostPages>> {
-    let name = match kind.numa_node {
-        Some(node) => format!("{what} of node {node}"),
-        None => what.to_owned(),
-    };
-    Ok(Direct::new(name, HostPages::new(gpu, kind)?))
-}
-
 // SAFETY: as the allocator beneath, which does everything.
 unsafe impl Allocator for BasicCpu {
-    hand_on!(0: name, alloc, free, get, stats, clear_stats, trim, memory, check_owner);
+    hand_on!(0: name, alloc, free, free_after, record_work, is_wanted, register_keeper, get, find, stats, clear_stats, trim);
+    hand_on!(0: memory, snapshot, check_owner);
 }
 
 // SAFETY: as the allocator beneath, which does everything.
 unsafe impl Allocator for PinnedHost {
-    hand_on!(0: name, alloc, free, get, stats, clear_stats, trim, memory, check_owner);
+    hand_on!(0: name, alloc, free, get, find, stats, clear_stats, trim, memory, check_owner);
 }

@@ -25,6 +25,7 @@ pub mod bfc;
 mod budget;
 mod device_memory;
 mod direct;
+mod host_heap;
 mod host_memory;
 mod keepers;
 mod memory;
@@ -38,6 +39,7 @@ pub mod snapshot;
 mod sync;
 mod trace;
 mod upstream;
+mod visited;
 mod wrappers;
 
 pub use allocator::Allocator;
@@ -46,12 +48,13 @@ pub use bfc::{AllocatorStats, Bfc, BfcOptions, Completion, Growth, Scope, ScopeS
 pub use budget::Budget;
 pub use device_memory::{DeviceMemory, Shareable};
 pub use direct::{BasicCpu, Direct, PinnedHost};
+pub use host_heap::{HostHeap, NodePages};
 pub use host_memory::HostPages;
 pub use memory::{DeviceBytes, HostBytes, Memory};
 pub use pool::{Pool, PoolCounts, PoolOptions, Rounding};
 pub use process_state::{
-    AllocatorAttributes, AllocatorKey, MemoryLimit, PhysicalDevice, ProcessOptions, ProcessState, VirtualDevice,
-    VirtualDevices, Wrap,
+    AllocatorAttributes, AllocatorKey, AllocatorKind, KeyedVisitor, MemoryLimit, Owner, PhysicalDevice, ProcessOptions,
+    ProcessState, VirtualDevice, VirtualDevices, Wrap,
 };
 pub use recorded::Recorded;
 pub use relief::{Relief, Relieved, Trim};
@@ -60,4 +63,5 @@ pub use simulated::Simulated;
 pub use snapshot::Snapshot;
 pub use trace::{Replayed, Step, Trace};
 pub use upstream::{Extent, RoomListener, SubAllocator};
+pub use visited::{RegionVisitor, Visited};
 pub use wrappers::{Damage, Guard, Limit, Log, NanFill, Sizes, TagUse, Tracked, Tracking};

@@ -261,6 +261,12 @@ impl<A: Allocator> Core<A> {
     }
 }
 
+impl<A: Allocator> Trim for Pool<A> {
+    fn trim(&self) -> Result<u64> {
+        Allocator::trim(self)
+    }
+}
+
 impl<A: Allocator> Trim for Core<A> {
     fn trim(&self) -> Result<u64> {
         self.clear()
@@ -404,6 +410,10 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
 
     fn get(&self, address: u64) -> Option<Placed> {
         self.state().out.get(&address).map(|out| out.placed)
+    }
+
+    fn find(&self, address: u64) -> Option<Placed> {
+        self.state().out.values().map(|out| out.placed).find(|placed| placed.covers(address))
     }
 
     fn stats(&self) -> AllocatorStats {

@@ -293,6 +293,10 @@ unsafe impl<U: SubAllocator> Allocator for Relieved<U> {
         Allocator::get(&self.bfc, address)
     }
 
+    fn find(&self, address: u64) -> Option<Placed> {
+        Allocator::find(&self.bfc, address)
+    }
+
     fn snapshot(&self) -> Option<Snapshot> {
         Some(Relieved::snapshot(self))
     }

@@ -120,6 +120,11 @@ pub struct Placed<T = ()> {
 }
 
 impl<T> Placed<T> {
+    /// Says whether an address lies in it.
+    pub fn covers(&self, address: u64) -> bool {
+        address >= self.address && address - self.address < self.bytes
+    }
+
     /// Leaves the token out.
     pub fn untied(&self) -> Placed {
         Placed { address: self.address, bytes: self.bytes, asked: self.asked, number: self.number, token: () }

@@ -6,11 +6,16 @@ use std::sync::Arc;
 
 use allocators::*;
 use fake::Fake;
-use gpu_api::Error;
+use gpu_api::{Error, HostMemory};
 
-fn pool(options: PoolOptions) -> (Arc<Fake>, Pool<BasicCpu>) {
+/// Each request is one of the fake's.
+fn direct(fake: &Arc<Fake>) -> Direct<HostPages> {
+    Direct::new("direct", HostPages::new(fake.gpu(), HostMemory::default()).expect("pages"))
+}
+
+fn pool(options: PoolOptions) -> (Arc<Fake>, Pool<Direct<HostPages>>) {
     let fake = Fake::new(1 << 20);
-    let cpu = BasicCpu::new(fake.gpu(), None).expect("memory");
+    let cpu = direct(&fake);
     (fake, Pool::new(options, cpu).expect("a pool"))
 }
 
@@ -18,12 +23,12 @@ fn plain(buffers: usize) -> PoolOptions {
     PoolOptions::new("pool").buffers(buffers).auto_resize(false)
 }
 
-fn take(pool: &Pool<BasicCpu>, bytes: u64) -> u64 {
+fn take(pool: &Pool<Direct<HostPages>>, bytes: u64) -> u64 {
     pool.alloc(Request::new(bytes).align(4)).expect("room").address
 }
 
 /// From the pool, allocated, put, evicted.
-fn figures(pool: &Pool<BasicCpu>) -> (u64, u64, u64, u64) {
+fn figures(pool: &Pool<Direct<HostPages>>) -> (u64, u64, u64, u64) {
     let counts = pool.counts();
     (counts.from_pool, counts.allocated, counts.put, counts.evicted)
 }
@@ -145,7 +150,7 @@ fn pow2_rounder() {
     assert_eq!(pool.alloc(Request::new(7)).expect("room").bytes, 7);
 }
 
-fn pool_of(rounding: Rounding) -> (Arc<Fake>, Pool<BasicCpu>) {
+fn pool_of(rounding: Rounding) -> (Arc<Fake>, Pool<Direct<HostPages>>) {
     pool(plain(8).rounding(rounding))
 }
 
@@ -174,7 +179,7 @@ fn upstream_is_called_for_each_buffer_once() {
 
 #[test]
 fn the_cpu_counts_what_was_asked_for() {
-    let cpu = BasicCpu::new(Fake::new(1 << 20).gpu(), None).expect("memory");
+    let cpu = direct(&Fake::new(1 << 20));
     let held: Vec<u64> = (1..1024).map(|bytes| cpu.alloc(Request::new(bytes)).expect("room").address).collect();
     let figures = || {
         let stats = cpu.stats();
@@ -216,8 +221,7 @@ fn what_is_kept_goes_back_when_upstream_is_full() {
 
 #[test]
 fn a_pool_of_no_buffers_cannot_grow() {
-    let refused =
-        Pool::new(PoolOptions::new("pool").buffers(0), BasicCpu::new(Fake::new(1 << 20).gpu(), None).expect("memory"));
+    let refused = Pool::new(PoolOptions::new("pool").buffers(0), direct(&Fake::new(1 << 20)));
     assert_eq!(
         refused.expect_err("it would keep nothing").to_string(),
         "the buffers of a pool that grows is 0, but must be at least 1, or `auto_resize(false)` to pass everything through"

@@ -73,7 +73,7 @@ fn attributes_choose_the_memory() {
     take(on_host());
     take(on_host().gpu_compatible());
     let pinned: Vec<bool> = fake.state().host.iter().map(|memory| memory.pinned).collect();
-    assert_eq!(pinned, [false, true]);
+    assert_eq!(pinned, [true], "plain memory is no driver's");
     is_invalid(state.allocator(SECOND, on_device()), "a virtual device is 1");
 }
 
@@ -99,7 +99,8 @@ fn host_memory_differs_by_node() {
         first.alloc(Request::new(1)).expect("room");
         second.alloc(Request::new(1)).expect("room");
         let nodes: Vec<Option<u32>> = fake.state().host.iter().map(|memory| memory.numa_node).collect();
-        assert_eq!(nodes, [Some(0), Some(1)]);
+        // Plain memory is the kernel's, which no driver is asked for.
+        assert_eq!(nodes, if attributes.gpu_compatible { vec![Some(0), Some(1)] } else { vec![] });
     }
     let pinned = state.host_allocator(Some(BackendKind::Host), Some(1)).expect("made");
     assert_eq!(pinned.name(), "pinned host memory of node 1");
@@ -296,7 +297,7 @@ fn everything_is_destroyed_with_the_state() {
     let arena = state.arena(FIRST).expect("made");
     arena.give_back(arena.take(1, 1).expect("room"));
     drop(arena);
-    assert!(fake.live_bytes() > 0 && fake.state().host_live() == 2);
+    assert!(fake.live_bytes() > 0 && fake.state().host_live() == 1);
     drop(state);
     assert_eq!((fake.live_bytes(), fake.state().host_live()), (0, 0));
 }
@@ -323,4 +324,190 @@ fn a_forked_child_leaves_everything_alone() {
     assert_eq!(status, 0);
     device.free(placed.address).expect("in use");
     assert!(fake.live_bytes() > 0);
+}
+
+#[test]
+fn host_memory_needs_no_device_and_devices_may_come_later() {
+    let state = ProcessState::new([]);
+    let cpu = state.host_allocator(None, None).expect("it needs none");
+    let placed = cpu.alloc(Request::new(100)).expect("room");
+    is_invalid(state.allocator(FIRST, on_device()), "a virtual device is 0");
+    is_invalid(state.host_allocator(Some(BackendKind::Cuda), None), "none of cuda");
+    let fake = Fake::new(ROOM);
+    assert_eq!((state.add_devices([fake.gpu()]), state.add_devices([fake.gpu()])), (1, 0));
+    state.allocator(FIRST, on_device()).expect("it is there now").alloc(Request::new(1)).expect("room");
+    assert!(Arc::ptr_eq(&cpu, &state.allocator(FIRST, on_host()).expect("made")), "what was made stays");
+    cpu.free(placed.address).expect("in use");
+}
+
+#[test]
+fn every_memory_can_be_kept_by_each_kind() {
+    let kinds = [AllocatorKind::BestFit, AllocatorKind::Pool, AllocatorKind::Direct];
+    for (kind, node) in kinds.into_iter().flat_map(|kind| [(kind, None), (kind, Some(0))]) {
+        let (_fake, state) = state();
+        state.configure(options().device_kind(kind).pinned_kind(kind).cpu_kind(kind)).expect("nothing is made yet");
+        for allocator in [
+            state.allocator(FIRST, on_device()).expect("made"),
+            state.host_allocator(Some(BackendKind::Host), node).expect("made"),
+            state.host_allocator(None, node).expect("made"),
+        ] {
+            let first = allocator.alloc(Request::new(1000)).expect("room").address;
+            allocator.free(first).expect("in use");
+            let kept = allocator.stats().bytes_reserved;
+            let is_kept = kind != AllocatorKind::Direct || allocator.name() == "cpu of node 0";
+            assert_eq!(kept > 0, is_kept, "{kind:?} {}: {kept} bytes", allocator.name());
+        }
+    }
+    let (_fake, state) = state();
+    state.configure(options().cpu_kind(AllocatorKind::Driver)).expect("nothing is made yet");
+    assert!(matches!(state.host_allocator(None, None), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn pinned_memory_grows_by_its_own_rule_and_keeps_its_limit() {
+    for kind in [AllocatorKind::BestFit, AllocatorKind::Pool] {
+        let (_fake, state) = state();
+        let options = options().growth(Growth::Whole).pinned_limit(4 * MIB).pinned_kind(kind);
+        state.configure(options).expect("nothing is made yet");
+        let pinned = state.host_allocator(Some(BackendKind::Host), None).expect("made");
+        pinned.alloc(Request::new(1)).expect("room");
+        assert!(pinned.stats().bytes_reserved <= 2 * MIB, "one byte pins no more");
+        let error = pinned.alloc(Request::new(4 * MIB + 1)).expect_err("above the limit");
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    }
+}
+
+#[test]
+fn an_address_finds_its_owner() {
+    let (_fake, state) = state();
+    state.configure(options()).expect("nothing is made yet");
+    let device = state.allocator(FIRST, on_device()).expect("made");
+    let cpu = state.allocator(FIRST, on_host()).expect("made");
+    let arena = state.arena(FIRST).expect("made");
+    let held = [device.alloc(Request::new(5000)).expect("room"), cpu.alloc(Request::new(5000)).expect("room")];
+    let piece = arena.take(5000, 1).expect("room");
+    let keys = [AllocatorKey::Device(FIRST), AllocatorKey::Cpu(None)];
+    for (placed, key) in held.into_iter().zip(keys) {
+        for inside in [0, 1, 4999] {
+            let owner = state.owner_of(placed.address + inside).expect("it is somebody's");
+            assert_eq!((owner.key, owner.placed), (key, placed));
+        }
+        assert_eq!(state.owner_of(placed.address + placed.bytes), None);
+    }
+    let owner = state.owner_of(piece.ptr().0 + 4000).expect("it is the arena's");
+    assert_eq!((owner.key, owner.placed.address), (AllocatorKey::Arena(FIRST), piece.ptr().0));
+    assert_eq!(state.owner_of(0), None);
+    device.free(held[0].address).expect("in use");
+    assert_eq!(state.owner_of(held[0].address + 1), None);
+    arena.give_back(piece);
+}
+
+/// Counts regions by allocator, and bytes.
+#[derive(Default)]
+struct Registered(std::sync::Mutex<std::collections::BTreeMap<AllocatorKey, (u64, u64)>>);
+
+impl KeyedVisitor for Registered {
+    fn region_came(&self, key: AllocatorKey, region: Extent) {
+        let mut regions = self.0.lock().expect("no panic");
+        let (count, bytes) = regions.entry(key).or_default();
+        (*count, *bytes) = (*count + 1, *bytes + region.len);
+    }
+
+    fn region_goes(&self, key: AllocatorKey, region: Extent) {
+        let mut regions = self.0.lock().expect("no panic");
+        let (count, bytes) = regions.get_mut(&key).expect("it came");
+        (*count, *bytes) = (*count - 1, *bytes - region.len);
+    }
+}
+
+#[test]
+fn visitors_hear_of_every_region_that_comes_and_goes() {
+    let (_fake, state) = state();
+    let registered = Arc::new(Registered::default());
+    state
+        .configure(options().arena_growth(Growth::Fixed(MIB)).visitor(registered.clone()))
+        .expect("nothing is made yet");
+    let device = state.allocator(FIRST, on_device()).expect("made");
+    let pinned = state.allocator(FIRST, on_host().gpu_compatible()).expect("made");
+    let arena = state.arena(FIRST).expect("made");
+    let held = [&device, &pinned].map(|allocator| allocator.alloc(Request::new(100)).expect("room").address);
+    let piece = arena.take(100, 1).expect("room");
+    let keys = [AllocatorKey::Device(FIRST), AllocatorKey::Arena(FIRST), AllocatorKey::Pinned(BackendKind::Host, None)];
+    let of = |key| registered.0.lock().expect("no panic").get(&key).copied();
+    assert_eq!(keys.map(of), [Some((1, 2 * MIB)), Some((1, MIB)), Some((1, 2 * MIB))]);
+    arena.give_back(piece);
+    device.free(held[0]).expect("in use");
+    pinned.free(held[1]).expect("in use");
+    [device.trim(), pinned.trim(), arena.trim()].into_iter().for_each(|trimmed| assert!(trimmed.expect("trimmed") > 0));
+    assert_eq!(keys.map(of), [Some((0, 0)); 3]);
+}
+
+#[test]
+fn all_of_it_is_torn_down_and_configured_anew() {
+    let (fake, state) = state();
+    state.configure(options()).expect("nothing is made yet");
+    let device = state.allocator(FIRST, on_device()).expect("made");
+    let placed = device.alloc(Request::new(1)).expect("room");
+    state.allocator(FIRST, on_host().gpu_compatible()).expect("made").alloc(Request::new(1)).expect("room");
+    is_invalid(state.tear_down_all(), "bytes in use");
+    device.free(placed.address).expect("in use");
+    is_invalid(state.tear_down_all(), "handles elsewhere");
+    drop(device);
+    is_invalid(state.tear_down_all(), "Pinned");
+    let pinned = state.allocator(FIRST, on_host().gpu_compatible()).expect("it stays");
+    let held = pinned.find(0);
+    assert_eq!((held, fake.live_bytes()), (None, 0), "the device's went first");
+    is_invalid(state.configure(options()), "given after an allocator was made");
+    let other = ProcessState::new([fake.gpu()]);
+    other.configure(options()).expect("nothing is made yet");
+    other.allocator(FIRST, on_device()).expect("made");
+    assert_eq!(other.tear_down_all().expect("nothing is in use"), 0);
+    let less = ProcessOptions::default().limit(MemoryLimit::Bytes(MIB));
+    other.configure(less).expect("it is as if nothing had been made");
+    let device = other.allocator(FIRST, on_device()).expect("made");
+    assert!(device.alloc(Request::new(2 * MIB)).is_err(), "the limit is the later one");
+}
+
+#[test]
+fn what_ran_out_of_memory_is_written_down() {
+    let (_fake, state) = state();
+    let folder = std::env::temp_dir().join(format!("gpu-ipc-dump-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    state.configure(options().memory_dump(folder.join("heap"))).expect("nothing is made yet");
+    let device = state.allocator(FIRST, on_device()).expect("made");
+    device.alloc(Request::new(MIB)).expect("room");
+    device.alloc(Request::new(33 * MIB)).expect_err("above the limit");
+    let files: Vec<_> =
+        std::fs::read_dir(&folder).expect("it is there").map(|file| file.expect("a file").path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let text = std::fs::read_to_string(file).expect("it is readable");
+    let snapshot: Snapshot = serde_json::from_str(&text).expect("it is a snapshot");
+    assert_eq!((snapshot.name.as_str(), snapshot.stats.bytes_in_use), ("virtual device 0", MIB));
+    std::fs::remove_dir_all(folder).expect("it was ours");
+}
+
+#[test]
+fn pytorchs_rules_for_cutting_rounding_and_collecting() {
+    // Small requests leave chunks above the limit alone, and large ones get regions of their own.
+    let options = BfcOptions::new("bfc").max_split(Some(8 * MIB)).growth(Growth::Fixed(4 * MIB));
+    let bfc = Bfc::new(options, Simulated::new());
+    let large = bfc.alloc(Request::new(64 * MIB)).expect("room");
+    assert_eq!(bfc.stats().bytes_reserved, 64 * MIB);
+    bfc.free(large.address).expect("in use");
+    bfc.alloc(Request::new(MIB)).expect("room");
+    assert_eq!(bfc.stats().bytes_reserved, 68 * MIB, "it took no piece of the large one");
+    assert!(bfc.alloc(Request::new(30 * MIB)).expect("room").address != large.address, "too much would be idle");
+    assert_eq!(bfc.alloc(Request::new(50 * MIB)).expect("room").address, large.address);
+    // Idle regions go before there are more, from a share of the limit on.
+    let options = BfcOptions::new("bfc").limit(10 * MIB).growth(Growth::Fixed(MIB)).collect_from(Some(0.3));
+    let bfc = Bfc::new(options, Simulated::new().gap(256));
+    for round in 0..20 {
+        bfc.free(bfc.alloc(Request::new(MIB + 256 * round)).expect("room").address).expect("in use");
+    }
+    assert!(bfc.stats().peak_bytes_reserved < 6 * MIB, "{}", bfc.stats().peak_bytes_reserved);
+    // Sizes are the same more often.
+    let bfc = Bfc::new(BfcOptions::new("bfc").round_up_divisions(Some(4)), Simulated::new());
+    let first = bfc.alloc(Request::new(1_100_000)).expect("room");
+    bfc.free(first.address).expect("in use");
+    assert_eq!(bfc.alloc(Request::new(1_200_000)).expect("room").bytes, first.bytes);
 }

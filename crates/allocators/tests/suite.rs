@@ -1,6 +1,5 @@
 //! What every allocator must do, whatever it is over and whatever is over it.
 
-mod fake;
 mod random;
 
 use std::sync::Arc;
@@ -9,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use allocators::*;
 use backend_host::{HostBackend, HostConfig};
-use fake::Fake;
 use gpu_api::{DeviceId, Error, Gpu, HostMemory};
 use random::Random;
 
@@ -45,12 +43,12 @@ const ALLOCATORS: &[(&str, Make)] = &[
     ("bfc over plain host memory", || Arc::new(bfc(pages(false)))),
     ("bfc over pinned host memory", || Arc::new(bfc(pages(true)))),
     ("bfc with relief", || Relieved::new(bfc(DeviceMemory::new(host()).expect("memory")), Arc::new(Relief::new()))),
-    ("basic cpu", || limited(BasicCpu::new(host(), None).expect("memory"))),
+    ("basic cpu", || limited(BasicCpu::new(None).expect("memory"))),
     ("pinned host", || limited(PinnedHost::new(host(), None).expect("memory"))),
-    ("basic cpu of a fake", || limited(BasicCpu::new(Fake::new(ROOM).gpu(), Some(0)).expect("memory"))),
+    ("basic cpu of a node", || limited(BasicCpu::new(Some(0)).expect("memory"))),
     ("pool over bfc", || Arc::new(Pool::new(PoolOptions::new("pool"), bfc(pages(false))).expect("a pool"))),
     ("pool over basic cpu", || {
-        let cpu = BasicCpu::new(host(), None).expect("memory");
+        let cpu = BasicCpu::new(None).expect("memory");
         limited(Pool::new(PoolOptions::new("pool").rounding(Rounding::PowerOfTwo), cpu).expect("a pool"))
     }),
 ];

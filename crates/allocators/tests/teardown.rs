@@ -61,8 +61,8 @@ fn device_memory_goes_before_the_host_memory_that_it_may_be_copied_to() {
         }
         assert_eq!(fake.state().freed, []);
         drop(state);
-        let host = |pinned| Freed::Host(HostMemory { pinned, numa_node: None });
-        assert_eq!(fake.state().freed, [Freed::Device(2 * MIB), Freed::Device(MIB), host(true), host(false)]);
+        let host = Freed::Host(HostMemory { pinned: true, numa_node: None });
+        assert_eq!(fake.state().freed, [Freed::Device(2 * MIB), Freed::Device(MIB), host]);
     }
 }
 
@@ -84,7 +84,7 @@ fn what_is_in_use_outlives_its_allocator() {
     drop(bfc);
     // Somebody may still write there: the driver keeps it until the process ends.
     assert_eq!(fake.state().live.keys().copied().collect::<Vec<_>>(), [held]);
-    let cpu = BasicCpu::new(fake.gpu(), None).expect("memory");
+    let cpu = Direct::new("direct", HostPages::new(fake.gpu(), HostMemory::default()).expect("pages"));
     cpu.alloc(Request::new(1)).expect("room");
     drop(Pool::new(PoolOptions::new("pool"), cpu).expect("a pool"));
     assert_eq!(fake.state().host_live(), 1);

@@ -9,9 +9,9 @@ use allocators::*;
 use fake::Fake;
 use gpu_api::{Error, Result};
 
-fn cpu() -> (Arc<Fake>, BasicCpu) {
+fn cpu() -> (Arc<Fake>, Direct<HostPages>) {
     let fake = Fake::new(1 << 20);
-    let cpu = BasicCpu::new(fake.gpu(), None).expect("memory");
+    let cpu = Direct::new("direct", HostPages::new(fake.gpu(), gpu_api::HostMemory::default()).expect("pages"));
     (fake, cpu)
 }
 
@@ -104,7 +104,7 @@ fn guarded_memory_keeps_its_alignment() {
 struct HostUpstream;
 
 impl HostUpstream {
-    fn pages(_like: &BasicCpu) -> HostPages {
+    fn pages(_like: &Direct<HostPages>) -> HostPages {
         HostPages::new(Fake::new(1 << 20).gpu(), gpu_api::HostMemory::default()).expect("pages")
     }
 }

@@ -129,6 +129,10 @@ unsafe impl GpuBackend for CudaBackend {
         self.driver.info(device)
     }
 
+    fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        self.driver.pci_address(device)
+    }
+
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
         self.driver.memory(device)
     }

@@ -234,6 +234,15 @@ impl Driver {
     }
 
     /// Asks for a property; `None` where the driver does not know it.
+    /// Returns where a device lies on the PCI bus. Its function is 0: CUDA counts devices, not functions.
+    pub(crate) fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        let ordinal = self.ordinal(device)?;
+        let part = |attribute| self.attribute(ordinal, attribute);
+        let place = (part(attribute::PCI_DOMAIN), part(attribute::PCI_BUS), part(attribute::PCI_DEVICE));
+        let (Some(domain), Some(bus), Some(device)) = place else { return Ok(None) };
+        Ok(Some(format!("{domain:04x}:{bus:02x}:{device:02x}.0")))
+    }
+
     fn attribute(&self, ordinal: CUdevice, attribute: u32) -> Option<c_int> {
         let function = self.symbols.cuDeviceGetAttribute.function?;
         let mut value: c_int = 0;

@@ -104,6 +104,9 @@ pub(crate) const MEMORY_DEVICE: u32 = 2;
 
 /// Properties of devices (`CUdevice_attribute`).
 pub(crate) mod attribute {
+    pub(crate) const PCI_BUS: u32 = 33;
+    pub(crate) const PCI_DEVICE: u32 = 34;
+    pub(crate) const PCI_DOMAIN: u32 = 50;
     pub(crate) const UNIFIED_ADDRESSING: u32 = 41;
     pub(crate) const VIRTUAL_MEMORY: u32 = 102;
     pub(crate) const HANDLE_POSIX_FD: u32 = 103;

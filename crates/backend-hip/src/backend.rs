@@ -188,6 +188,10 @@ unsafe impl GpuBackend for HipBackend {
         self.driver.info(device)
     }
 
+    fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        self.driver.place(self.driver.ordinal(device)?).map(Some)
+    }
+
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
         self.driver.memory(device)
     }

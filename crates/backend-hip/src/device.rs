@@ -215,6 +215,18 @@ impl Driver {
             && symbols.hipMemImportFromShareableHandle.function.is_some())
     }
 
+    /// Returns where a device lies on the PCI bus (`0000:03:00.0`).
+    pub(crate) fn place(&self, ordinal: c_int) -> Result<String> {
+        let scope = self.anywhere()?;
+        let mut place = [0 as c_char; 64];
+        scope.call(&self.symbols.hipDeviceGetPCIBusId, |function| {
+            // SAFETY: `hipDeviceGetPCIBusId` writes at most the number of bytes that it is told: one less than `place`
+            // has.
+            unsafe { function(place.as_mut_ptr(), place.len() as c_int - 1, ordinal) }
+        })?;
+        Ok(text(&place))
+    }
+
     /// Finds a device's identity: AMD's own 16 bytes, or, where there are none, its place on the PCI bus.
     fn identify(&self, ordinal: c_int) -> Result<DeviceUuid> {
         let scope = self.anywhere()?;
@@ -228,15 +240,10 @@ impl Driver {
                 return Ok(DeviceUuid(uuid.bytes.map(|byte| byte as u8)));
             }
         }
-        let mut place = [0 as c_char; 64];
-        scope.call(&self.symbols.hipDeviceGetPCIBusId, |function| {
-            // SAFETY: `hipDeviceGetPCIBusId` writes at most the number of bytes that it is told: one less than `place`
-            // has.
-            unsafe { function(place.as_mut_ptr(), place.len() as c_int - 1, ordinal) }
-        })?;
+        let place = self.place(ordinal)?;
         // "0000:03:00.0" has twelve characters: with the mark in front it is exactly as long as an identity.
         let mut bytes = *b"pci-............";
-        for (to, from) in bytes[4..].iter_mut().zip(text(&place).bytes()) {
+        for (to, from) in bytes[4..].iter_mut().zip(place.bytes()) {
             *to = from;
         }
         Ok(DeviceUuid(bytes))

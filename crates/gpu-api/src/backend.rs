@@ -68,6 +68,12 @@ pub unsafe trait GpuBackend: GpuStore + GpuRanges + fmt::Debug + Send + Sync + '
     /// Describes a device.
     fn device_info(&self, device: DeviceId) -> Result<DeviceInfo>;
 
+    /// Returns where a device lies on the PCI bus, as the kernel names it (`0000:03:00.0`); `None` for one that lies on none.
+    fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        let _ = device;
+        Ok(None)
+    }
+
     /// Asks the driver how much memory is free.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
 

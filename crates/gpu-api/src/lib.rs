@@ -40,6 +40,7 @@ pub mod backend;
 pub mod device;
 pub mod error;
 pub mod fork;
+mod locality;
 pub mod memory;
 pub mod pages;
 pub mod range;

@@ -142,7 +142,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// Makes an allocator that has no region yet.
     pub fn new(options: BfcOptions, upstream: U) -> Bfc<U> {
         let state = State {
-            heap: Heap::new(options.slack(), options.max_slack_share),
+            heap: Heap::new(options.slack(), options.max_slack_share, options.max_split),
             counters: Counters::default(),
             pending: Pending::default(),
             scopes: Scopes::default(),
@@ -332,6 +332,13 @@ impl<U: SubAllocator> Bfc<U> {
         state.heap.get(address).map(|handed| placed(&state.heap, handed))
     }
 
+    /// Finds the allocation that an address lies in, at its start or anywhere. Looks through the chunks of a region, with
+    /// the lock held.
+    pub fn find(&self, address: u64) -> Option<Placed<U::Token>> {
+        let state = self.state();
+        state.heap.covering(address).map(|handed| placed(&state.heap, handed))
+    }
+
     /// Returns what it counts.
     pub fn stats(&self) -> AllocatorStats {
         let state = self.state();
@@ -425,7 +432,9 @@ impl<U: SubAllocator> Bfc<U> {
 
     pub(crate) fn fit(&self, request: &Request) -> Result<Fit> {
         request.check()?;
-        Fit::new(request.bytes, request.align).ok_or_else(|| Error::OutOfMemory {
+        let rounded = self.core.options.rounded(request.bytes);
+        let fit = rounded.and_then(|bytes| Fit::new(request.bytes, bytes, request.align));
+        fit.ok_or_else(|| Error::OutOfMemory {
             device: self.core.options.device,
             asked: request.bytes,
             free: self.core.options.limit.saturating_sub(self.state().counters.in_use),

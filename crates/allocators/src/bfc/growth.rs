@@ -1,5 +1,6 @@
 //! Regions from upstream, and back.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result};
@@ -70,11 +71,12 @@ impl<U: SubAllocator> Bfc<U> {
         if request.until.is_some() && grower.has_refused(room, now, fit) {
             return Err(self.out_of_memory(fit, "upstream has no room"));
         }
+        if self.is_crowded() {
+            self.give_regions_back_quietly(&mut grower);
+        }
         let mut grown = self.grow(&mut grower, request, fit);
         if matches!(grown, Err(Error::OutOfMemory { .. })) && self.would_grow(fit) {
-            if let Err(error) = self.give_regions_back(&mut grower) {
-                tracing::warn!(allocator = self.core.options.name, %error, "a region is leaked");
-            }
+            self.give_regions_back_quietly(&mut grower);
             room = self.state().room;
             grown = self.grow(&mut grower, request, fit);
         }
@@ -111,6 +113,19 @@ impl<U: SubAllocator> Bfc<U> {
                 drop(state);
                 Err(self.refuse(extent, token, unfit))
             }
+        }
+    }
+
+    /// Says whether so much is reserved that idle regions go back before there are more.
+    fn is_crowded(&self) -> bool {
+        let Some(share) = self.core.options.collect_from else { return false };
+        let limit = self.core.options.limit.min(self.core.upstream.capacity());
+        self.state().counters.reserved as f64 > share * limit as f64
+    }
+
+    fn give_regions_back_quietly(&self, grower: &mut Grower) {
+        if let Err(error) = self.give_regions_back(grower) {
+            tracing::warn!(allocator = self.core.options.name, %error, "a region is leaked");
         }
     }
 
@@ -157,6 +172,14 @@ impl<U: SubAllocator> Bfc<U> {
     /// Returns how much to ask for, and how much next when upstream has it.
     fn next_region(&self, grower: &Grower, fit: Fit) -> (u64, u64) {
         let need = fit.bytes();
+        if let Some(most) = self.core.options.max_split {
+            // A region above that would never be cut up, and one for a large request is that request's alone.
+            let most = most / UNIT * UNIT;
+            let (asked, next) = (grower.next.min(most).max(UNIT), grower.next.saturating_mul(2).min(most).max(UNIT));
+            let is_doubling = matches!(self.core.options.growth, Growth::Doubling(_));
+            let next = if is_doubling && need <= most { next } else { grower.next };
+            return (if need > most { need } else { asked.max(need) }, next);
+        }
         match self.core.options.growth {
             Growth::Doubling(_) if grower.next < need => {
                 let mut raised = grower.next;
@@ -233,10 +256,26 @@ impl<U: SubAllocator> Bfc<U> {
                 let draw = self.numbers() <= DRAWN;
                 let mut snapshot = if draw { self.snapshot() } else { self.outline() };
                 annotate(&mut snapshot);
+                self.dump(&snapshot);
                 let hint = format!("{hint}, {}", snapshot.rest_of_error(draw).trim_end());
                 Error::OutOfMemory { device, asked, free, hint }
             }
             other => other,
+        }
+    }
+
+    /// Writes down what the heap looks like, when somebody wants to know.
+    fn dump(&self, snapshot: &Snapshot) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let Some(prefix) = &self.core.options.memory_dump else { return };
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut path = prefix.clone().into_os_string();
+        path.push(format!(".{}.{number}.json", self.core.options.name.replace([' ', '/'], "_")));
+        let written = snapshot.clone().json(usize::MAX).map(|json| std::fs::write(&path, json));
+        match written {
+            Some(Ok(())) => tracing::info!(?path, "the heap of a failed request"),
+            Some(Err(error)) => tracing::warn!(?path, %error, "the heap cannot be written down"),
+            None => tracing::warn!(?path, "the heap is too large to be written down"),
         }
     }
 

@@ -23,12 +23,12 @@ pub(crate) struct Fit {
 }
 
 impl Fit {
-    /// Rounds a request up to units; `None` for one that no chunk can hold. `align` is a power of two.
-    pub(crate) fn new(asked: u64, align: u64) -> Option<Fit> {
+    /// Rounds `bytes` for a request of `asked` up to units; `None` when no chunk can hold them. `align` is a power of two.
+    pub(crate) fn new(asked: u64, bytes: u64, align: u64) -> Option<Fit> {
         if align > MAX_CHUNK {
             return None;
         }
-        let units = asked.checked_next_multiple_of(UNIT)? / UNIT;
+        let units = bytes.checked_next_multiple_of(UNIT)? / UNIT;
         Some(Fit { asked, units: u32::try_from(units).ok()?, align: (align / UNIT).max(1) })
     }
 
@@ -86,10 +86,12 @@ pub(crate) struct Heap<T> {
     max_slack: u64,
     /// The share of what is needed from which on slack is cut off, in parts of [`WHOLE`].
     max_share: u64,
+    /// The units of the largest chunk that is cut up.
+    max_split: u32,
 }
 
 impl<T> Heap<T> {
-    pub(crate) fn new(max_slack: u64, max_share: f64) -> Heap<T> {
+    pub(crate) fn new(max_slack: u64, max_share: f64, max_split: Option<u64>) -> Heap<T> {
         Heap {
             chunks: Chunks::default(),
             regions: Regions::default(),
@@ -99,6 +101,7 @@ impl<T> Heap<T> {
             // Slack has 32 bits in a chunk.
             max_slack: max_slack.clamp(UNIT, u64::from(u32::MAX) - 2 * UNIT),
             max_share: (max_share.clamp(0.0, 1.0) * WHOLE as f64) as u64,
+            max_split: max_split.and_then(|bytes| u32::try_from(bytes / UNIT).ok()).unwrap_or(u32::MAX),
         }
     }
 
@@ -156,6 +159,10 @@ impl<T> Heap<T> {
     pub(crate) fn take(&mut self, fit: Fit) -> Option<Handed> {
         let (cursor, entry, prefix) = self.find(fit)?;
         let mut id = entry.id();
+        if entry.units() > self.max_split && !self.is_for_large(entry.units(), fit.units) {
+            // The best is the smallest: all others are larger.
+            return None;
+        }
         if prefix > 0 {
             let rest = self.cut(id, prefix);
             self.index.replace_at(cursor, Entry::of(id, &self.chunks[id]));
@@ -178,10 +185,20 @@ impl<T> Heap<T> {
         entry.start().is_multiple_of(fit.align) && !self.is_wasted(entry.units(), fit.units)
     }
 
+    /// Says whether a chunk that is too large to be cut up serves a request: one that is that large itself, and not much
+    /// smaller than the chunk (PyTorch: 20 MiB).
+    #[cold]
+    fn is_for_large(&self, units: u32, needed: u32) -> bool {
+        const SPARE: u32 = ((20 << 20) / UNIT) as u32;
+        needed > self.max_split && units - needed < SPARE
+    }
+
     /// Says whether a chunk is so much larger than what is needed that the rest is cut off.
     fn is_wasted(&self, units: u32, needed: u32) -> bool {
         let rest = u64::from(units - needed);
-        rest > 0 && (rest * WHOLE >= u64::from(needed) * self.max_share || rest * UNIT >= self.max_slack)
+        rest > 0
+            && units <= self.max_split
+            && (rest * WHOLE >= u64::from(needed) * self.max_share || rest * UNIT >= self.max_slack)
     }
 
     /// Hands out a chunk that is in no index.
@@ -268,6 +285,14 @@ impl<T> Heap<T> {
             return None;
         }
         self.addresses.get(&self.chunks, address / UNIT)
+    }
+
+    /// Finds the chunk in use that an address lies in.
+    pub(crate) fn covering(&self, address: u64) -> Option<Handed> {
+        let unit = address / UNIT;
+        let region = self.regions.covering(unit)?;
+        let (_, chunk) = self.chunks_of(region).find(|(_, chunk)| unit < chunk.start() + u64::from(chunk.units))?;
+        (chunk.standing() == Standing::Used).then(|| handed(chunk))
     }
 
     /// Returns what upstream said of the extent that a chunk in use starts in.

@@ -1,5 +1,7 @@
 //! How an allocator is set up.
 
+use std::path::PathBuf;
+
 use gpu_api::DeviceId;
 
 use super::chunk::UNIT;
@@ -56,6 +58,14 @@ pub struct BfcOptions {
     pub max_slack_share: f64,
     /// Whether idle regions go back to upstream when a request does not fit otherwise.
     pub collect_regions: bool,
+    /// The largest chunk that is cut up: a smaller request never gets a larger one. PyTorch's `max_split_size`.
+    pub max_split: Option<u64>,
+    /// The share of the limit from which on idle regions go back before a new one is taken.
+    pub collect_from: Option<f64>,
+    /// Into how many steps sizes between two powers of two are rounded up, a power of two; not at all when `None`.
+    pub round_up_divisions: Option<u64>,
+    /// Where the heap is written down when a request fails: the first part of the files' names.
+    pub memory_dump: Option<PathBuf>,
 }
 
 impl BfcOptions {
@@ -71,6 +81,10 @@ impl BfcOptions {
             max_slack: None,
             max_slack_share: SLACK_SHARE,
             collect_regions: true,
+            max_split: None,
+            collect_from: None,
+            round_up_divisions: None,
+            memory_dump: None,
         }
     }
 
@@ -124,6 +138,41 @@ impl BfcOptions {
         self
     }
 
+    /// Keeps chunks above this size whole, for requests above it, so that small ones do not break them up.
+    #[must_use]
+    pub fn max_split(mut self, bytes: Option<u64>) -> BfcOptions {
+        self.max_split = bytes;
+        self
+    }
+
+    /// Gives idle regions back before a new one is taken, from this share of the limit on.
+    #[must_use]
+    pub fn collect_from(mut self, share: Option<f64>) -> BfcOptions {
+        self.collect_from = share;
+        self
+    }
+
+    /// Rounds sizes up to one of so many steps between two powers of two, so that more of them are the same.
+    #[must_use]
+    pub fn round_up_divisions(mut self, divisions: Option<u64>) -> BfcOptions {
+        self.round_up_divisions = divisions;
+        self
+    }
+
+    /// Writes the heap to a file, as JSON, whenever a request fails; the files' names begin so.
+    #[must_use]
+    pub fn memory_dump(mut self, prefix: Option<PathBuf>) -> BfcOptions {
+        self.memory_dump = prefix;
+        self
+    }
+
+    /// Returns the bytes to take for a request.
+    pub(crate) fn rounded(&self, bytes: u64) -> Option<u64> {
+        let Some(divisions) = self.round_up_divisions else { return Some(bytes) };
+        let step = (bytes.checked_next_power_of_two()? / 2 / divisions.max(1)).max(1);
+        bytes.checked_next_multiple_of(step)
+    }
+
     /// Returns the slack that is always cut off.
     pub(crate) fn slack(&self) -> u64 {
         if let Some(bytes) = self.max_slack {
@@ -164,6 +213,18 @@ mod tests {
         assert_eq!(first(Growth::Whole, Some("true")), 2 << 20);
         assert_eq!(first(Growth::DEFAULT, Some("false")), 1 << 31);
         assert_eq!(first(Growth::Whole, Some("unparseable")), 1 << 31);
+    }
+
+    #[test]
+    fn sizes_between_two_powers_are_rounded_up_in_steps() {
+        // The example of PyTorch's documentation: 1200 with four divisions.
+        let options = BfcOptions::new("bfc").round_up_divisions(Some(4));
+        assert_eq!(
+            [1024, 1200, 1280, 1281, 1536, 2000].map(|bytes| options.rounded(bytes).expect("fits")),
+            [1024, 1280, 1280, 1536, 1536, 2048]
+        );
+        assert_eq!((options.rounded(1), options.rounded(u64::MAX)), (Some(1), None));
+        assert_eq!(BfcOptions::new("bfc").rounded(1200), Some(1200));
     }
 
     #[test]

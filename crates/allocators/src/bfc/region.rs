@@ -72,6 +72,13 @@ impl<T> Regions<T> {
         (self[before].end() == unit).then_some(before)
     }
 
+    /// Returns the region that a unit lies in.
+    pub(crate) fn covering(&self, unit: u64) -> Option<u16> {
+        let at = self.order.partition_point(|&number| self[number].start <= unit);
+        let number = *self.order.get(at.checked_sub(1)?)?;
+        (unit < self[number].end()).then_some(number)
+    }
+
     /// Says whether any of these units lies in a region.
     pub(crate) fn overlaps(&self, start: u64, units: u64) -> bool {
         let after = self.place(start);

@@ -41,14 +41,22 @@ impl MemoryLimit {
                 let got = format!("all but {reserve} bytes, of which {free} are free");
                 Error::Invalid { what, got, must: "more than nothing" }
             }),
-            MemoryLimit::Most => MemoryLimit::AllBut(MemoryLimit::reserve(free)).bytes(memory),
+            MemoryLimit::Most => MemoryLimit::AllBut(MemoryLimit::reserve(memory)).bytes(memory),
         }
     }
 
     /// Returns what is left to others when nobody says: an eighth of a small device, and so much of a larger one that
-    /// kernels, communicators and a second context find room.
-    fn reserve(free: u64) -> u64 {
-        if free < 2048 * MemoryLimit::MIB { (225 * MemoryLimit::MIB).min(free / 8) } else { 1050 * MemoryLimit::MIB }
+    /// kernels, communicators and a second context find room. TensorFlow's four steps, which it takes by compute
+    /// capability; a device's memory tells its generation on every vendor's.
+    fn reserve(memory: MemoryInfo) -> u64 {
+        let mib = |mib: u64| mib * MemoryLimit::MIB;
+        match memory.total_bytes / MemoryLimit::MIB {
+            _ if memory.free_bytes < mib(2048) => mib(225).min(memory.free_bytes / 8),
+            0..=16_384 => mib(500),
+            16_385..=49_152 => mib(1050),
+            49_153..=98_304 => mib(1536),
+            _ => mib(1800),
+        }
     }
 }
 
@@ -69,7 +77,7 @@ mod tests {
         assert_eq!(limit(MemoryLimit::Fraction(0.25)).expect("fits"), 20 * GIB);
         assert_eq!(limit(MemoryLimit::Fraction(1.0)).expect("fits"), 80 * GIB);
         assert_eq!(limit(MemoryLimit::AllBut(10 * GIB)).expect("fits"), 50 * GIB);
-        assert_eq!(limit(MemoryLimit::Most).expect("fits"), 60 * GIB - (1050 << 20));
+        assert_eq!(limit(MemoryLimit::Most).expect("fits"), 60 * GIB - (1536 << 20));
         let small = MemoryInfo { free_bytes: GIB, total_bytes: GIB };
         assert_eq!(MemoryLimit::Most.bytes(small).expect("fits"), GIB - (128 << 20));
     }

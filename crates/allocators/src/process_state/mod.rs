@@ -2,10 +2,11 @@
 //!
 //! 1. `attributes`: by which an allocator is chosen.
 //! 2. `virtual_device`: devices as the program numbers them.
-//! 3. `limit`, `options`: how allocators are set up.
+//! 3. `limit`, `options`, `environment`: how allocators are set up.
 //! 4. `state`: [`ProcessState`], which makes them, hands them out, tears them down.
 
 mod attributes;
+mod environment;
 mod limit;
 mod options;
 mod state;
@@ -13,6 +14,6 @@ mod virtual_device;
 
 pub use attributes::AllocatorAttributes;
 pub use limit::MemoryLimit;
-pub use options::{ProcessOptions, Wrap};
-pub use state::{AllocatorKey, ProcessState};
+pub use options::{AllocatorKind, KeyedVisitor, ProcessOptions, Wrap};
+pub use state::{AllocatorKey, Owner, ProcessState};
 pub use virtual_device::{PhysicalDevice, VirtualDevice, VirtualDevices};

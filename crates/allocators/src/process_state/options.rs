@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,10 +10,49 @@ use gpu_api::{Result, Sharing};
 
 use super::{AllocatorKey, MemoryLimit, VirtualDevice, VirtualDevices};
 use crate::relief::PATIENCE;
-use crate::{Allocator, Growth, PoolOptions};
+use crate::{Allocator, Extent, Growth, PoolOptions, RegionVisitor};
 
 /// Puts wrappers over an allocator when it is made.
 pub type Wrap = Arc<dyn Fn(AllocatorKey, Arc<dyn Allocator>) -> Result<Arc<dyn Allocator>> + Send + Sync>;
+
+/// What memory of a process is kept by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum AllocatorKind {
+    /// Best fit with coalescing ([`Bfc`](crate::Bfc)).
+    BestFit,
+    /// Buffers kept for the next request of the same size ([`Pool`](crate::Pool)).
+    Pool,
+    /// Nothing: each request is one of the driver's or the system's ([`Direct`](crate::Direct)).
+    Direct,
+    /// The driver's own stream-ordered pool. Device memory alone has one.
+    Driver,
+}
+
+/// Is told of every region of a process state that comes and goes.
+pub trait KeyedVisitor: Send + Sync + 'static {
+    /// As [`RegionVisitor::region_came`](crate::RegionVisitor::region_came).
+    fn region_came(&self, key: AllocatorKey, region: Extent);
+
+    /// As [`RegionVisitor::region_goes`](crate::RegionVisitor::region_goes).
+    fn region_goes(&self, key: AllocatorKey, region: Extent);
+}
+
+/// One allocator's part of a visitor.
+pub(crate) struct KeyedRegions {
+    pub(crate) key: AllocatorKey,
+    pub(crate) visitor: Arc<dyn KeyedVisitor>,
+}
+
+impl RegionVisitor for KeyedRegions {
+    fn region_came(&self, region: Extent) {
+        self.visitor.region_came(self.key, region);
+    }
+
+    fn region_goes(&self, region: Extent) {
+        self.visitor.region_goes(self.key, region);
+    }
+}
 
 /// How a [`ProcessState`](crate::ProcessState) makes its allocators.
 ///
@@ -45,12 +85,38 @@ pub struct ProcessOptions {
     pub wait: Duration,
     /// How long allocators wait for consumers that were asked to unmap.
     pub patience: Duration,
-    /// Which NUMA node host memory for a virtual device comes from.
+    /// Which NUMA node host memory for a virtual device comes from, when it is not the device's own.
     pub numa_nodes: BTreeMap<VirtualDevice, u32>,
+    /// What device memory for this process alone is kept by.
+    pub device_kind: AllocatorKind,
+    /// What pinned memory is kept by.
+    pub pinned_kind: AllocatorKind,
+    /// What plain host memory is kept by.
+    pub cpu_kind: AllocatorKind,
     /// The most pinned memory of a node.
     pub pinned_limit: u64,
-    /// How plain host memory is kept.
+    /// How much pinned memory is taken at a time. What is pinned is nobody else's, so it is apart from the devices' growth.
+    pub pinned_growth: Growth,
+    /// The most plain host memory of a node, where it is kept by best fit.
+    pub cpu_limit: u64,
+    /// How a pool of device memory is kept.
+    pub device_pool: PoolOptions,
+    /// How a pool of pinned memory is kept.
+    pub pinned_pool: PoolOptions,
+    /// How a pool of plain host memory is kept.
     pub cpu_pool: PoolOptions,
+    /// Whether regions of private device memory lie side by side and grow in place.
+    pub grows_in_place: bool,
+    /// The largest chunk of device memory that is cut up ([`BfcOptions::max_split`](crate::BfcOptions::max_split)).
+    pub max_split: Option<u64>,
+    /// From which share of its limit on device memory gives idle regions back before it grows.
+    pub collect_from: Option<f64>,
+    /// Into how many steps sizes between two powers of two are rounded up.
+    pub round_up_divisions: Option<u64>,
+    /// Where a heap that ran out of memory is written down: the first part of the files' names.
+    pub memory_dump: Option<PathBuf>,
+    /// Who is told of every region that comes and goes, and of which allocator's it is.
+    pub visitor: Option<Arc<dyn KeyedVisitor>>,
     /// What is put over every allocator but arenas.
     pub wrap: Option<Wrap>,
 }
@@ -69,8 +135,21 @@ impl Default for ProcessOptions {
             wait: Duration::ZERO,
             patience: PATIENCE,
             numa_nodes: BTreeMap::new(),
+            device_kind: AllocatorKind::BestFit,
+            pinned_kind: AllocatorKind::BestFit,
+            cpu_kind: AllocatorKind::Pool,
             pinned_limit: 128 << 30,
+            pinned_growth: Growth::DEFAULT,
+            cpu_limit: 64 << 30,
+            device_pool: PoolOptions::new("device"),
+            pinned_pool: PoolOptions::new("pinned host memory"),
             cpu_pool: PoolOptions::new("cpu"),
+            grows_in_place: false,
+            max_split: None,
+            collect_from: None,
+            round_up_divisions: None,
+            memory_dump: None,
+            visitor: None,
             wrap: None,
         }
     }
@@ -137,6 +216,62 @@ impl ProcessOptions {
     #[must_use]
     pub fn numa_node(mut self, device: VirtualDevice, node: u32) -> ProcessOptions {
         self.numa_nodes.insert(device, node);
+        self
+    }
+
+    /// Sets what device memory for this process alone is kept by.
+    #[must_use]
+    pub fn device_kind(mut self, kind: AllocatorKind) -> ProcessOptions {
+        self.device_kind = kind;
+        self
+    }
+
+    /// Sets what pinned memory is kept by.
+    #[must_use]
+    pub fn pinned_kind(mut self, kind: AllocatorKind) -> ProcessOptions {
+        self.pinned_kind = kind;
+        self
+    }
+
+    /// Sets what plain host memory is kept by.
+    #[must_use]
+    pub fn cpu_kind(mut self, kind: AllocatorKind) -> ProcessOptions {
+        self.cpu_kind = kind;
+        self
+    }
+
+    /// Sets the most plain host memory of a node, where it is kept by best fit.
+    #[must_use]
+    pub fn cpu_limit(mut self, bytes: u64) -> ProcessOptions {
+        self.cpu_limit = bytes;
+        self
+    }
+
+    /// Sets how much pinned memory is taken at a time.
+    #[must_use]
+    pub fn pinned_growth(mut self, growth: Growth) -> ProcessOptions {
+        self.pinned_growth = growth;
+        self
+    }
+
+    /// Lets private device memory grow in place, where the device can.
+    #[must_use]
+    pub fn grows_in_place(mut self, grows: bool) -> ProcessOptions {
+        self.grows_in_place = grows;
+        self
+    }
+
+    /// Tells somebody of every region that comes and goes, such as to register it with a network card.
+    #[must_use]
+    pub fn visitor(mut self, visitor: Arc<dyn KeyedVisitor>) -> ProcessOptions {
+        self.visitor = Some(visitor);
+        self
+    }
+
+    /// Writes a heap that ran out of memory to files whose names begin so.
+    #[must_use]
+    pub fn memory_dump(mut self, prefix: impl Into<PathBuf>) -> ProcessOptions {
+        self.memory_dump = Some(prefix.into());
         self
     }
 

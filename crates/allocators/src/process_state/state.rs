@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use gpu_api::{BackendKind, Error, Gpu, HostMemory, Reclaim, RegionSource, Result};
 
-use super::{AllocatorAttributes, MemoryLimit, PhysicalDevice, ProcessOptions, VirtualDevice};
+use super::options::KeyedRegions;
+use super::{AllocatorAttributes, AllocatorKind, MemoryLimit, PhysicalDevice, ProcessOptions, VirtualDevice};
 use crate::{
-    Allocator, Arena, ArenaOptions, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, HostPages, Pool, Relief, Relieved,
-    Snapshot,
+    Allocator, Arena, ArenaOptions, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, Direct, HostHeap, HostPages,
+    Limit, NodePages, Placed, Pool, PoolOptions, RegionVisitor, Relief, Relieved, Snapshot, Trim, Visited,
 };
 
 /// Names an allocator of a [`ProcessState`]. In this order they are destroyed: device memory first, while host memory
@@ -41,6 +42,7 @@ struct Shared {
 }
 
 struct Inner {
+    gpus: Vec<Gpu>,
     options: ProcessOptions,
     /// Whether an allocator was ever made: from then on options stay.
     used: bool,
@@ -76,20 +78,30 @@ struct Inner {
 /// # Ok::<(), gpu_api::Error>(())
 /// ```
 pub struct ProcessState {
-    gpus: Vec<Gpu>,
     inner: Mutex<Inner>,
+}
+
+/// Whose memory an address is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Owner {
+    /// The allocator, which says the kind of memory too.
+    pub key: AllocatorKey,
+    /// The allocation that the address lies in.
+    pub placed: Placed,
 }
 
 impl ProcessState {
     /// Makes no allocator yet. Unless options say otherwise, each device is a virtual device, in this order.
     pub fn new(gpus: impl IntoIterator<Item = Gpu>) -> ProcessState {
         let inner = Inner {
+            gpus: gpus.into_iter().collect(),
             options: ProcessOptions::default(),
             used: false,
             made: BTreeMap::new(),
             shared: Shared { budgets: BTreeMap::new(), reliefs: BTreeMap::new() },
         };
-        ProcessState { gpus: gpus.into_iter().collect(), inner: Mutex::new(inner) }
+        ProcessState { inner: Mutex::new(inner) }
     }
 
     /// Sets how allocators are made.
@@ -108,15 +120,40 @@ impl ProcessState {
             });
         }
         for (_, on) in options.devices.iter() {
-            self.gpu(on)?;
+            inner.gpu(on)?;
         }
         inner.options = options;
         Ok(())
     }
 
     /// Returns the devices.
-    pub fn gpus(&self) -> &[Gpu] {
-        &self.gpus
+    pub fn gpus(&self) -> Vec<Gpu> {
+        self.inner().gpus.clone()
+    }
+
+    /// Adds devices that are not there yet, as virtual devices behind those that are; says how many.
+    pub fn add_devices(&self, gpus: impl IntoIterator<Item = Gpu>) -> usize {
+        let mut inner = self.inner();
+        let before = inner.gpus.len();
+        for gpu in gpus {
+            if !inner.gpus.iter().any(|other| physical(other) == physical(&gpu)) {
+                inner.gpus.push(gpu);
+            }
+        }
+        inner.gpus.len() - before
+    }
+
+    /// Finds the allocation that an address lies in, at its start or anywhere, and whose it is. It may look through all
+    /// allocations.
+    pub fn owner_of(&self, address: u64) -> Option<Owner> {
+        let inner = self.inner();
+        inner.made.iter().find_map(|(&key, made)| {
+            let placed = match made {
+                Made::Allocator(allocator) => allocator.find(address),
+                Made::Arena(arena) => arena.find(address),
+            };
+            placed.map(|placed| Owner { key, placed })
+        })
     }
 
     /// Returns the allocator of memory that does what is asked, for use with a device; makes it if need be.
@@ -127,24 +164,30 @@ impl ProcessState {
     /// what a backend gives when an allocator is made.
     pub fn allocator(&self, device: VirtualDevice, attributes: AllocatorAttributes) -> Result<Arc<dyn Allocator>> {
         let mut inner = self.inner();
-        let on = self.physical(&inner, device)?;
-        let node = inner.options.numa_nodes.get(&device).copied();
+        let on = inner.physical(device)?;
+        let node = match inner.options.numa_nodes.get(&device) {
+            Some(&node) => Some(node),
+            // Asked for each time, since nothing is made of it until there is an allocator.
+            None if attributes.on_host => inner.gpu(on)?.numa_node()?,
+            None => None,
+        };
         let key = match attributes {
             AllocatorAttributes { on_host: false, .. } => AllocatorKey::Device(device),
             AllocatorAttributes { gpu_compatible: false, nic_compatible: false, .. } => AllocatorKey::Cpu(node),
             _ => AllocatorKey::Pinned(on.backend, node),
         };
-        self.made(&mut inner, key)
+        inner.made(key)
     }
 
     /// Returns the allocator of host memory of a NUMA node, pinned for one vendor's devices or plain; makes it if need be.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a vendor without a device here; what a backend gives when an allocator is made.
+    /// [`Error::Invalid`] for memory pinned for a vendor without a device here; what a backend gives when an allocator is
+    /// made. Plain memory needs no device.
     pub fn host_allocator(&self, pinned_for: Option<BackendKind>, node: Option<u32>) -> Result<Arc<dyn Allocator>> {
         let key = pinned_for.map_or(AllocatorKey::Cpu(node), |backend| AllocatorKey::Pinned(backend, node));
-        self.made(&mut self.inner(), key)
+        self.inner().made(key)
     }
 
     /// Returns the memory for sessions of a device; makes it if need be.
@@ -158,8 +201,8 @@ impl ProcessState {
         if let Some(Made::Arena(arena)) = inner.made.get(&key) {
             return Ok(arena.clone());
         }
-        let on = self.physical(&inner, device)?;
-        let budget = self.budget(&mut inner, device)?;
+        let on = inner.physical(device)?;
+        let budget = inner.budget(device)?;
         let relief = inner.shared.reliefs.entry(on).or_default().clone();
         let options = &inner.options;
         let mut arena = ArenaOptions::default()
@@ -171,7 +214,8 @@ impl ProcessState {
             .budget(budget)
             .relief(relief);
         arena.sharing = options.sharing;
-        let arena = Arena::new(self.gpu(on)?.clone(), arena)?;
+        arena.visitor = inner.visitor(key);
+        let arena = Arena::new(inner.gpu(on)?.clone(), arena)?;
         inner.used = true;
         inner.made.insert(key, Made::Arena(arena.clone()));
         Ok(arena)
@@ -184,7 +228,7 @@ impl ProcessState {
     /// [`Error::Invalid`] for a virtual device that is not mapped.
     pub fn register(&self, device: VirtualDevice, session: Weak<dyn Reclaim>) -> Result<()> {
         let mut inner = self.inner();
-        let on = self.physical(&inner, device)?;
+        let on = inner.physical(device)?;
         inner.shared.reliefs.entry(on).or_default().register(session);
         Ok(())
     }
@@ -240,6 +284,28 @@ impl ProcessState {
         Ok(freed)
     }
 
+    /// Destroys every allocator, in the order of [`AllocatorKey`], and says how many bytes went back. After that it is as if
+    /// nothing had been made: it can be [configured](ProcessState::configure) anew. May block.
+    ///
+    /// # Errors
+    ///
+    /// As [`tear_down`](ProcessState::tear_down), for the first that refuses; those before it are gone, and it and those
+    /// behind it stay.
+    pub fn tear_down_all(&self) -> Result<u64> {
+        let mut freed = 0;
+        loop {
+            let mut inner = self.inner();
+            let Some(&key) = inner.made.keys().next() else {
+                // What it shared goes too: limits are those of the next options.
+                inner.shared = Shared { budgets: BTreeMap::new(), reliefs: BTreeMap::new() };
+                inner.used = false;
+                return Ok(freed);
+            };
+            drop(inner);
+            freed += self.tear_down(key)?;
+        }
+    }
+
     /// Lists what was made, with every region and chunk of those that have regions.
     pub fn snapshots(&self) -> Vec<(AllocatorKey, Option<Snapshot>)> {
         let made: Vec<(AllocatorKey, Made)> =
@@ -255,7 +321,9 @@ impl ProcessState {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
+impl Inner {
     fn gpu(&self, on: PhysicalDevice) -> Result<&Gpu> {
         self.gpus.iter().find(|gpu| physical(gpu) == on).ok_or_else(|| Error::Invalid {
             what: "a device",
@@ -264,72 +332,125 @@ impl ProcessState {
         })
     }
 
-    fn physical(&self, inner: &Inner, device: VirtualDevice) -> Result<PhysicalDevice> {
-        if inner.options.devices.is_empty()
+    fn physical(&self, device: VirtualDevice) -> Result<PhysicalDevice> {
+        if self.options.devices.is_empty()
             && let Some(gpu) = self.gpus.get(device.0 as usize)
         {
             return Ok(physical(gpu));
         }
-        inner.options.devices.physical(device)
+        self.options.devices.physical(device)
     }
 
-    fn made(&self, inner: &mut Inner, key: AllocatorKey) -> Result<Arc<dyn Allocator>> {
-        if let Some(Made::Allocator(allocator)) = inner.made.get(&key) {
+    fn made(&mut self, key: AllocatorKey) -> Result<Arc<dyn Allocator>> {
+        if let Some(Made::Allocator(allocator)) = self.made.get(&key) {
             return Ok(allocator.clone());
         }
-        let mut allocator = self.make(inner, key)?;
-        if let Some(wrap) = &inner.options.wrap {
+        let mut allocator = self.make(key)?;
+        if let Some(wrap) = &self.options.wrap {
             allocator = wrap(key, allocator)?;
         }
-        inner.used = true;
-        inner.made.insert(key, Made::Allocator(allocator.clone()));
+        self.used = true;
+        self.made.insert(key, Made::Allocator(allocator.clone()));
         Ok(allocator)
     }
 
-    fn make(&self, inner: &mut Inner, key: AllocatorKey) -> Result<Arc<dyn Allocator>> {
+    fn make(&mut self, key: AllocatorKey) -> Result<Arc<dyn Allocator>> {
         match key {
-            AllocatorKey::Device(device) => {
-                let on = self.physical(inner, device)?;
-                let gpu = self.gpu(on)?.clone();
-                let budget = self.budget(inner, device)?;
-                let relief = inner.shared.reliefs.entry(on).or_default().clone();
-                let options = BfcOptions::new(device.to_string())
-                    .device(gpu.device())
-                    .limit(budget.limit())
-                    .growth(inner.options.growth);
-                let bfc = Bfc::new(options, DeviceMemory::new(gpu)?.budget(budget));
-                Ok(Relieved::with_patience(bfc, relief, inner.options.patience))
-            }
+            AllocatorKey::Device(device) => self.make_device(key, device),
             AllocatorKey::Pinned(backend, node) => {
                 let gpu = self.gpus.iter().find(|gpu| gpu.kind() == backend);
                 let gpu = gpu.ok_or_else(|| no_device(backend.name()))?.clone();
-                let options = BfcOptions::new(name("pinned host memory", node))
-                    .device(gpu.device())
-                    .limit(inner.options.pinned_limit)
-                    .growth(inner.options.growth);
+                let device = gpu.device();
                 let pages = HostPages::new(gpu, HostMemory { pinned: true, numa_node: node })?;
-                Ok(Arc::new(Bfc::new(options, pages)))
+                let pages = Visited::maybe(pages, self.visitor(key));
+                let options = &self.options;
+                let name = name("pinned host memory", node);
+                match options.pinned_kind {
+                    AllocatorKind::BestFit => {
+                        let bfc = BfcOptions::new(name)
+                            .device(device)
+                            .limit(options.pinned_limit)
+                            .growth(options.pinned_growth)
+                            .memory_dump(options.memory_dump.clone());
+                        Ok(Arc::new(Bfc::new(bfc, pages)))
+                    }
+                    kind => {
+                        limited(kind, name, &options.pinned_pool, Direct::new("pinned", pages), options.pinned_limit)
+                    }
+                }
             }
             AllocatorKey::Cpu(node) => {
-                let gpu = self.gpus.first().ok_or_else(|| no_device("any vendor"))?.clone();
-                let mut options = inner.options.cpu_pool.clone();
-                options.name = name(&options.name, node);
-                Ok(Arc::new(Pool::new(options, BasicCpu::new(gpu, node)?)?))
+                let options = &self.options;
+                let name = name(&options.cpu_pool.name, node);
+                match (options.cpu_kind, node) {
+                    (AllocatorKind::BestFit, None) => {
+                        let heap = Visited::maybe(HostHeap::new()?, self.visitor(key));
+                        Ok(Arc::new(Bfc::new(self.cpu(name), heap)))
+                    }
+                    (AllocatorKind::BestFit, Some(node)) => {
+                        let pages = Visited::maybe(NodePages::new(node)?, self.visitor(key));
+                        Ok(Arc::new(Bfc::new(self.cpu(name), pages)))
+                    }
+                    (kind, node) => limited(kind, name, &options.cpu_pool, BasicCpu::new(node)?, u64::MAX),
+                }
             }
             AllocatorKey::Arena(_) => unreachable!("arenas are made by `arena`"),
         }
     }
 
+    fn make_device(&mut self, key: AllocatorKey, device: VirtualDevice) -> Result<Arc<dyn Allocator>> {
+        let on = self.physical(device)?;
+        let gpu = self.gpu(on)?.clone();
+        let budget = self.budget(device)?;
+        let relief = self.shared.reliefs.entry(on).or_default().clone();
+        let options = &self.options;
+        let bfc = BfcOptions::new(device.to_string())
+            .device(gpu.device())
+            .limit(budget.limit())
+            .growth(options.growth)
+            .max_split(options.max_split)
+            .collect_from(options.collect_from)
+            .round_up_divisions(options.round_up_divisions)
+            .memory_dump(options.memory_dump.clone());
+        let memory = DeviceMemory::new(gpu)?.budget(budget);
+        let memory = Visited::maybe(memory, self.visitor(key));
+        match options.device_kind {
+            AllocatorKind::BestFit => {
+                let bfc = Bfc::new(bfc, memory);
+                Ok(Relieved::with_patience(bfc, relief, options.patience))
+            }
+            AllocatorKind::Pool => {
+                let mut pool = options.device_pool.clone();
+                pool.name = device.to_string();
+                let pool = Arc::new(Pool::new(pool, Direct::new("device", memory))?);
+                let weak: Weak<dyn Trim> = Arc::<Pool<_>>::downgrade(&pool);
+                relief.register_neighbour(weak);
+                Ok(pool)
+            }
+            AllocatorKind::Direct => Ok(Arc::new(Direct::new(device.to_string(), memory))),
+            AllocatorKind::Driver => Err(no_driver_pool(&device.to_string())),
+        }
+    }
+
+    fn cpu(&self, name: String) -> BfcOptions {
+        BfcOptions::new(name).limit(self.options.cpu_limit).memory_dump(self.options.memory_dump.clone())
+    }
+
+    fn visitor(&self, key: AllocatorKey) -> Option<Arc<dyn RegionVisitor>> {
+        let visitor = self.options.visitor.clone()?;
+        Some(Arc::new(KeyedRegions { key, visitor }))
+    }
+
     /// Returns the limit of a virtual device, shared by its private memory and its arena, and kept when they are torn
     /// down.
-    fn budget(&self, inner: &mut Inner, device: VirtualDevice) -> Result<Arc<Budget>> {
-        if let Some(budget) = inner.shared.budgets.get(&device) {
+    fn budget(&mut self, device: VirtualDevice) -> Result<Arc<Budget>> {
+        if let Some(budget) = self.shared.budgets.get(&device) {
             return Ok(budget.clone());
         }
-        let on = self.physical(inner, device)?;
+        let on = self.physical(device)?;
         let gpu = self.gpu(on)?;
         let memory = gpu.backend().memory_info(gpu.device())?;
-        let options = &inner.options;
+        let options = &self.options;
         let own = |device| options.limits.get(&device).copied();
         let together = options.devices.on(on);
         if together.len() > 1 {
@@ -356,7 +477,7 @@ impl ProcessState {
         }
         let bytes = own(device).unwrap_or(options.limit).bytes(memory)?;
         let budget = Arc::new(Budget::new(bytes));
-        inner.shared.budgets.insert(device, budget.clone());
+        self.shared.budgets.insert(device, budget.clone());
         Ok(budget)
     }
 }
@@ -378,6 +499,33 @@ fn name(what: &str, node: Option<u32>) -> String {
     node.map_or_else(|| what.to_owned(), |node| format!("{what} of node {node}"))
 }
 
+/// Puts a pool over an allocator, or nothing, within a limit.
+fn limited(
+    kind: AllocatorKind,
+    name: String,
+    pool: &PoolOptions,
+    inner: impl Allocator,
+    limit: u64,
+) -> Result<Arc<dyn Allocator>> {
+    let inner: Arc<dyn Allocator> = match limit {
+        u64::MAX => Arc::new(inner),
+        limit => Arc::new(Limit::new(inner, Arc::new(Budget::new(limit)))),
+    };
+    match kind {
+        AllocatorKind::Direct => Ok(inner),
+        AllocatorKind::Driver => Err(no_driver_pool(&name)),
+        _ => Ok(Arc::new(Pool::new(PoolOptions { name, ..pool.clone() }, inner)?)),
+    }
+}
+
+fn no_driver_pool(of: &str) -> Error {
+    Error::Unsupported {
+        what: "the driver's own pool",
+        why: format!("{of} has none here"),
+        remedy: "choose `AllocatorKind::BestFit`",
+    }
+}
+
 fn no_device(of: &str) -> Error {
     Error::Invalid { what: "the devices of the process state", got: format!("none of {of}"), must: "at least one" }
 }
@@ -397,7 +545,7 @@ impl fmt::Debug for ProcessState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = self.inner();
         f.debug_struct("ProcessState")
-            .field("gpus", &self.gpus.len())
+            .field("gpus", &inner.gpus.len())
             .field("made", &inner.made.keys().collect::<Vec<_>>())
             .finish_non_exhaustive()
     }

@@ -48,9 +48,7 @@ impl fmt::Display for Damage {
 ///
 /// ```
 /// use allocators::{Allocator, BasicCpu, Guard, Request};
-/// # use backend_host::{HostBackend, HostConfig};
-/// # let gpu = gpu_api::Gpu::new(HostBackend::new(HostConfig::default())?, gpu_api::DeviceId(0))?;
-/// let guard = Guard::new(BasicCpu::new(gpu, None)?)?;
+/// let guard = Guard::new(BasicCpu::new(None)?)?;
 /// let placed = guard.alloc(Request::new(100).tag("row"))?;
 /// // SAFETY: the byte behind belongs to the guard, and is still within what it took.
 /// unsafe { guard.memory()?.write(placed.address + 100, &[0]) }?;
@@ -245,6 +243,10 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
 
     fn get(&self, address: u64) -> Option<Placed> {
         self.state().live.get(&address).map(|guarded| guarded.placed)
+    }
+
+    fn find(&self, address: u64) -> Option<Placed> {
+        self.state().live.values().map(|guarded| guarded.placed).find(|placed| placed.covers(address))
     }
 
     fn memory(&self) -> Result<Arc<dyn Memory>> {

@@ -93,5 +93,5 @@ unsafe impl<A: Allocator> Allocator for Limit<A> {
         AllocatorStats { bytes_limit: Some(stats.bytes_limit.map_or(limit, |inner| inner.min(limit))), ..stats }
     }
 
-    hand_on!(inner: name, record_work, get, clear_stats, trim, memory, snapshot, check_owner);
+    hand_on!(inner: name, record_work, get, find, clear_stats, trim, memory, snapshot, check_owner);
 }

@@ -22,9 +22,7 @@ const PART: usize = 64 << 10;
 ///
 /// ```
 /// use allocators::{Allocator, BasicCpu, NanFill, Request};
-/// # use backend_host::{HostBackend, HostConfig};
-/// # let gpu = gpu_api::Gpu::new(HostBackend::new(HostConfig::default())?, gpu_api::DeviceId(0))?;
-/// let filled = NanFill::new(BasicCpu::new(gpu, None)?)?;
+/// let filled = NanFill::new(BasicCpu::new(None)?)?;
 /// let placed = filled.alloc(Request::new(4))?;
 /// let mut bytes = [0; 4];
 /// // SAFETY: the four bytes are ours.
@@ -120,5 +118,5 @@ unsafe impl<A: Allocator> Allocator for NanFill<A> {
         Ok(self.memory.clone())
     }
 
-    hand_on!(inner: name, is_wanted, register_keeper, get, stats, clear_stats, trim, snapshot, check_owner);
+    hand_on!(inner: name, is_wanted, register_keeper, get, find, stats, clear_stats, trim, snapshot, check_owner);
 }
