@@ -1,4 +1,4 @@
-//! The same scripts on this allocator and on others from crates.io: `cargo bench -p gpu-ipc-allocators --bench scripts`.
+//! The same scripts on this allocator and on others from crates.io: `cargo bench --profile dist -p gpu-ipc-allocators --bench scripts`.
 //!
 //! | script | what it does |
 //! |---|---|

@@ -29,7 +29,13 @@ pub struct Place {
     pub quick: bool,
     /// Built without optimisation: the figures say nothing.
     pub debug: bool,
+    /// Cargo's profile that the program was built with; empty in reports of programs that did not say.
+    #[serde(default)]
+    pub profile: String,
 }
+
+/// The profile for who measures.
+const MEASURES: &str = "dist";
 
 impl Place {
     /// Looks where this is.
@@ -44,6 +50,7 @@ impl Place {
             commit: commit(),
             quick,
             debug: cfg!(debug_assertions),
+            profile: env!("GPU_IPC_PROFILE").to_owned(),
         }
     }
 }
@@ -135,6 +142,12 @@ impl Report {
         }
         if place.debug {
             text += "; a debug build: the figures say nothing";
+        }
+        if !place.profile.is_empty() {
+            text += &format!("\nbuilt with the profile {}", place.profile);
+        }
+        if place.profile != MEASURES && !place.profile.is_empty() {
+            text += ", which does not inline across crates: `cargo build --profile dist -p gpu-ipc-cli` builds target/dist/gpu-ipc, whose figures the documents give";
         }
         text
     }
