@@ -120,7 +120,7 @@ fn consume(directory: &Path) {
 fn apart() {
     let [host, hip] = VENDORS.map(gpu);
     assert_eq!((host.kind(), hip.kind()), (BackendKind::Host, BackendKind::Hip));
-    assert!(hip.caps().fd && hip.caps().stream_words && !hip.caps().event_ipc);
+    assert!(hip.caps().fd && hip.caps().stream_writes && hip.caps().stream_waits && !hip.caps().event_ipc);
     let found = detect().expect("the environment is right");
     for (kind, other) in [(BackendKind::Host, &hip), (BackendKind::Hip, &host)] {
         let error = found.device(kind, other.uuid()).expect_err("it is the other's");

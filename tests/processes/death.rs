@@ -20,6 +20,7 @@ pub const CASES: &[Case] = &[
     ("death::a_consumer_before_it_claims", before_claim),
     ("death::a_consumer_while_it_holds", while_holding),
     ("death::a_consumer_with_a_late_write", late_write),
+    ("death::a_consumer_whose_work_the_driver_still_shows", still_shown),
     ("death::a_stopped_consumer_keeps_its_block", stopped),
     ("death::a_producer_at_share", || producer_at("share")),
     ("death::a_producer_at_send", || producer_at("send")),
@@ -54,6 +55,37 @@ fn check_survival(producer: &Producer) {
     let block = producer.block(77);
     let index = next.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
     assert_eq!(next.must(&format!("stamp {index}")), ["77"]);
+}
+
+/// The process is gone for the kernel, and the driver shows that its queues are not: what it held stays held. A file of
+/// the same name that comes later is another process'.
+fn still_shown() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let backend = HostBackend::new(HostConfig::default().signs_of_life(folder.path())).expect("it opens");
+    let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
+    let producer = Producer::on(gpu, |builder| builder.quarantine(Duration::from_millis(5)));
+    let mut agent = Agent::start();
+    let sign = folder.path().join(agent.pid().to_string());
+    std::fs::write(&sign, "").expect("a file");
+    let id = agent.connect(&producer.session);
+    let block = producer.block(1);
+    agent.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
+    agent.kill();
+    wait_until("the session to know", || producer.session.stats().quarantined == 1);
+    let quiet = std::time::Instant::now();
+    // Twenty quarantines.
+    while quiet.elapsed() < Duration::from_millis(100) {
+        producer.session.collect();
+        assert_eq!(block.outstanding(), 1, "buried while the driver shows its work");
+    }
+    // Another process may get the pid, and with it the name, at any time.
+    let other = folder.path().join("other");
+    std::fs::write(&other, "").expect("a file");
+    std::fs::rename(&other, &sign).expect("one folder");
+    wait_until("the burial", || {
+        producer.session.collect();
+        block.outstanding() == 0
+    });
 }
 
 fn in_shared_context() {

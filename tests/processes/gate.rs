@@ -20,7 +20,7 @@ pub struct Gate {
 impl Gate {
     /// Holds up what is queued on `stream` from this moment on.
     pub fn close(gpu: &Gpu, stream: &Stream) -> Gate {
-        if !gpu.caps().stream_words {
+        if !gpu.caps().stream_waits {
             let (open, gate) = channel::<()>();
             let wait = Box::new(move || {
                 let _ = gate.recv();

@@ -35,6 +35,8 @@ const HOST_ONLY: &[&str] = &[
     "order::nothing_of_ours_is_captured_into_a_graph",
     "order::a_graph_keeps_its_blocks_until_it_goes",
     "order::a_device_without_stream_words_waits_on_the_host",
+    "order::a_device_without_stream_waits_waits_on_the_host",
+    "death::a_consumer_whose_work_the_driver_still_shows",
     "order::what_the_driver_blocks_on_blocks_nobody",
     "bad_input::another_device",
     "notice::room_is_made_by_a_peer_that_unmaps",

@@ -18,6 +18,7 @@ pub const CASES: &[Case] = &[
     ("order::a_graph_keeps_its_blocks_until_it_goes", kept_for_a_graph),
     ("order::a_block_kept_after_a_launch_waits_for_it", kept_after_a_launch),
     ("order::a_device_without_stream_words_waits_on_the_host", without_stream_words),
+    ("order::a_device_without_stream_waits_waits_on_the_host", without_stream_waits),
     ("order::what_the_driver_blocks_on_blocks_nobody", blocking_calls),
     ("order::many_drops_together_wait_for_their_streams", drops_together),
     ("order::drops_together_end_though_an_iterator_panics", drops_that_panic),
@@ -245,8 +246,16 @@ fn under_capture() {
 
 /// A device without words in stream order: the host waits, and the fence is set by a host function.
 fn without_stream_words() {
+    waits_on_the_host(HostConfig::default().stream_words(false));
+}
+
+/// A device whose streams write words and wait for none: the host waits, and leases end by the streams.
+fn without_stream_waits() {
+    waits_on_the_host(HostConfig::default().stream_waits(false));
+}
+
+fn waits_on_the_host(config: HostConfig) {
     let dir = tempfile::tempdir().expect("a directory");
-    let config = HostConfig::default().stream_words(false);
     let backend = HostBackend::new(config).expect("it opens");
     let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
     let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");

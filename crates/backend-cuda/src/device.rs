@@ -180,14 +180,15 @@ impl Driver {
         let has = |attribute| self.attribute(ordinal, attribute).is_some_and(|value| value != 0);
         let unified = has(attribute::UNIFIED_ADDRESSING);
         let fd = self.has_virtual_memory(ordinal);
+        let words = has(attribute::STREAM_MEMORY_OPERATIONS_64) && self.symbols.cuStreamBatchMemOp.function.is_some();
         Ok(Caps {
             handle: unified && self.symbols.cuIpcGetMemHandle.function.is_some(),
             fd,
             read_only: fd,
             // Drivers before 12.0 cannot be asked; where addresses are unified they had interprocess events.
             event_ipc: self.attribute(ordinal, attribute::IPC_EVENTS).map_or(unified, |value| value != 0),
-            stream_words: has(attribute::STREAM_MEMORY_OPERATIONS_64)
-                && self.symbols.cuStreamBatchMemOp.function.is_some(),
+            stream_writes: words,
+            stream_waits: words,
             ranges: fd,
             shared_context: match self.attribute(ordinal, attribute::MPS) {
                 Some(value) => value != 0 || mps::daemon_answers(),

@@ -196,7 +196,7 @@ impl CudaBackend {
             NOT_SUPPORTED => Err(Error::Unsupported {
                 what: "a stream's operation on words",
                 why: format!("{} refuses it", scope.device()),
-                remedy: "wait on the host: `Caps::stream_words` says when",
+                remedy: "wait on the host: `Caps::stream_waits` says when",
             }),
             code => Err(scope.error(symbol.name, code)),
         }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -236,7 +237,8 @@ unsafe impl GpuBackend for HostBackend {
             fd: true,
             read_only: true,
             event_ipc: true,
-            stream_words: self.config.stream_words,
+            stream_writes: self.config.stream_writes,
+            stream_waits: self.config.stream_waits,
             ranges: true,
             shared_context: self.config.shared_context,
             granularity: GRANULARITY,
@@ -250,6 +252,10 @@ unsafe impl GpuBackend for HostBackend {
 
     fn device_files(&self) -> &[&'static str] {
         &["/memfd:gpu-ipc-host"]
+    }
+
+    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
+        self.config.signs_of_life.iter().map(|folder| folder.join(pid.to_string())).collect()
     }
 
     fn alloc(&self, device: DeviceId, len: u64, sharing: Sharing) -> Result<Allocation> {
@@ -476,11 +482,15 @@ unsafe impl GpuBackend for HostBackend {
             let got = format!("{} operations", ops.len());
             return Err(Error::Invalid { what: "a batch", got, must: "1 to 255 operations" });
         }
-        if !self.config.stream_words {
+        let is_there = |op: &StreamOp| match op {
+            StreamOp::Write { .. } => self.config.stream_writes,
+            StreamOp::WaitGeq { .. } => self.config.stream_waits,
+        };
+        if !ops.iter().all(is_there) {
             return Err(Error::Unsupported {
-                what: "writing and waiting for words on a stream",
+                what: "writing or waiting for words on a stream",
                 why: "the backend was set up without".into(),
-                remedy: "ask `Caps::stream_words` first",
+                remedy: "ask `Caps::stream_writes` and `Caps::stream_waits` first",
             });
         }
         let stream = self.queue("stream_batch", stream)?;

@@ -1,5 +1,7 @@
 //! How many devices there are, and how large.
 
+use std::path::PathBuf;
+
 use gpu_api::{Error, Result};
 
 /// How the host backend is set up.
@@ -8,14 +10,24 @@ pub struct HostConfig {
     pub(crate) devices: u32,
     pub(crate) bytes: u64,
     pub(crate) blocking_waits: bool,
-    pub(crate) stream_words: bool,
+    pub(crate) stream_writes: bool,
+    pub(crate) stream_waits: bool,
     pub(crate) shared_context: bool,
+    pub(crate) signs_of_life: Option<PathBuf>,
 }
 
 impl Default for HostConfig {
     /// One device of 1 GiB.
     fn default() -> HostConfig {
-        HostConfig { devices: 1, bytes: 1 << 30, blocking_waits: false, stream_words: true, shared_context: false }
+        HostConfig {
+            devices: 1,
+            bytes: 1 << 30,
+            blocking_waits: false,
+            stream_writes: true,
+            stream_waits: true,
+            shared_context: false,
+            signs_of_life: None,
+        }
     }
 }
 
@@ -63,7 +75,22 @@ impl HostConfig {
     /// Takes away the streams' ability to write and wait for words, as on devices that have none.
     #[must_use]
     pub fn stream_words(mut self, has: bool) -> HostConfig {
-        self.stream_words = has;
+        (self.stream_writes, self.stream_waits) = (has, has);
+        self
+    }
+
+    /// Takes away the streams' ability to wait for words alone; they still write them.
+    #[must_use]
+    pub fn stream_waits(mut self, has: bool) -> HostConfig {
+        self.stream_waits = has;
+        self
+    }
+
+    /// Names, in this folder, a file with each process' pid for a name, as a driver that shows for how long a process' GPU
+    /// work may run: [`GpuBackend::signs_of_life`](gpu_api::GpuBackend::signs_of_life).
+    #[must_use]
+    pub fn signs_of_life(mut self, folder: impl Into<PathBuf>) -> HostConfig {
+        self.signs_of_life = Some(folder.into());
         self
     }
 

@@ -52,11 +52,19 @@ fn queue_everything(backend: &HostBackend, stream: RawStream) -> Vec<Result<()>>
 #[test]
 fn it_can_do_everything_unless_told_otherwise() {
     let caps = open().caps(FIRST).expect("a device");
-    assert!(caps.handle && caps.fd && caps.read_only && caps.event_ipc && caps.stream_words && !caps.shared_context);
+    assert!(
+        caps.handle
+            && caps.fd
+            && caps.read_only
+            && caps.event_ipc
+            && caps.stream_writes
+            && caps.stream_waits
+            && !caps.shared_context
+    );
     let denied =
         HostBackend::new(HostConfig::default().stream_words(false).shared_context(true)).expect("a descriptor");
     let caps = denied.caps(FIRST).expect("a device");
-    assert!(!caps.stream_words && caps.shared_context);
+    assert!(!caps.stream_writes && !caps.stream_waits && caps.shared_context);
     let stream = denied.create_stream(FIRST).expect("a stream");
     // SAFETY: `stream_batch`: made above; the word is not looked at.
     let refused = unsafe { denied.stream_batch(stream, &[StreamOp::Write { word: WordPtr(8), value: 1 }]) };

@@ -72,7 +72,7 @@ fn everything(gpu: &Gpu, handle: u64, mut change: impl FnMut()) {
     change();
     // SAFETY: `record_event` asks for a live event and stream of one device.
     unsafe { backend.record_event(before.raw, stream) }.expect("an event of the stream's device is recorded on it");
-    if gpu.caps().stream_words {
+    if gpu.caps().stream_writes {
         change();
         let write = [StreamOp::Write { word: words.ptr(0), value: 1 }];
         // SAFETY: `batch_uncaptured` asks for a live stream and registered words: `words` outlives it.
@@ -91,9 +91,11 @@ fn everything(gpu: &Gpu, handle: u64, mut change: impl FnMut()) {
     // SAFETY: `synchronize_stream` asks for a live stream.
     unsafe { backend.synchronize_stream(stream) }.expect("it runs");
     wait_until("the event", || before.is_done());
-    if gpu.caps().stream_words {
+    if gpu.caps().stream_writes {
         own.synchronize();
         assert_eq!(values(&words), [1, 1]);
+    }
+    if gpu.caps().stream_waits {
         // A claim's wait holds up the device's stream, and no other.
         change();
         let wait = [StreamOp::WaitGeq { word: words.ptr(2), value: 1 }];

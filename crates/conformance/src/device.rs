@@ -59,10 +59,13 @@ fn denied(gpu: &Gpu) {
         unsafe { backend.destroy_event(event) }.expect("it goes");
     }
     let (queue, words) = (Queue::new(gpu), Words::new(gpu));
-    let op = StreamOp::Write { word: words.ptr(0), value: 1 };
-    // SAFETY: `stream_batch` asks for a live stream and registered words: `queue` and `words` outlive it.
-    let written = unsafe { backend.stream_batch(queue.raw(), &[op]) };
-    assert_eq!(written.is_ok(), caps.stream_words, "{written:?}");
+    let (write, wait) =
+        (StreamOp::Write { word: words.ptr(0), value: 1 }, StreamOp::WaitGeq { word: words.ptr(1), value: 0 });
+    for (can, op) in [(caps.stream_writes, write), (caps.stream_waits, wait)] {
+        // SAFETY: `stream_batch` asks for a live stream and registered words: `queue` and `words` outlive it.
+        let queued = unsafe { backend.stream_batch(queue.raw(), &[op]) };
+        assert_eq!(queued.is_ok(), can, "{op:?}: {queued:?}");
+    }
     queue.synchronize();
 }
 

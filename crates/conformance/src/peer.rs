@@ -289,7 +289,7 @@ fn event_consumer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn word_producer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().stream_words {
+    if gpu.caps().stream_writes && gpu.caps().stream_waits {
         let (words, queue) = (Words::new(gpu), Queue::new(gpu));
         pipe.send_fd(b"w", words.file.as_fd());
         pipe.meet();
@@ -300,7 +300,7 @@ fn word_producer(gpu: &Gpu, pipe: &mut Pipe) {
 }
 
 fn word_consumer(gpu: &Gpu, pipe: &mut Pipe) {
-    if gpu.caps().stream_words {
+    if gpu.caps().stream_writes && gpu.caps().stream_waits {
         let (_, file) = pipe.receive_fd::<1>();
         let (words, queue) = (Words::map(gpu, file), Queue::new(gpu));
         words.batch(&queue, &[StreamOp::WaitGeq { word: words.ptr(7), value: 3 }]).expect("it queues");

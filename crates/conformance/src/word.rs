@@ -41,7 +41,7 @@ impl<'a> Words<'a> {
         // SAFETY: `mmap` without a fixed address has no conditions.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, &file, 0) };
         let start = start.expect("it maps").cast::<AtomicU64>();
-        let registered = gpu.caps().stream_words.then(|| {
+        let registered = (gpu.caps().stream_writes || gpu.caps().stream_waits).then(|| {
             // SAFETY: `register_words` asks for mapped bytes that stay so until they are unregistered: `drop` does
             // both, in that order.
             unsafe { gpu.backend().register_words(HostPtr(start as usize), BYTES) }.expect("it registers")
@@ -82,7 +82,7 @@ impl Drop for Words<'_> {
 }
 
 fn written_after(gpu: &Gpu) {
-    if !gpu.caps().stream_words {
+    if !gpu.caps().stream_writes {
         return;
     }
     let (words, queue) = (Words::new(gpu), Queue::new(gpu));
@@ -95,7 +95,7 @@ fn written_after(gpu: &Gpu) {
 }
 
 fn behind(gpu: &Gpu) {
-    if !gpu.caps().stream_words {
+    if !gpu.caps().stream_writes {
         return;
     }
     let (words, queue) = (Words::new(gpu), Queue::new(gpu));
@@ -131,7 +131,7 @@ fn behind(gpu: &Gpu) {
 }
 
 fn compared(gpu: &Gpu) {
-    if !gpu.caps().stream_words {
+    if !gpu.caps().stream_waits || !gpu.caps().stream_writes {
         return;
     }
     let words = Words::new(gpu);
@@ -159,7 +159,7 @@ fn compared(gpu: &Gpu) {
 }
 
 fn batches(gpu: &Gpu) {
-    if !gpu.caps().stream_words {
+    if !gpu.caps().stream_writes {
         return;
     }
     let (words, queue) = (Words::new(gpu), Queue::new(gpu));
@@ -182,7 +182,7 @@ fn batches(gpu: &Gpu) {
 }
 
 fn host_writes(gpu: &Gpu) {
-    if !gpu.caps().stream_words {
+    if !gpu.caps().stream_waits || !gpu.caps().stream_writes {
         return;
     }
     let (words, queue) = (Words::new(gpu), Queue::new(gpu));
@@ -196,7 +196,7 @@ fn host_writes(gpu: &Gpu) {
 }
 
 fn whole_pages(gpu: &Gpu) {
-    if !gpu.caps().stream_words {
+    if !gpu.caps().stream_writes {
         return;
     }
     let words = Words::new(gpu);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::{
@@ -101,6 +102,17 @@ pub unsafe trait GpuBackend: GpuStore + GpuRanges + fmt::Debug + Send + Sync + '
     /// A forked child that inherits such a file keeps a dead parent's kernels running (measured on CUDA: for as long
     /// as the child lives), so proof of a process' death asks for the death of such children too.
     fn device_files(&self) -> &[&'static str];
+
+    /// Names files that are there for as long as GPU work of a process may run, where the driver shows such. The pid is as
+    /// this process sees it.
+    ///
+    /// The kernel's own signs of a death come first (its pidfd, its socket, the children that hold device files). Where a
+    /// driver takes a dead process' queues down later still, the end of what is named here is a further sign. Asked for
+    /// while the process lives; what is not there then is not waited for.
+    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
+        let _ = pid;
+        Vec::new()
+    }
 
     // Memory.
 
@@ -339,8 +351,8 @@ pub unsafe trait GpuBackend: GpuStore + GpuRanges + fmt::Debug + Send + Sync + '
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for an empty or longer batch, [`Error::Unsupported`] on a device without
-    /// [`Caps::stream_words`].
+    /// [`Error::Invalid`] for an empty or longer batch, [`Error::Unsupported`] for a write on a device
+    /// without [`Caps::stream_writes`], and for a wait on one without [`Caps::stream_waits`].
     ///
     /// # Safety
     ///

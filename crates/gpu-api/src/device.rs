@@ -114,8 +114,11 @@ pub struct Caps {
     pub read_only: bool,
     /// Events can be opened by another process.
     pub event_ipc: bool,
-    /// Streams can write and wait for 64-bit words in registered shared memory.
-    pub stream_words: bool,
+    /// Streams can write 64-bit words in registered shared memory.
+    pub stream_writes: bool,
+    /// Streams can wait for such words too. They may be able to write alone: where a wait keeps one of the device's few
+    /// hardware queues busy, the host waits instead, and leases still end by stream writes.
+    pub stream_waits: bool,
     /// Memory can be made apart from addresses, and mapped where the caller says: [`GpuStore`](crate::GpuStore) and
     /// [`GpuRanges`](crate::GpuRanges).
     pub ranges: bool,

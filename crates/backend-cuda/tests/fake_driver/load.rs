@@ -105,7 +105,15 @@ fn devices_are_described() {
     assert_eq!((info.name.as_str(), info.total_bytes), ("Fake 1", 1 << 34));
     assert_eq!(info.uuid.0, [0x21; 16]);
     let caps = cuda.caps(GPU).expect("it is a device");
-    assert!(caps.handle && caps.fd && caps.read_only && caps.event_ipc && caps.stream_words && !caps.shared_context);
+    assert!(
+        caps.handle
+            && caps.fd
+            && caps.read_only
+            && caps.event_ipc
+            && caps.stream_writes
+            && caps.stream_waits
+            && !caps.shared_context
+    );
     assert_eq!(caps.granularity, 0x20_0000);
     assert!(matches!(cuda.device_info(gpu_api::DeviceId(2)), Err(Error::Invalid { .. })));
     // Asking takes no context: `doctor` must not cost hundreds of megabytes on every device.
@@ -118,7 +126,7 @@ fn old_driver() {
     let cuda = fake::cuda();
     assert_eq!(cuda.device_info(GPU).expect("it is a device").uuid.0, [0x10; 16]);
     let caps = cuda.caps(GPU).expect("it is a device");
-    assert!(caps.handle && !caps.fd && !caps.read_only && caps.event_ipc && !caps.stream_words);
+    assert!(caps.handle && !caps.fd && !caps.read_only && caps.event_ipc && !caps.stream_writes && !caps.stream_waits);
     assert!(matches!(cuda.alloc(GPU, 1, Sharing::Fd), Err(Error::Unsupported { .. })));
     assert!(matches!(
         cuda.import_fd(GPU, std::os::fd::AsFd::as_fd(&std::io::stdin()), 1, Default::default()),

@@ -117,7 +117,7 @@ fn without_a_proof() {
     let hip = HipBackend::load().expect("it starts");
     assert!(hip.proof().is_none());
     let caps = hip.caps(GPU).expect("it is a device");
-    assert!(caps.handle && !caps.fd && !caps.read_only && !caps.event_ipc && !caps.stream_words);
+    assert!(caps.handle && !caps.fd && !caps.read_only && !caps.event_ipc && !caps.stream_writes && !caps.stream_waits);
     for refused in [
         hip.alloc(GPU, 1, Sharing::Fd).map(|_| ()),
         hip.create_event(GPU, EventKind::Interprocess).map(|_| ()),

@@ -173,6 +173,6 @@ fn dma_buf() {
 fn lacking() {
     let hip = hip();
     let caps = hip.caps(GPU).expect("it is a device");
-    assert!(caps.handle && caps.event_ipc && !caps.fd && !caps.read_only && !caps.stream_words);
+    assert!(caps.handle && caps.event_ipc && !caps.fd && !caps.read_only && caps.stream_writes && !caps.stream_waits);
     assert!(matches!(hip.alloc(GPU, 1, Sharing::Fd), Err(Error::Unsupported { .. })));
 }

@@ -76,7 +76,7 @@ fn everything() {
     }
     assert_eq!(found.proof.steps(), Step::ALL);
     let caps = proved(found.proof.steps()).caps(DeviceId(1)).expect("there are two");
-    assert!(caps.fd && caps.read_only && caps.event_ipc && caps.stream_words);
+    assert!(caps.fd && caps.read_only && caps.event_ipc && caps.stream_writes && caps.stream_waits);
 }
 
 fn disproved(step: Step, patience: Duration, why: &str) {
@@ -86,5 +86,5 @@ fn disproved(step: Step, patience: Duration, why: &str) {
     assert!(said.contains(why), "{said}");
     assert!(found.proof.steps().is_empty());
     let caps = proved(found.proof.steps()).caps(GPU).expect("it is a device");
-    assert!(caps.handle && !caps.fd && !caps.event_ipc && !caps.stream_words);
+    assert!(caps.handle && !caps.fd && !caps.event_ipc && !caps.stream_writes && !caps.stream_waits);
 }

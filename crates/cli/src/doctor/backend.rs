@@ -58,8 +58,12 @@ pub struct Caps {
     pub read_only: bool,
     /// Other processes can open its events.
     pub event_ipc: bool,
-    /// Its streams write and wait for words in shared memory.
-    pub stream_words: bool,
+    /// Its streams write words in shared memory.
+    pub stream_writes: bool,
+    /// Its streams wait for words in shared memory.
+    pub stream_waits: bool,
+    /// Memory can be made apart from addresses, and mapped in ranges.
+    pub ranges: bool,
     /// Several processes share one context of the driver.
     pub shared_context: bool,
     /// Allocations are multiples of so many bytes.

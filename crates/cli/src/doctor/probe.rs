@@ -70,7 +70,9 @@ fn look_at(backend: &mut Backend, gpu: &Gpu) -> Result<(), String> {
         fd: caps.fd,
         read_only: caps.read_only,
         event_ipc: caps.event_ipc,
-        stream_words: caps.stream_words,
+        stream_writes: caps.stream_writes,
+        stream_waits: caps.stream_waits,
+        ranges: caps.ranges,
         shared_context: caps.shared_context,
         granularity: caps.granularity,
     };
@@ -139,10 +141,20 @@ fn in_words(caps: &Caps) -> Vec<Check> {
                 .why("gpu-ipc orders by words in shared memory instead")
                 .remedy("nothing, if words below are ok")
         }),
-        yes_or(caps.stream_words, "words by streams", "streams write and wait for them", |name| {
-            Check::warning(name, "streams can neither write nor wait for words in shared memory")
-                .why("a claim waits on the host, and ends of leases are noticed by asking the driver")
+        yes_or(caps.stream_writes, "words written by streams", "ends of leases are told by them", |name| {
+            Check::warning(name, "streams cannot write words in shared memory")
+                .why("ends of leases are noticed by asking the driver")
                 .remedy("update the driver (NVIDIA: 64-bit stream memory operations)")
+        }),
+        yes_or(caps.stream_waits, "words awaited by streams", "a claim need not wait", |name| {
+            Check::warning(name, "streams cannot wait for words in shared memory")
+                .why("a claim waits on the host")
+                .remedy("update the driver (NVIDIA: 64-bit stream memory operations)")
+        }),
+        yes_or(caps.ranges, "ranges", "memory is mapped at addresses of the caller's choice", |name| {
+            Check::absent(name, "memory has the address that the driver gives it")
+                .why("regions do not grow in place, and objects have no fixed addresses")
+                .remedy("nothing, if blocks alone are shared; else choose another device")
         }),
         yes_or(!caps.shared_context, "own context", "each process has its own", |name| {
             Check::warning(name, "processes share one context of the driver (MPS)")
@@ -170,7 +182,9 @@ mod tests {
         fd: true,
         read_only: true,
         event_ipc: true,
-        stream_words: true,
+        stream_writes: true,
+        stream_waits: true,
+        ranges: true,
         shared_context: false,
         granularity: 4096,
     };
@@ -178,7 +192,7 @@ mod tests {
     #[test]
     fn a_device_that_can_everything_gives_no_cause_for_words() {
         let checks = in_words(&ALL);
-        assert_eq!(checks.len(), 7, "a row for each field");
+        assert_eq!(checks.len(), 9, "a row for each field");
         assert!(checks.iter().all(|check| check.state == State::Ok), "{checks:?}");
     }
 
@@ -189,7 +203,9 @@ mod tests {
             Caps { fd: false, ..ALL },
             Caps { read_only: false, ..ALL },
             Caps { event_ipc: false, ..ALL },
-            Caps { stream_words: false, ..ALL },
+            Caps { stream_writes: false, ..ALL },
+            Caps { stream_waits: false, ..ALL },
+            Caps { ranges: false, ..ALL },
             Caps { shared_context: true, ..ALL },
             Caps { fd: false, handle: false, ..ALL },
         ];

@@ -165,7 +165,9 @@ mod tests {
             fd: true,
             read_only: true,
             event_ipc: true,
-            stream_words: true,
+            stream_writes: true,
+            stream_waits: true,
+            ranges: true,
             shared_context: false,
             granularity: 1,
         };
@@ -240,7 +242,17 @@ mod tests {
         assert_eq!(keys(device), ["caps", "checks", "free_bytes", "name", "number", "total_bytes", "uuid", "works"]);
         assert_eq!(
             keys(&device["caps"]),
-            ["event_ipc", "fd", "granularity", "handle", "read_only", "shared_context", "stream_words"]
+            [
+                "event_ipc",
+                "fd",
+                "granularity",
+                "handle",
+                "ranges",
+                "read_only",
+                "shared_context",
+                "stream_waits",
+                "stream_writes"
+            ]
         );
     }
 }

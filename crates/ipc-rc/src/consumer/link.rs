@@ -167,7 +167,7 @@ impl Link {
             got: index.to_string(),
             must: "within the quota of the welcome",
         })?;
-        let registered = if self.gpu.caps().stream_words {
+        let registered = if self.gpu.caps().stream_writes {
             // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the link keeps its
             // files, and unregisters them before it lets go of them, or leaks them.
             Some(unsafe { self.gpu.backend().register_words(counters.start(), counters.bytes()) }?)

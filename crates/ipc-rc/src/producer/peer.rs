@@ -1,6 +1,8 @@
 //! A participant, as its producer knows it.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -58,6 +60,8 @@ pub(crate) struct Peer {
     pub socket: OwnedFd,
     pub pidfd: OwnedFd,
     pub descendants: Vec<OwnedFd>,
+    /// Files that the driver shows while GPU work of the process may run, with their inodes: a pid is used again.
+    signs_of_life: Vec<(PathBuf, u64)>,
     /// At its place; its own until it leaves.
     pub ledger: Arc<Leases>,
     pub words: Words,
@@ -81,7 +85,18 @@ pub(crate) struct Arrival {
     pub descendants: Vec<OwnedFd>,
 }
 
+/// Finds the inode of a file, if it is there.
+fn with_inode(path: PathBuf) -> Option<(PathBuf, u64)> {
+    let inode = path.metadata().ok()?.ino();
+    Some((path, inode))
+}
+
 impl Peer {
+    /// Says whether the driver shows that GPU work of the process may still run.
+    pub fn shows_life(&self) -> bool {
+        self.signs_of_life.iter().any(|sign| with_inode(sign.0.clone()).as_ref() == Some(sign))
+    }
+
     /// Makes the record, with a first counter file.
     ///
     /// # Errors
@@ -90,7 +105,7 @@ impl Peer {
     pub fn new(arrival: Arrival, gpu: &Gpu, seat: impl FnOnce() -> Arc<Leases>) -> Result<Peer> {
         let file = Arc::new(CounterFile::create(Leases::next_file_slots(0))?);
         let mut registrations = Vec::new();
-        let registered = if gpu.caps().stream_words {
+        let registered = if gpu.caps().stream_writes {
             // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the peer keeps the
             // file, and `registrations` are ended before the peer goes, or leaked with it.
             let words = unsafe { gpu.backend().register_words(file.start(), file.bytes()) }?;
@@ -116,6 +131,7 @@ impl Peer {
                 complete: None,
             }),
             descendants: arrival.descendants,
+            signs_of_life: gpu.backend().signs_of_life(arrival.pid).into_iter().filter_map(with_inode).collect(),
             words: Words::new(file.clone(), registered),
             ledger,
             gone: AtomicBool::new(false),

@@ -314,7 +314,11 @@ impl Service {
         let peers = self.core.peers.load_full();
         for peer in peers.iter().flatten() {
             let (dead, departed) = {
-                let proof = peer.proof();
+                let mut proof = peer.proof();
+                if proof.complete.is_some() && peer.shows_life() {
+                    // The driver's own sign is the last: the quarantine begins when it is gone.
+                    proof.complete = Some(now);
+                }
                 let over = proof.complete.is_some_and(|complete| now.duration_since(complete) >= self.core.quarantine);
                 (over, proof.farewell && proof.hung_up)
             };
