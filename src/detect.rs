@@ -1,5 +1,6 @@
 //! Finds out what this process can use, and why not the rest.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use gpu_api::{BackendKind, DeviceId, DeviceUuid, Error, Gpu, GpuBackend, Result};
@@ -9,6 +10,7 @@ use gpu_api::{BackendKind, DeviceId, DeviceUuid, Error, Gpu, GpuBackend, Result}
 pub struct Detected {
     backends: Vec<Arc<dyn GpuBackend>>,
     gpus: Vec<Gpu>,
+    failing: Vec<(BackendKind, DeviceId, Error)>,
     missing: Vec<(BackendKind, Error)>,
 }
 
@@ -55,13 +57,13 @@ pub fn detect_only(kind: BackendKind) -> Result<Detected> {
 }
 
 fn look_for(kinds: &[BackendKind]) -> Result<Detected> {
-    let mut found = Detected { backends: Vec::new(), gpus: Vec::new(), missing: Vec::new() };
+    let mut found = Detected { backends: Vec::new(), gpus: Vec::new(), failing: Vec::new(), missing: Vec::new() };
     for &kind in kinds {
         match open(kind) {
             // A driver that loads but cannot tell of its devices must not take the others down.
-            Ok(backend) => match devices(&backend) {
-                Ok(gpus) => {
-                    found.gpus.extend(gpus);
+            Ok(backend) => match backend.device_count() {
+                Ok(count) => {
+                    found.look_at(&backend, count);
                     found.backends.push(backend);
                 }
                 Err(error) => found.missing.push((kind, error)),
@@ -71,10 +73,6 @@ fn look_for(kinds: &[BackendKind]) -> Result<Detected> {
         }
     }
     Ok(found)
-}
-
-fn devices(backend: &Arc<dyn GpuBackend>) -> Result<Vec<Gpu>> {
-    (0..backend.device_count()?).map(|ordinal| Gpu::new(backend.clone(), DeviceId(ordinal))).collect()
 }
 
 fn open(kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
@@ -89,10 +87,61 @@ fn open(kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
     }
 }
 
+/// Says whether the kernel shows a GPU of this vendor, whatever its libraries do.
+fn shows_hardware(kind: BackendKind) -> bool {
+    let files: &[&str] = match kind {
+        BackendKind::Cuda => &["/dev/nvidiactl", "/dev/dxg"],
+        BackendKind::Hip => &["/dev/kfd"],
+        _ => &[],
+    };
+    files.iter().any(|file| Path::new(file).exists())
+}
+
 impl Detected {
-    /// Lists the devices, GPUs first.
+    /// Takes the devices of a backend that work, and notes of the others why they do not.
+    fn look_at(&mut self, backend: &Arc<dyn GpuBackend>, count: u32) {
+        for device in (0..count).map(DeviceId) {
+            match Gpu::new(backend.clone(), device) {
+                Ok(gpu) => self.gpus.push(gpu),
+                Err(error) => self.failing.push((backend.kind(), device, error)),
+            }
+        }
+    }
+
+    /// Lists the devices that work, GPUs first.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
+    }
+
+    /// Lists the devices that a driver counts and that do not work, each with the reason.
+    pub fn failing(&self) -> &[(BackendKind, DeviceId, Error)] {
+        &self.failing
+    }
+
+    /// Returns the devices that work.
+    ///
+    /// # Errors
+    ///
+    /// Why a GPU that this machine shows cannot be used, if no other can and nobody asked for host devices: what is meant
+    /// for a GPU must not end up in shared memory unsaid.
+    pub(crate) fn into_gpus(self) -> Result<Vec<Gpu>> {
+        let host_is_wanted = std::env::var_os("GPU_IPC_HOST_DEVICES").is_some();
+        self.gpus_unless(host_is_wanted, shows_hardware)
+    }
+
+    fn gpus_unless(self, host_is_wanted: bool, shows: impl Fn(BackendKind) -> bool) -> Result<Vec<Gpu>> {
+        if host_is_wanted || self.gpus.iter().any(|gpu| gpu.kind() != BackendKind::Host) {
+            return Ok(self.gpus);
+        }
+        let failing = self.failing.into_iter().map(|(kind, _, error)| (kind, error));
+        let missing = self
+            .missing
+            .into_iter()
+            .filter(|(kind, error)| !matches!(error, Error::NotCompiled { .. }) && shows(*kind));
+        match failing.chain(missing).find(|(kind, _)| *kind != BackendKind::Host) {
+            Some((_, error)) => Err(error),
+            None => Ok(self.gpus),
+        }
     }
 
     /// Lists the backends that cannot be used, each with the reason.
@@ -121,12 +170,16 @@ impl Detected {
         Gpu::with_uuid(self.backend(kind)?, uuid)
     }
 
-    /// Returns a backend's first device.
+    /// Returns a backend's first device that works.
     ///
     /// # Errors
     ///
-    /// As [`backend`](Detected::backend), and [`Error::Unavailable`] when it has no device.
+    /// As [`backend`](Detected::backend), [`Error::Unavailable`] when it has no device, and the first device's own error
+    /// when none works.
     pub fn first(&self, kind: BackendKind) -> Result<Gpu> {
+        if let Some(gpu) = self.gpus.iter().find(|gpu| gpu.kind() == kind) {
+            return Ok(gpu.clone());
+        }
         let backend = self.backend(kind)?;
         if backend.device_count()? == 0 {
             return Err(Error::Unavailable {
@@ -141,5 +194,54 @@ impl Detected {
             });
         }
         Gpu::new(backend, DeviceId(0))
+    }
+}
+
+#[cfg(all(test, feature = "host"))]
+mod tests {
+    use backend_host::{HostBackend, HostConfig};
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_fails_hides_no_other() {
+        let host = HostBackend::new(HostConfig::default().devices(4)).expect("shared memory");
+        host.break_device(DeviceId(0));
+        host.break_device(DeviceId(2));
+        let mut found = look_for(&[]).expect("nothing is asked for");
+        let backend: Arc<dyn GpuBackend> = host;
+        found.look_at(&backend, 4);
+        found.backends.push(backend);
+        let works: Vec<u32> = found.gpus().iter().map(|gpu| gpu.device().0).collect();
+        assert_eq!(works, [1, 3]);
+        let failing: Vec<u32> = found.failing().iter().map(|(_, device, _)| device.0).collect();
+        assert_eq!(failing, [0, 2]);
+        assert!(
+            found
+                .failing()
+                .iter()
+                .all(|(kind, _, why)| *kind == BackendKind::Host && why.to_string().contains("device"))
+        );
+        assert_eq!(found.first(BackendKind::Host).expect("two work").device(), DeviceId(1));
+    }
+
+    #[test]
+    fn shared_memory_takes_no_gpus_place_unasked() {
+        let found = || {
+            let mut found = look_for(&[BackendKind::Host]).expect("the host is there");
+            let (backend, remedy) = (BackendKind::Cuda, "load it");
+            let why = || Error::Unavailable { backend, why: "the module is older than the library".into(), remedy };
+            found.missing.push((BackendKind::Hip, Error::NotCompiled { backend: BackendKind::Hip }));
+            found.missing.push((backend, why()));
+            found
+        };
+        let refused = found().gpus_unless(false, |_| true).expect_err("there is a GPU that cannot be used");
+        assert!(matches!(refused, Error::Unavailable { backend: BackendKind::Cuda, .. }), "{refused}");
+        assert!(found().gpus_unless(true, |_| true).is_ok(), "host devices were asked for");
+        assert!(found().gpus_unless(false, |_| false).is_ok(), "the machine has no GPU");
+        let mut failing = found();
+        let error = Error::NoDevice { backend: BackendKind::Cuda, uuid: DeviceUuid([0; 16]) };
+        failing.failing.push((BackendKind::Cuda, DeviceId(0), error));
+        assert!(failing.gpus_unless(false, |_| false).is_err(), "the driver counts a GPU that does not work");
     }
 }

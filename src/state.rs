@@ -17,7 +17,8 @@ static STATE: OnceLock<ProcessState> = OnceLock::new();
 ///
 /// # Errors
 ///
-/// As [`detect`]; the next call tries again.
+/// As [`detect`], and where this machine shows a GPU of which none can be used, the reason: the host backend does not take
+/// its place unless `GPU_IPC_HOST_DEVICES` asks for it. The next call tries again.
 ///
 /// # Examples
 ///
@@ -36,7 +37,7 @@ pub fn process_state() -> Result<&'static ProcessState> {
     let state = STATE.get_or_init(|| ProcessState::new([]));
     if state.gpus().is_empty() {
         // Of two threads that are here at once the second adds what is there already.
-        state.add_devices(detect()?.gpus().iter().cloned());
+        state.add_devices(detect()?.into_gpus()?);
     }
     Ok(state)
 }

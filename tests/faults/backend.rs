@@ -16,6 +16,7 @@ pub const CASES: &[Case] = &[
     ("backend::each_call_of_a_producer_fails_once", || until_it_passes(Side::Producer)),
     ("backend::each_call_of_a_consumer_fails_once", || until_it_passes(Side::Consumer)),
     ("backend::each_call_of_a_consumer_elsewhere_fails_once", elsewhere),
+    ("backend::each_call_of_a_drop_fails_once_and_the_block_comes_back", drops),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,6 +155,44 @@ fn until_it_passes(side: Side) {
     calls.dedup();
     println!("{side:?}: {total} calls failed once each: {}", calls.join(" "));
     assert!(total > 10, "that is no life");
+}
+
+/// A drop asks its streams for events. Where it gets none, the streams are synchronised, and nothing is lost.
+fn drops() {
+    let (faulty, gpu) = open();
+    let dir = tempfile::tempdir().expect("a directory");
+    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
+    let streams = [Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream")];
+    let mut calls = Vec::new();
+    for nth in 1.. {
+        let block = session.alloc(4096).expect("there is room");
+        streams.iter().for_each(|stream| block.used_on(stream).expect("a stream of its own"));
+        // What both streams still have to do when the block is dropped.
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let hold = Box::new(move || {
+            let _ = gate.recv();
+        });
+        // SAFETY: `host_function` asks for a live stream that nobody captures: it lives to the end of the case.
+        unsafe { gpu.backend().host_function(streams[1].raw(), hold) }.expect("queued");
+        faulty.fail_at(nth);
+        drop(block);
+        let failed = faulty.heal();
+        for _ in 0..20 {
+            session.collect();
+            assert_eq!(session.stats().limbo_blocks, 1, "call {nth}, {failed:?}: freed under its work");
+        }
+        drop(go);
+        let back = comes(|| {
+            session.collect();
+            session.stats().live_blocks == 0
+        });
+        assert!(back && session.stats().leaked_blocks == 0, "call {nth}, {failed:?}: {:?}", session.stats());
+        match failed {
+            Some(call) => calls.push(call),
+            None => break,
+        }
+    }
+    assert!(calls.contains(&"record_event"), "no event failed: {calls:?}");
 }
 
 fn elsewhere() {

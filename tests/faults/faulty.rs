@@ -69,7 +69,7 @@ impl<B: GpuBackend> Faulty<B> {
     /// Makes the n-th call from here on fail; the first is 1.
     pub fn fail_at(&self, nth: u32) {
         let mut ledger = self.ledger();
-        (ledger.calls, ledger.nth) = (Some(0), nth);
+        (ledger.calls, ledger.nth, ledger.failed) = (Some(0), nth, None);
     }
 
     /// Fails nothing more, and names the call that failed.

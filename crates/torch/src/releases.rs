@@ -190,22 +190,47 @@ impl Releases {
     /// Gives back once all that is queued on the streams at this moment is done.
     pub(crate) fn after(&self, held: Held, streams: &[Stream]) {
         let mut events = Vec::with_capacity(streams.len());
+        let mut unmarked = Vec::new();
         for stream in streams {
             match self.record(stream) {
                 Ok(event) => events.push(event),
-                Err(error) => {
+                // What is captured may run more than once.
+                Err(error @ Error::Capturing { .. }) => {
                     for event in events {
                         destroy(&self.desk.gpu, event);
                     }
                     return self.desk.keep(held, &error.to_string());
                 }
+                Err(_) => unmarked.push(stream.clone()),
             }
         }
         *self.desk.pending.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        if let Err(mpsc::SendError(pending)) = self.queue.send(Pending { held, events }) {
-            // Only a panic in the thread closes its end.
-            *self.desk.pending.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-            self.desk.keep(pending.held, "the thread that gives back has ended");
+        let pending = Pending { held, events };
+        if unmarked.is_empty() {
+            hand_over(&self.desk, &self.queue, pending)
+        } else {
+            self.synchronize(pending, unmarked)
+        }
+    }
+
+    /// Waits for streams on which no event could be recorded, on a thread of its own, before the rest.
+    fn synchronize(&self, pending: Pending, streams: Vec<Stream>) {
+        let (desk, queue) = (self.desk.clone(), self.queue.clone());
+        // Kept aside: a thread that cannot be started takes its closure with it.
+        let waits = Arc::new(Mutex::new(Some(pending)));
+        let theirs = waits.clone();
+        let spawned = thread::Builder::new().name("gpu-ipc-torch-wait".into()).spawn(move || {
+            let passed = streams.iter().try_for_each(Stream::synchronize);
+            let Some(pending) = theirs.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+            match passed {
+                Ok(()) => hand_over(&desk, &queue, pending),
+                Err(error) => give_up(&desk, pending, &error.to_string()),
+            }
+        });
+        if let Err(error) = spawned
+            && let Some(pending) = waits.lock().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            give_up(&self.desk, pending, &error.to_string());
         }
     }
 
@@ -241,6 +266,24 @@ impl fmt::Debug for Releases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Releases").field("stats", &self.desk.stats()).finish()
     }
+}
+
+/// Gives what waits for events to the thread.
+fn hand_over(desk: &Arc<Desk>, queue: &mpsc::Sender<Pending>, pending: Pending) {
+    if let Err(mpsc::SendError(pending)) = queue.send(pending) {
+        // Only a panic in the thread closes its end.
+        give_up(desk, pending, "the thread that gives back has ended");
+    }
+}
+
+/// Leaves what was pending as it is.
+fn give_up(desk: &Arc<Desk>, pending: Pending, why: &str) {
+    for event in pending.events {
+        destroy(&desk.gpu, event);
+    }
+    desk.keep(pending.held, why);
+    *desk.pending.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+    desk.settled.notify_all();
 }
 
 /// Refuses a stream that the backend of `gpu` must not be given: what names a stream here may name nothing, or another

@@ -384,9 +384,8 @@ impl Link {
 
     /// Says whether a wait is this thread's: streams do not reach words that are not registered.
     fn waits_on_host(&self, fence: &Fence, wait: Wait<'_>) -> bool {
-        let cannot_queue = || {
-            !self.gpu.caps().stream_waits || self.file(fence.file).is_none_or(|file| file.registered.is_none())
-        };
+        let cannot_queue =
+            || !self.gpu.caps().stream_waits || self.file(fence.file).is_none_or(|file| file.registered.is_none());
         matches!(wait, Wait::Host) || (matches!(wait, Wait::Stream(_)) && cannot_queue())
     }
 

@@ -332,13 +332,20 @@ impl Drop for SentBlock {
         let core = core.clone();
         let owed = |stream: &Stream| core.fences.debt(stream);
         let streams = used.streams.iter().map(|stream| &**stream);
-        if let Err((block, error)) = core.own_work.wait_for(block, used.proofs, streams, owed) {
-            // Nobody knows when the queued work ends, so the bytes are never used again.
-            tracing::warn!(bytes = block.len(), %error, "a dropped block is kept for ever: its streams cannot be asked");
-            block.leak();
+        match core.own_work.wait_for(block, used.proofs, streams, owed) {
+            Ok(false) => {}
+            // The thread that may block waits for the streams.
+            Ok(true) => core.waker.nudge(),
+            Err((block, error)) => keep_for_ever(block, &error),
         }
         core.look_on_drop();
     }
+}
+
+/// Keeps a dropped block: nobody knows when the queued work ends, so the bytes are never used again.
+pub(crate) fn keep_for_ever(block: Arc<Block>, error: &Error) {
+    tracing::warn!(bytes = block.len(), %error, "a dropped block is kept for ever: its streams cannot be asked");
+    block.leak();
 }
 
 /// Refuses what a source cannot give.

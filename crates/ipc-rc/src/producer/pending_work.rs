@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use gpu_api::{Gpu, Result};
+use gpu_api::{Error, Gpu, Result};
 
 use crate::gpu_event::GpuEvent;
 use crate::producer::fence::Debt;
@@ -60,6 +60,16 @@ struct Entry<B> {
 struct State<B> {
     queues: HashMap<StreamKey, VecDeque<Entry<B>>>,
     spare: Vec<GpuEvent>,
+    /// Blocks that have streams without an event.
+    unmarked: Vec<Unmarked<B>>,
+}
+
+/// A block, the events that it waits for, and streams on which none could be recorded.
+#[derive(Debug)]
+pub struct Unmarked<B> {
+    block: B,
+    proofs: Vec<Proof>,
+    streams: Vec<Stream>,
 }
 
 /// Blocks that wait for the producer's own work.
@@ -76,7 +86,7 @@ impl<B> PendingWork<B> {
     pub fn new(gpu: Gpu) -> PendingWork<B> {
         PendingWork {
             gpu,
-            state: Mutex::new(State { queues: HashMap::new(), spare: Vec::new() }),
+            state: Mutex::new(State { queues: HashMap::new(), spare: Vec::new(), unmarked: Vec::new() }),
             waiting: AtomicUsize::new(0),
         }
     }
@@ -84,40 +94,80 @@ impl<B> PendingWork<B> {
     /// Keeps a block until all that is queued on `streams` at this moment has finished, and what `proofs` stand for.
     /// `owed` says what a stream owes to participants' words.
     ///
+    /// Says whether streams have to be [waited for](PendingWork::take_unmarked) by a thread that may block, because no
+    /// event could be recorded on them.
+    ///
     /// # Errors
     ///
-    /// The block, and what the driver gave: nobody knows when the work ends, so the caller leaks the block.
+    /// The block, and [`Error::Capturing`]: what is captured may run more than once, so the caller leaks the block.
     pub fn wait_for<'a>(
         &self,
         block: B,
         mut proofs: Vec<Proof>,
         streams: impl Iterator<Item = &'a Stream>,
         owed: impl Fn(&Stream) -> Option<Debt>,
-    ) -> Result<(), (B, gpu_api::Error)> {
+    ) -> Result<bool, (B, Error)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unmarked = Vec::new();
         for stream in streams {
             let debt = owed(stream);
             match self.record(&mut state, stream) {
                 Ok(event) => proofs.push(Proof { stream: stream.key(), event, debt }),
-                Err(error) => {
+                Err(error @ Error::Capturing { .. }) => {
                     state.spare.extend(proofs.into_iter().map(|proof| proof.event));
                     return Err((block, error));
                 }
+                Err(error) => {
+                    tracing::debug!(%error, "no event marks a dropped block's work; its stream is synchronised");
+                    unmarked.push(stream.clone());
+                }
             }
+        }
+        if !unmarked.is_empty() {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            state.unmarked.push(Unmarked { block, proofs, streams: unmarked });
+            return Ok(true);
         }
         match proofs.pop() {
             Some(proof) => {
                 self.waiting.fetch_add(1, Ordering::Relaxed);
                 state.queues.entry(proof.stream).or_default().push_back(Entry { proof, block, rest: proofs });
-                Ok(())
+                Ok(false)
             }
             None => {
                 // The block may be the last of its kind, and its drop gives it back: not under the lock.
                 drop(state);
                 drop(block);
-                Ok(())
+                Ok(false)
             }
         }
+    }
+
+    /// Takes the blocks whose streams have to be [synchronised](PendingWork::synchronize). They still count as waiting.
+    pub fn take_unmarked(&self) -> Vec<Unmarked<B>> {
+        if self.waiting() == 0 {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner).unmarked)
+    }
+
+    /// Waits for the streams on which no event could be recorded, on the calling thread, and then for what events there are.
+    ///
+    /// # Errors
+    ///
+    /// The block, and what the driver gave: nobody knows when the work ends, so the caller leaks the block.
+    pub fn synchronize(&self, unmarked: Unmarked<B>) -> Result<(), (B, Error)> {
+        let Unmarked { block, proofs, streams } = unmarked;
+        let passed = streams.iter().try_for_each(|stream| {
+            stream.refuse_capture("drop the block after the capture ended")?;
+            stream.synchronize()
+        });
+        let kept = match passed {
+            Ok(()) => self.wait_for(block, proofs, std::iter::empty(), |_| None).map(|_| ()),
+            Err(error) => Err((block, error)),
+        };
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        kept
     }
 
     fn record(&self, state: &mut State<B>, stream: &Stream) -> Result<GpuEvent> {

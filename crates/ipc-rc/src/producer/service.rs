@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use gpu_api::{ParticipantId, Reclaim, RegionId, Result};
 
 use crate::gpu_event::GpuEvent;
+use crate::producer::block::keep_for_ever;
 use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
 use crate::producer::peer::Peer;
@@ -145,6 +146,7 @@ impl Service {
         self.core.tell_of_releases();
         self.look_after_tokens();
         self.watch_context();
+        self.synchronize_unmarked();
         self.trim_unmapped();
         self.poll = if found.blocks > 0 || !ready.is_empty() { POLL.0 } else { (self.poll * 2).min(POLL.1) };
         if closing {
@@ -432,6 +434,19 @@ impl Service {
             tracing::error!(%error, "the producer's context is broken; whoever waits for its streams is told");
         }
         awaited().for_each(|peer| peer.words.poison());
+    }
+
+    /// Waits for streams of dropped blocks on which no event could be recorded.
+    fn synchronize_unmarked(&mut self) {
+        for unmarked in self.core.own_work.take_unmarked() {
+            let core = self.core.clone();
+            self.blocking.run(move || {
+                if let Err((block, error)) = core.own_work.synchronize(unmarked) {
+                    keep_for_ever(block, &error);
+                }
+                core.announce_change();
+            });
+        }
     }
 
     /// Gives regions back to the driver that were asked for and that nobody maps any more.
