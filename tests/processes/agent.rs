@@ -534,7 +534,15 @@ impl State {
             let mut good = true;
             if let Some(participant) = self.participant.take() {
                 good &= matches!(participant.claim(&[], Wait::None, None), Err(ClaimError::Forked));
-                drop(participant);
+                good &= matches!(participant.prefetch(&[[0u8; 192]]), Err(ClaimError::Forked));
+                participant.abandon(&[]);
+                good &= participant.next_notice().is_none();
+                good &= matches!(participant.close(None), Err(gpu_ipc::Error::Forked { .. }));
+            }
+            for block in self.received.values() {
+                good &= matches!(block.used_on(&self.stream), Err(gpu_ipc::Error::Forked { .. }));
+                let to = To::Ticket(Claims::Once);
+                good &= matches!(block.forward(to, None), Err(ClaimError::Forked));
             }
             if let Some(session) = self.session.take() {
                 good &= matches!(session.alloc(1), Err(gpu_ipc::Error::Forked { .. }));

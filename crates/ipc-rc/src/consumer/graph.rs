@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu_api::Result;
+use gpu_api::{Error, Result};
 
 use crate::consumer::received_block::ReceivedBlock;
 use crate::stream::Stream;
@@ -38,7 +38,19 @@ use crate::stream::Stream;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Default)]
-pub struct GraphBlocks(Arc<Mutex<Kept>>);
+pub struct GraphBlocks(Arc<Graph>);
+
+/// In a forked child the blocks are the parent's, and the lock may be too: nothing is done there.
+struct Graph {
+    pid: u32,
+    kept: Mutex<Kept>,
+}
+
+impl Default for Graph {
+    fn default() -> Graph {
+        Graph { pid: std::process::id(), kept: Mutex::default() }
+    }
+}
 
 #[derive(Default)]
 struct Kept {
@@ -61,7 +73,7 @@ impl GraphBlocks {
     /// list may be another.
     pub fn launched_on(&self, stream: &Stream) -> Result<()> {
         stream.refuse_per_thread()?;
-        let mut kept = self.kept();
+        let mut kept = self.kept().ok_or(Error::Forked { what: "this graph's blocks" })?;
         kept.blocks.iter().for_each(|block| block.note_use(stream));
         if !kept.launched_on.iter().any(|known| known.key() == stream.key()) {
             kept.launched_on.push(stream.clone());
@@ -70,18 +82,19 @@ impl GraphBlocks {
     }
 
     pub(crate) fn keep(&self, block: ReceivedBlock) {
-        let mut kept = self.kept();
+        let Some(mut kept) = self.kept() else { return };
         kept.launched_on.iter().for_each(|stream| block.note_use(stream));
         kept.blocks.push(block);
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> Option<MutexGuard<'_, Kept>> {
+        let own = self.0.pid == std::process::id();
+        own.then(|| self.0.kept.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl fmt::Debug for GraphBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphBlocks").field("blocks", &self.kept().blocks.len()).finish()
+        f.debug_struct("GraphBlocks").field("blocks", &self.kept().map_or(0, |kept| kept.blocks.len())).finish()
     }
 }

@@ -1,6 +1,7 @@
 //! What a participant's handles, blocks and thread share: its link to one producer.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -60,7 +61,6 @@ pub(crate) const SOCKET: u64 = 0;
 const NOT_POISONED: u64 = u64::MAX;
 
 /// A participant's state. Its handles, mappings and thread each hold one [`Arc`] of it.
-#[derive(Debug)]
 pub(crate) struct Link {
     pub gpu: Gpu,
     /// The device's vendor: asked for by every claim.
@@ -100,6 +100,17 @@ pub(crate) struct Link {
     /// Regions that the producer would like unmapped.
     asked: Mutex<HashSet<RegionId>>,
     reached: Box<[AtomicU64]>,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Participant")
+            .field("id", &self.id)
+            .field("session", &format_args!("{}", self.session))
+            .field("producer_pid", &self.producer_pid)
+            .field("is_producer_gone", &self.is_gone())
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a [`Link`] starts from.

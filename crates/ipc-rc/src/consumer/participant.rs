@@ -1,5 +1,6 @@
 //! Participants: what a consumer opens.
 
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
@@ -40,7 +41,8 @@ impl ParticipantBuilder {
     /// # Portability
     ///
     /// Memory that is shared by 64-byte handles is always mapped read-write; `connect` refuses the wish on a device
-    /// that cannot map read-only.
+    /// that cannot map read-only. A participant in the producer's own process uses the producer's mapping, which stays
+    /// writable.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.access = Access::ReadOnly;
@@ -128,8 +130,17 @@ impl ParticipantBuilder {
         }
         let welcome = self.welcome(socket, deadline)?;
         let link = Arc::new(Link::new(welcome)?);
-        let service = Service::new(link.clone())?;
-        thread::start("gpu-ipc-participant", move || service.run())?;
+        let started =
+            Service::new(link.clone()).and_then(|service| thread::start("gpu-ipc-participant", move || service.run()));
+        if let Err(error) = started {
+            // SAFETY: `unregister_files` asks that no operation on their words is unfinished, and for one call: nothing was
+            // granted that anybody could have claimed, and no thread runs that calls it too.
+            if let Err(error) = unsafe { link.unregister_files() } {
+                tracing::warn!(%error, "a counter file stays registered, and so mapped");
+                std::mem::forget(link);
+            }
+            return Err(error);
+        }
         Ok(Participant(Arc::new(Handle { link: ManuallyDrop::new(link) })))
     }
 
@@ -191,10 +202,9 @@ fn refused(why: &str, remedy: &'static str) -> Error {
 ///
 /// Cheap to clone, and to be used from several threads at once. When the last clone is dropped, the participant's thread goes on until every block that it received
 /// is dropped and its GPU work done; then it unmaps and says goodbye.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Participant(Arc<Handle>);
 
-#[derive(Debug)]
 struct Handle {
     link: ManuallyDrop<Arc<Link>>,
 }
@@ -439,6 +449,12 @@ impl Participant {
     /// Counts the regions that are mapped.
     pub fn mappings(&self) -> usize {
         self.link().mappings.all().len()
+    }
+}
+
+impl fmt::Debug for Participant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.link().fmt(f)
     }
 }
 

@@ -77,6 +77,7 @@ impl ReceivedBlock {
     ///
     /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the block may be another.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        self.link().guard.check("this block")?;
         stream.refuse_per_thread()?;
         self.lease.used_on(stream);
         Ok(())
