@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_ipc::allocators::{
-    AllocatorAttributes, Arena, ArenaOptions, Growth, MemoryLimit, ProcessOptions, ProcessState, Request, Snapshot,
-    VirtualDevice,
+    AllocatorAttributes, Arena, ArenaOptions, Bfc, BfcOptions, DeviceMemory, GrowingMemory, Growth, MemoryLimit,
+    ProcessOptions, ProcessState, Recorded, Request, Snapshot, SubAllocator, VirtualDevice,
 };
 use gpu_ipc::{
     After, Descriptor, Error, Gpu, ParticipantId, Piece, RegionSource, SentBlock, Session, SessionBuilder, To,
@@ -30,6 +30,8 @@ const CASES: &[(&str, fn())] = &[
     ("an_error_names_the_process_that_holds_the_memory", named),
     ("a_session_gets_memory_from_another_sessions_limbo", two_sessions),
     ("private_memory_gets_what_an_arena_does_not_need", private),
+    ("memory_that_grows_in_place_serves_a_request_across_its_pieces", grows_in_place),
+    ("bytes_that_two_streams_work_on_wait_for_both_of_them", two_streams),
     ("an_allocation_waits_for_a_dead_holder", dead_holder),
     ("many_processes_share_more_than_there_is_at_once", many),
     ("a_forked_child_leaves_the_arena_alone", forked),
@@ -198,6 +200,58 @@ fn two_sessions() {
         assert_eq!(lender.session.stats().limbo_blocks, 0);
         drop(block);
     }
+}
+
+fn grows_in_place() {
+    let gpu = open_gpu();
+    if !gpu.caps().ranges {
+        let refused = GrowingMemory::new(gpu).expect_err("a device without ranges");
+        assert!(refused.to_string().contains("has no ranges of addresses"), "{refused}");
+        return;
+    }
+    let options = BfcOptions::new("grows").growth(Growth::Fixed(REGION)).limit(8 * REGION);
+    let bfc = Bfc::new(options.clone(), GrowingMemory::new(gpu.clone()).expect("ranges"));
+    let held: Vec<u64> = (0..8).map(|_| bfc.alloc(Request::new(REGION)).expect("room").address).collect();
+    held[1..].iter().for_each(|&address| bfc.free(address).expect("in use"));
+    // Seven pieces, one request: written through and read again across their borders.
+    let placed = bfc.alloc(Request::new(7 * REGION)).expect("what is free lies side by side");
+    assert_eq!(placed.address, held[1]);
+    let memory = bfc.upstream().memory().expect("memory");
+    let bytes: Vec<u8> = (0..7 * REGION).map(|at| (at % 251) as u8).collect();
+    let mut read = vec![0; bytes.len()];
+    // SAFETY: `write` asks for a range of one allocation that nothing else uses: it is this case's own.
+    unsafe { memory.write(placed.address, &bytes) }.expect("it is written");
+    // SAFETY: as above.
+    unsafe { memory.read(placed.address, &mut read) }.expect("it is read");
+    assert!(bytes == read, "what was written across the pieces");
+    bfc.free(placed.address).expect("in use");
+    assert_eq!(bfc.trim().expect("the driver takes the tail"), 7 * REGION);
+    bfc.alloc(Request::new(4 * REGION)).expect("the tail comes again");
+    // The same in regions that lie apart.
+    let apart = Bfc::new(options.collect_regions(false), DeviceMemory::new(gpu).expect("memory"));
+    let held: Vec<u64> = (0..8).map(|_| apart.alloc(Request::new(REGION)).expect("room").address).collect();
+    held[1..].iter().for_each(|&address| apart.free(address).expect("in use"));
+    let refused = apart.alloc(Request::new(7 * REGION)).expect_err("no region has as much");
+    assert!(matches!(refused, Error::OutOfMemory { .. }), "{refused}");
+}
+
+fn two_streams() {
+    let gpu = open_gpu();
+    let memory = DeviceMemory::new(gpu.clone()).expect("memory");
+    let bfc = Bfc::new(BfcOptions::new("bfc").limit(2 * REGION).growth(Growth::Whole), memory);
+    let streams = [(); 2].map(|()| gpu_ipc::Stream::create(&gpu).expect("a stream"));
+    for round in 0..200u64 {
+        let placed = bfc.alloc(Request::new(2 * REGION).wait_until(Instant::now() + WATCHDOG)).expect("both get there");
+        streams.iter().for_each(|stream| write_stamp(&gpu, stream, gpu_ipc::DevicePtr(placed.address), round));
+        // SAFETY: `work_on` asks for a live stream of the device: both live until the end.
+        let other = unsafe { Recorded::work_on(&gpu, streams[1].raw()) }.expect("it is recorded");
+        bfc.record_work(placed.address, other).expect("in use");
+        // SAFETY: as above.
+        unsafe { Recorded::free_on(&bfc, placed.address, &gpu, &[streams[0].raw()]) }.expect("in use");
+        assert!(bfc.free(placed.address).is_err(), "it is freed already");
+    }
+    wait_until("both streams to be done", || bfc.settle() == 0 && bfc.snapshot().pending_bytes == 0);
+    assert_eq!(bfc.trim().expect("the driver takes it"), 2 * REGION);
 }
 
 fn private() {

@@ -3,8 +3,9 @@
 //! Read in this order:
 //!
 //! 1. [`Request`], [`Placed`]: what is asked and answered. [`Allocator`]: what every allocator can do.
-//! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`Shareable`], [`HostPages`]: a backend's;
-//!    [`Simulated`]: addresses without memory behind them.
+//! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`GrowingMemory`], [`Shareable`], [`HostPages`]: a
+//!    backend's; [`HostHeap`], [`NodePages`]: the system's; [`Simulated`]: addresses without memory behind them;
+//!    [`Visited`]: any of them, with somebody told.
 //! 3. [`Bfc`]: best fit with coalescing over any upstream.
 //!    [`Recorded`]: work on a stream, after which memory is free.
 //! 4. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error that explains itself.
@@ -25,6 +26,7 @@ pub mod bfc;
 mod budget;
 mod device_memory;
 mod direct;
+mod growing;
 mod host_heap;
 mod host_memory;
 mod keepers;
@@ -48,6 +50,7 @@ pub use bfc::{AllocatorStats, Bfc, BfcOptions, Completion, Growth, Scope, ScopeS
 pub use budget::Budget;
 pub use device_memory::{DeviceMemory, Shareable};
 pub use direct::{BasicCpu, Direct, PinnedHost};
+pub use growing::GrowingMemory;
 pub use host_heap::{HostHeap, NodePages};
 pub use host_memory::HostPages;
 pub use memory::{DeviceBytes, HostBytes, Memory};

@@ -140,13 +140,15 @@ impl<U: SubAllocator> Bfc<U> {
             let may_free =
                 |parts: &[(Extent, U::Token)]| parts.iter().all(|(_, token)| self.core.upstream.may_free(token));
             let idle = state.heap.remove_idle(|region| may_free(&region.parts));
-            state.counters.reserved -= idle.iter().map(|region| region.reserved()).sum::<u64>();
-            idle
+            let tails = state.heap.remove_tails(|token| self.core.upstream.may_free(token));
+            let parts: Vec<_> = idle.into_iter().flat_map(|region| region.parts).chain(tails).collect();
+            state.counters.reserved -= parts.iter().map(|(extent, _)| extent.len).sum::<u64>();
+            parts
         };
         let mut freed = 0;
         let mut leaked = 0;
         let mut failed = None;
-        for (extent, token) in idle.into_iter().flat_map(|region| region.parts) {
+        for (extent, token) in idle {
             match self.core.upstream.free(extent, token) {
                 Ok(()) => freed += extent.len,
                 Err(error) => {
@@ -245,6 +247,7 @@ impl<U: SubAllocator> Bfc<U> {
             .filter(|region| region.parts.iter().all(|(_, token)| self.core.upstream.may_free(token)))
             .map(|region| region.reserved())
             .sum();
+        let idle = idle + state.heap.idle_tails();
         idle > 0 && self.core.options.limit.saturating_sub(state.counters.taken() - idle) >= fit.bytes()
     }
 

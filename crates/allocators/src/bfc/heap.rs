@@ -324,6 +324,52 @@ impl<T> Heap<T> {
         idle.into_iter().map(|number| self.remove_region(number)).collect()
     }
 
+    /// Takes out the parts at the end of merged regions that no chunk is in use of and `may_go` agrees to.
+    pub(crate) fn remove_tails(&mut self, mut may_go: impl FnMut(&T) -> bool) -> Vec<(Extent, T)> {
+        let mut gone = Vec::new();
+        let numbers: Vec<u16> = self.regions.numbers().collect();
+        for number in numbers {
+            while let Some((extent, token)) = self.idle_tail(number)
+                && may_go(token)
+            {
+                self.cut_tail(number, extent.base / UNIT);
+                gone.extend(self.regions[number].parts.pop());
+            }
+        }
+        gone
+    }
+
+    /// Returns the bytes of the last part of a merged region, for all of them, if no chunk is in use of it.
+    pub(crate) fn idle_tails(&self) -> u64 {
+        self.regions.numbers().filter_map(|number| self.idle_tail(number)).map(|(extent, _)| extent.len).sum()
+    }
+
+    /// Returns the last of several parts of a region if it is all free.
+    fn idle_tail(&self, number: u16) -> Option<(Extent, &T)> {
+        let region = &self.regions[number];
+        let [_, .., (extent, token)] = &region.parts[..] else { return None };
+        let last = &self.chunks[region.last];
+        (last.standing() == Standing::Free && last.start() <= extent.base / UNIT).then_some((*extent, token))
+    }
+
+    /// Ends a region before a unit of its last chunk, which is free.
+    fn cut_tail(&mut self, number: u16, end: u64) {
+        let id = self.regions[number].last;
+        self.index.remove(Entry::of(id, &self.chunks[id]));
+        let chunk = &mut self.chunks[id];
+        if chunk.start() == end {
+            let prev = chunk.prev;
+            self.chunks[prev].next = ChunkId::NONE;
+            self.chunks.remove(id);
+            self.regions[number].last = prev;
+        } else {
+            chunk.units = (end - chunk.start()) as u32;
+            self.index.insert(Entry::of(id, &self.chunks[id]));
+        }
+        let region = &mut self.regions[number];
+        region.units = end - region.start;
+    }
+
     /// Says whether no chunk of a region is in use or pending.
     pub(crate) fn is_idle(&self, number: u16) -> bool {
         self.chunks_of(number).all(|(_, chunk)| chunk.standing() == Standing::Free)

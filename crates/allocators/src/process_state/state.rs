@@ -9,8 +9,8 @@ use gpu_api::{BackendKind, Error, Gpu, HostMemory, Reclaim, RegionSource, Result
 use super::options::KeyedRegions;
 use super::{AllocatorAttributes, AllocatorKind, MemoryLimit, PhysicalDevice, ProcessOptions, VirtualDevice};
 use crate::{
-    Allocator, Arena, ArenaOptions, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, Direct, HostHeap, HostPages,
-    Limit, NodePages, Placed, Pool, PoolOptions, RegionVisitor, Relief, Relieved, Snapshot, Trim, Visited,
+    Allocator, Arena, ArenaOptions, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, Direct, GrowingMemory, HostHeap,
+    HostPages, Limit, NodePages, Placed, Pool, PoolOptions, RegionVisitor, Relief, Relieved, Snapshot, Trim, Visited,
 };
 
 /// Names an allocator of a [`ProcessState`]. In this order they are destroyed: device memory first, while host memory
@@ -412,6 +412,10 @@ impl Inner {
             .collect_from(options.collect_from)
             .round_up_divisions(options.round_up_divisions)
             .memory_dump(options.memory_dump.clone());
+        if options.grows_in_place && options.device_kind == AllocatorKind::BestFit && gpu.caps().ranges {
+            let memory = Visited::maybe(GrowingMemory::new(gpu)?.budget(budget), self.visitor(key));
+            return Ok(Relieved::with_patience(Bfc::new(bfc, memory), relief, options.patience));
+        }
         let memory = DeviceMemory::new(gpu)?.budget(budget);
         let memory = Visited::maybe(memory, self.visitor(key));
         match options.device_kind {

@@ -1,0 +1,247 @@
+//! Private memory of a device that grows in place: one range of addresses, and physical pieces on it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use gpu_api::{Access, AddressRange, DevicePtr, Error, ForkGuard, Gpu, RawMemory, Result};
+
+use crate::upstream::RoomListener;
+use crate::{Budget, DeviceBytes, Extent, Memory, SubAllocator};
+
+/// How many times the device's memory the range of addresses is: holes that no piece fits into cost addresses alone.
+const ADDRESSES: u64 = 2;
+
+/// Memory of a device that no other process sees, in pieces that lie side by side.
+///
+/// Addresses for more than the device has are reserved at the first piece, and each piece is mapped at the lowest place
+/// that is free. A [`Bfc`](crate::Bfc) over it uses neighbouring pieces as one region, so what is free in several of them
+/// serves a request that is larger than each, and it gives the last pieces of a region back when nobody uses them.
+/// PyTorch's expandable segments are the same.
+///
+/// # Examples
+///
+/// ```
+/// use allocators::{Bfc, BfcOptions, Growth, GrowingMemory, Request};
+/// use backend_host::{HostBackend, HostConfig};
+/// use gpu_api::{DeviceId, Gpu};
+///
+/// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// let options = BfcOptions::new("grows").growth(Growth::Fixed(2 << 20));
+/// let bfc = Bfc::new(options, GrowingMemory::new(gpu)?);
+/// let pieces = [bfc.alloc(Request::new(2 << 20))?, bfc.alloc(Request::new(2 << 20))?];
+/// for piece in pieces {
+///     bfc.free(piece.address)?;
+/// }
+/// // Two pieces, one request.
+/// bfc.alloc(Request::new(4 << 20))?;
+/// assert_eq!(bfc.stats().bytes_reserved, 4 << 20);
+/// # Ok::<(), gpu_api::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct GrowingMemory {
+    gpu: Gpu,
+    budget: Option<Arc<Budget>>,
+    fork: ForkGuard,
+    mapped: Mutex<Mapped>,
+    bytes: OnceLock<Arc<DeviceBytes>>,
+}
+
+/// The range, and what is mapped on it.
+#[derive(Debug, Default)]
+struct Mapped {
+    range: Option<AddressRange>,
+    /// By their place in the range.
+    pieces: BTreeMap<u64, RawMemory>,
+}
+
+impl GrowingMemory {
+    /// Takes memory of this device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] on a device without [`Caps::ranges`](gpu_api::Caps::ranges); [`Error::System`] when the kernel
+    /// has no page for the fork guard.
+    pub fn new(gpu: Gpu) -> Result<GrowingMemory> {
+        if !gpu.caps().ranges {
+            return Err(Error::Unsupported {
+                what: "device memory that grows in place",
+                why: format!("{} has no ranges of addresses", gpu.device()),
+                remedy: "use `DeviceMemory`",
+            });
+        }
+        let fork = ForkGuard::new()?;
+        Ok(GrowingMemory { gpu, budget: None, fork, mapped: Mutex::default(), bytes: OnceLock::new() })
+    }
+
+    /// Takes no more than a budget allows.
+    #[must_use]
+    pub fn budget(mut self, budget: Arc<Budget>) -> GrowingMemory {
+        self.budget = Some(budget);
+        self
+    }
+
+    fn mapped(&self) -> MutexGuard<'_, Mapped> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes bytes of the budget.
+    fn afford(&self, bytes: u64, asked: u64) -> Result<()> {
+        let Some(budget) = &self.budget else { return Ok(()) };
+        budget.take(bytes).map_err(|free| {
+            let hint = format!("of a budget of {} bytes", budget.limit());
+            Error::OutOfMemory { device: self.gpu.device(), asked, free, hint }
+        })
+    }
+
+    fn forgo(&self, bytes: u64) {
+        if let Some(budget) = &self.budget {
+            budget.give_back(bytes);
+        }
+    }
+
+    /// Makes a piece and maps it at the lowest place that is free.
+    fn grow(&self, len: u64) -> Result<Extent> {
+        let (backend, device) = (self.gpu.backend(), self.gpu.device());
+        let mut mapped = self.mapped();
+        let range = match mapped.range {
+            Some(range) => range,
+            None => {
+                let whole = self.gpu.info().total_bytes.max(len).saturating_mul(ADDRESSES);
+                let granularity = self.granularity();
+                let whole = whole.checked_next_multiple_of(granularity).unwrap_or(u64::MAX / granularity * granularity);
+                *mapped.range.insert(backend.reserve_range(device, whole, None)?)
+            }
+        };
+        let memory = backend.create_memory(device, len)?;
+        let at = mapped.place(memory.len, range.len);
+        let result = match at {
+            Some(at) => {
+                // SAFETY: `map_memory` asks for
+                // - memory that is not yet released: it was created just now;
+                // - a place within one range from `reserve_range`, at a multiple of the granularity, with nothing mapped on
+                //   it: `place` looked for it among the pieces, whose lengths are multiples.
+                unsafe { backend.map_memory(DevicePtr(range.base.0 + at), memory, Access::ReadWrite) }.map(|()| at)
+            }
+            None => Err(Error::OutOfMemory {
+                device,
+                asked: len,
+                free: 0,
+                hint: "the range of addresses has no gap that is large enough".into(),
+            }),
+        };
+        match result {
+            Ok(at) => {
+                mapped.pieces.insert(at, memory);
+                Ok(Extent { base: range.base.0 + at, len: memory.len })
+            }
+            Err(error) => {
+                // SAFETY: `release_memory` asks for memory that is not yet released: it was created just now.
+                if let Err(error) = unsafe { backend.release_memory(memory) } {
+                    tracing::warn!(%error, "physical memory is leaked");
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Mapped {
+    /// Finds the lowest gap.
+    fn place(&self, len: u64, range: u64) -> Option<u64> {
+        let mut at = 0;
+        for (&start, piece) in &self.pieces {
+            if start - at >= len {
+                return Some(at);
+            }
+            at = start + piece.len;
+        }
+        (range - at >= len).then_some(at)
+    }
+}
+
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is a piece of its own at a place of
+// its own in the range. `memory` reaches them: it copies on the device that they are mapped for.
+unsafe impl SubAllocator for GrowingMemory {
+    type Token = ();
+
+    fn alloc(&self, len: u64, _align: u64) -> Result<(Extent, ())> {
+        self.check_owner()?;
+        let rounded = len.checked_next_multiple_of(self.granularity()).unwrap_or(u64::MAX);
+        self.afford(rounded, len)?;
+        match self.grow(rounded) {
+            Ok(extent) => Ok((extent, ())),
+            Err(error) => {
+                self.forgo(rounded);
+                Err(error)
+            }
+        }
+    }
+
+    fn free(&self, extent: Extent, (): ()) -> Result<()> {
+        self.check_owner()?;
+        let mut mapped = self.mapped();
+        let at = mapped.range.and_then(|range| extent.base.checked_sub(range.base.0));
+        let piece = at.and_then(|at| Some((at, *mapped.pieces.get(&at)?)));
+        let (at, memory) = piece.filter(|(_, memory)| memory.len == extent.len).ok_or_else(|| Error::Invalid {
+            what: "extent",
+            got: format!("{extent:?}"),
+            must: "one that is out",
+        })?;
+        let backend = self.gpu.backend();
+        // SAFETY: `unmap_memory` asks for a place from `map_memory` that is not yet unmapped, which the table says, and that
+        // no work touches it: whoever freed the last piece of it said that its bytes may be used again.
+        unsafe { backend.unmap_memory(DevicePtr(extent.base)) }?;
+        // SAFETY: `release_memory` asks for memory that is not yet released: it is taken out of the table, once.
+        let released = unsafe { backend.release_memory(memory) };
+        mapped.pieces.remove(&at);
+        drop(mapped);
+        if released.is_ok() {
+            self.forgo(extent.len);
+        }
+        released
+    }
+
+    fn merges(&self) -> bool {
+        true
+    }
+
+    fn granularity(&self) -> u64 {
+        self.gpu.caps().granularity.max(1)
+    }
+
+    fn capacity(&self) -> u64 {
+        self.gpu.info().total_bytes.min(self.budget.as_ref().map_or(u64::MAX, |budget| budget.limit()))
+    }
+
+    fn subscribe(&self, listener: Weak<dyn RoomListener>) {
+        if let Some(budget) = &self.budget {
+            budget.subscribe(listener);
+        }
+    }
+
+    fn memory(&self) -> Result<Arc<dyn Memory>> {
+        if let Some(bytes) = self.bytes.get() {
+            return Ok(Arc::<DeviceBytes>::clone(bytes));
+        }
+        let bytes = Arc::new(DeviceBytes::new(self.gpu.clone())?);
+        Ok(Arc::<DeviceBytes>::clone(self.bytes.get_or_init(|| bytes)))
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        self.fork.check("this allocator")
+    }
+}
+
+impl Drop for GrowingMemory {
+    fn drop(&mut self) {
+        if self.fork.check("this allocator").is_err() {
+            return;
+        }
+        let mapped = self.mapped.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(range) = mapped.range.filter(|_| mapped.pieces.is_empty()) else { return };
+        // SAFETY: `release_range` asks for what `reserve_range` gave, once, with nothing mapped on it: the table is empty.
+        if let Err(error) = unsafe { self.gpu.backend().release_range(range) } {
+            tracing::warn!(%error, "a range of addresses is leaked");
+        }
+    }
+}
