@@ -28,7 +28,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("gpu-ipc-conformance", &["gpu-ipc"]),
-    ("gpu-ipc-cli", &["gpu-ipc"]),
+    ("gpu-ipc-lab", &["gpu-ipc"]),
+    ("gpu-ipc-cli", &["gpu-ipc", "gpu-ipc-lab"]),
     ("gpu-ipc-python", &["gpu-ipc"]),
 ];
 

@@ -1,44 +1,23 @@
 //! The `gpu-ipc` program.
 //!
-//! 1. `args`: what it can be told; `output`: how it answers.
+//! 1. `args`: what it can be told.
 //! 2. `demo`: the main job with real processes.
 //! 3. `doctor`: what this machine can do, and what it lacks.
 //! 4. `sessions`: those on this host, and who holds what.
-//! 5. `torture`: whoever dies, nothing is lost or freed early; and methods of which that is not true.
-//! 6. `bench`: what it costs, beside the raw calls.
-//! 7. What they share: `device` (which one), `child` (this program in other processes), `copier`, `pattern` (contents of
-//!    blocks), `hex`, `size`.
+//!
+//! `torture` and `bench` are in the crate `lab`, and so is what all commands share.
 
 mod args;
-mod bench;
-mod child;
-mod copier;
 mod demo;
-mod device;
 mod doctor;
-mod hex;
-mod output;
-mod pattern;
 mod sessions;
-mod size;
-mod torture;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use args::{Args, Command};
-
-/// How a command ended, as an exit status.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Outcome {
-    /// All is well.
-    Good = 0,
-    /// Something was found that should not be.
-    Finding = 1,
-    /// What was asked for is not to be had on this machine.
-    Unavailable = 3,
-}
+use lab::{bench, torture};
 
 fn main() -> ExitCode {
     #[cfg(feature = "hip")]

@@ -19,9 +19,9 @@ use std::io::BufRead;
 use gpu_ipc::{BackendKind, ClaimError, Gpu, Participant, ParticipantId, ReceivedBlock, State, To, Wait};
 
 use super::PATIENCE;
-use crate::args::ConsumerOptions;
-use crate::copier::Copier;
-use crate::{Outcome, child, device, hex, pattern};
+use lab::args::ConsumerOptions;
+use lab::copier::Copier;
+use lab::{Outcome, child, device, hex, pattern};
 
 /// What a consumer writes all over what it holds before it is killed, and its child after.
 const SCRIBBLE: u8 = 0xa5;

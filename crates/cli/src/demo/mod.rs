@@ -24,9 +24,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 
 use crate::args::DemoOptions;
-use crate::child::{self, Child};
-use crate::copier::Copier;
-use crate::{Outcome, device, hex, output, pattern};
+use lab::child::{self, Child};
+use lab::copier::Copier;
+use lab::{Outcome, device, hex, output, pattern};
 use report::Report;
 use watchdog::Watchdog;
 

@@ -5,7 +5,7 @@ use comfy_table::{ContentArrangement, Table};
 use serde::Serialize;
 
 use super::HELD_AT_DEATH;
-use crate::output;
+use lab::output;
 
 /// The session's quarantine, in milliseconds: nothing of the dead comes back before.
 const QUARANTINE_MS: f64 = 100.0;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::{Check, State};
 use super::{device_files, mps};
-use crate::child::Child;
+use lab::child::Child;
 
 /// A backend and what was found of it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use gpu_ipc::{Participant, Wait};
 
-use crate::args::ConsumerOptions;
-use crate::copier::Copier;
-use crate::{Outcome, child, device, hex, pattern};
+use lab::args::ConsumerOptions;
+use lab::copier::Copier;
+use lab::{Outcome, child, device, hex, pattern};
 
 /// Runs until the input ends.
 pub fn run(options: &ConsumerOptions) -> Outcome {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::check::Check;
-use crate::size;
+use lab::size;
 
 /// Descriptors below which a session of a few dozen participants runs out.
 const FEW_DESCRIPTORS: u64 = 1024;

@@ -27,7 +27,7 @@ use gpu_ipc::BackendKind;
 use indicatif::ProgressBar;
 
 use crate::args::DoctorOptions;
-use crate::{Outcome, output};
+use lab::{Outcome, output};
 use report::Report;
 
 /// The backends in the order of the report.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustix::thread::UnshareFlags;
 
 use super::check::Check;
-use crate::Outcome;
-use crate::child::{self, poll};
+use lab::Outcome;
+use lab::child::{self, poll};
 
 const KINDS: [(&str, UnshareFlags); 3] =
     [("user", UnshareFlags::NEWUSER), ("pid", UnshareFlags::NEWPID), ("mount", UnshareFlags::NEWNS)];

@@ -7,8 +7,8 @@ use gpu_ipc::{Access, BackendKind, Error, Gpu, Sharing, detect_only};
 use super::backend::{Backend, Caps, Device, Progress};
 use super::check::{Check, State};
 use super::trial;
-use crate::args::Vendor;
-use crate::{Outcome, child, device, size};
+use lab::args::Vendor;
+use lab::{Outcome, child, device, size};
 
 /// What is tried on a device that can: how memory is handed over, and how it is mapped.
 const TRIALS: [(Sharing, Access); 3] =

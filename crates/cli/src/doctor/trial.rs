@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use gpu_ipc::{Access, After, Error, Gpu, ParticipantId, Session, Sharing, To};
 
 use super::check::Check;
-use crate::child::Child;
-use crate::copier::Copier;
-use crate::{device, hex, pattern};
+use lab::child::Child;
+use lab::copier::Copier;
+use lab::{device, hex, pattern};
 
 /// Bytes of the block: less than a page of any device, and more than one of the host.
 const BYTES: u64 = 64 << 10;

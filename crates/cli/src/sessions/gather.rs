@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpu_ipc::{Error, SessionReport};
 
 use crate::args::Where;
-use crate::device::explain;
+use lab::device::explain;
 
 /// A session's socket and what came of asking there.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::gather::{Seen, State, gather};
 use super::text::{bytes, cut, time};
 use crate::args::LsOptions;
-use crate::{Outcome, output};
+use lab::{Outcome, output};
 
 /// Prints the sessions.
 pub fn run(options: &LsOptions) -> Outcome {

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::text::{bytes, cut, time};
 use crate::args::SnapshotOptions;
-use crate::device::explain;
-use crate::{Outcome, output};
+use lab::device::explain;
+use lab::{Outcome, output};
 
 /// Prints a session's snapshot, and draws it if asked.
 pub fn run(options: &SnapshotOptions) -> Outcome {

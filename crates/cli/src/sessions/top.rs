@@ -14,7 +14,7 @@ use super::columns::{Column, Shown, digits, number, words};
 use super::gather::{Seen, State, gather};
 use super::text::{bytes, cut, time};
 use crate::args::TopOptions;
-use crate::{Outcome, output};
+use lab::{Outcome, output};
 
 const SESSION_COLUMNS: [Column; 9] = [
     digits("PID", 8, 0),

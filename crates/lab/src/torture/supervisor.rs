@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use gpu_ipc::BackendKind;
 use rustix::process::{Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
 
-use super::board::{Board, Count, Phase};
 use super::consumer::KILLED;
-use super::dice::Dice;
 use super::process::{Process, Role, can_be_contained, command, free_slot};
 use super::report::Report;
+use super::rng::Dice;
+use super::shared_stats::{Board, Count, Phase};
 use super::{Control, PATIENCE, TortureOptions};
 use crate::args::Vendor;
 use crate::output;

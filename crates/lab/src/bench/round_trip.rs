@@ -6,9 +6,9 @@ use gpu_ipc::{After, Claims, ShareOptions, To};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::consumer::{ANSWER, BARE, QUESTION};
+use super::fixture::{Stage, until_released};
 use super::row::Row;
 use super::sample::Pairs;
-use super::stage::{Stage, until_released};
 use crate::device::explain;
 
 /// Tickets in one round.

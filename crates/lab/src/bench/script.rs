@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use gpu_ipc::allocators::{Bfc, BfcOptions, Growth, Placed, Request, Simulated, Trace};
 use serde_json::json;
 
+use super::fixture::Stage;
 use super::row::{Goal, Row, digits, show};
 use super::sample::Pairs;
-use super::stage::Stage;
 use crate::size;
 
 /// Pairs in one sample.

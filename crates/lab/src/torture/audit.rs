@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
 use gpu_ipc::{BackendKind, Error, Gpu, Piece, RegionSource, SourceUsage};
 
-use super::board::{Board, Count};
+use super::shared_stats::{Board, Count};
 
 /// A source of regions that counts what is taken twice or given back twice, and that overwrites what is given back where
 /// it can reach it: a holder that it was taken from too early sees that at once.

@@ -8,9 +8,9 @@ use std::time::Instant;
 use gpu_ipc::{After, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
 
 use super::baseline::Baseline;
+use super::fixture::Stage;
 use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs, time};
-use super::stage::Stage;
 use crate::device::explain;
 
 /// Calls in one sample.

@@ -5,9 +5,9 @@ use std::os::fd::AsRawFd;
 use gpu_ipc::{After, BackendKind, Gpu, Sharing, To};
 use rustix::io::{FdFlags, fcntl_setfd};
 
+use super::fixture::{Stage, until_released};
 use super::row::{Goal, Row};
 use super::sample::Pairs;
-use super::stage::{Stage, until_released};
 use crate::device::explain;
 use crate::{hex, size};
 

@@ -1,9 +1,9 @@
 //! The rows of what a lease takes, in all processes.
 
+use super::fixture::{PATIENCE, Stage};
 use super::protocol::Pair;
 use super::row::Row;
 use super::sample::Figures;
-use super::stage::{PATIENCE, Stage};
 use crate::args::BenchMemoryOptions;
 use crate::child::{self, Child};
 use crate::{Outcome, device};

@@ -11,10 +11,10 @@ use gpu_ipc::{
 };
 
 use super::audit::Audit;
-use super::board::{Board, Count, microseconds};
-use super::dice::Dice;
 use super::message::{self, Message, Outbox};
 use super::producer::Lender;
+use super::rng::Dice;
+use super::shared_stats::{Board, Count, microseconds};
 use super::vitals::{Course, Vitals};
 use super::{PATIENCE, Place};
 use crate::copier::Copier;

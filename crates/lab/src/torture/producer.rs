@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::board::{Board, Count, Phase};
 use super::control::Arena;
-use super::dice::Dice;
 use super::fork;
 use super::lender::Sessions;
 use super::message::Outbox;
+use super::rng::Dice;
+use super::shared_stats::{Board, Count, Phase};
 use super::{Control, PATIENCE, Place};
 
 /// How a producer gives out memory: by the library, or as a control does.

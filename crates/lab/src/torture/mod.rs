@@ -3,25 +3,25 @@
 //! 1. This process starts the others, torments them ([`run`], `process`), and counts what they found (`report`).
 //! 2. `producer`, `consumer`: what each of them does; `lender`, `borrower`: by the library; `control`: by a method that
 //!    must fail.
-//! 3. `board`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`: which
-//!    bytes a session takes and gives back; `vitals`: what a process takes; `fork`: children that live on; `dice`: chance.
+//! 3. `shared_stats`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`: which
+//!    bytes a session takes and gives back; `vitals`: what a process takes; `fork`: children that live on; `rng`: chance.
 //!
 //! Every block has its generation all over it. Whoever holds it compares before and after; bytes that come back are
 //! overwritten at once where they can be reached. docs/TESTING.md says what is done to whom.
 
 mod audit;
-mod board;
 mod borrower;
 mod consumer;
 mod control;
-mod dice;
 mod fork;
 mod lender;
 mod message;
 mod process;
 mod producer;
 mod report;
-mod torment;
+mod rng;
+mod shared_stats;
+mod supervisor;
 mod vitals;
 
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ use serde::Serialize;
 
 use crate::args::{BackendChoice, Vendor};
 use crate::{Outcome, child, device, output};
-use board::Board;
+use shared_stats::Board;
 
 /// Whoever takes longer to let go hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -154,7 +154,7 @@ pub fn run(options: &TortureOptions) -> Outcome {
     };
     let uuid = gpu.uuid().to_string();
     drop(gpu);
-    match torment::run(options, backend, &uuid) {
+    match supervisor::run(options, backend, &uuid) {
         Ok((report, crashes)) => {
             for crash in &crashes {
                 output::complain(crash);

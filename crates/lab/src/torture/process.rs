@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::board::{Board, MOST_MEMBERS, Member};
+use super::shared_stats::{Board, MOST_MEMBERS, Member};
 
 /// What a process does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

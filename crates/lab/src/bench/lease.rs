@@ -3,10 +3,10 @@
 use gpu_ipc::{After, BackendKind, Descriptor, SentBlock, Session, ShareOptions, To};
 
 use super::consumer::CALLS;
-use super::naked::Naked;
+use super::fixture::{Consumer, Stage, until_released};
+use super::raw_calls::Naked;
 use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs};
-use super::stage::{Consumer, Stage, until_released};
 use super::words::Hold;
 use crate::device::explain;
 

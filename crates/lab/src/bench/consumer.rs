@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 use gpu_ipc::{DevicePtr, Gpu, MemHandle, Participant, ReceivedBlock, Stream, Wait};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use super::fixture::{PATIENCE, within};
 use super::floor::{self, Floor, Foreign};
-use super::naked::Naked;
+use super::raw_calls::Naked;
 use super::sample::{Pairs, time};
-use super::stage::{PATIENCE, within};
 use crate::args::BenchConsumerOptions;
 use crate::device::explain;
 use crate::{Outcome, child, device, hex};
@@ -33,8 +33,9 @@ use crate::{Outcome, child, device, hex};
 pub const CALLS: usize = 8;
 /// How long a region that nobody uses may stay mapped against the wish.
 const UNMAPPING: Duration = Duration::from_secs(10);
-/// Bytes of a bare question, and of the answer: what a ticket's are.
+/// Bytes of a bare question: what a ticket's is.
 pub const QUESTION: usize = 40;
+/// Bytes of its answer.
 pub const ANSWER: usize = 72;
 /// Bytes of a bare message in place of a descriptor's 256.
 pub const BARE: usize = 255;

@@ -6,10 +6,10 @@ use gpu_ipc::{After, SentBlock, Session, ShareOptions, Stream, To};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use super::naked::Naked;
+use super::fixture::{Consumer, PATIENCE, Stage, Starting, until, until_released};
+use super::raw_calls::Naked;
 use super::row::Row;
 use super::sample::{Figures, Pairs};
-use super::stage::{Consumer, PATIENCE, Stage, Starting, until, until_released};
 use crate::device::explain;
 
 /// What a death is kept in quarantine unless said.

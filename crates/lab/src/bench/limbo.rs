@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gpu_ipc::{ReceivedBlock, SentBlock};
 
 use super::baseline::{Baseline, Sent};
+use super::fixture::Stage;
 use super::protocol::Pair;
 use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs, time};
-use super::stage::Stage;
 
 /// Drops in one sample.
 const CALLS: usize = 64;

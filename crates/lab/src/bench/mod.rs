@@ -1,28 +1,28 @@
 //! The benchmark: what our calls cost, each beside the raw calls that it cannot do without, in one run.
 //!
 //! 1. `sample`, `row`: times taken in turns, and what is made of them; `report`, `chart`: how they are shown.
-//! 2. `floor`, `naked`, `words`: the raw calls, and a program that makes no others.
-//! 3. `stage`, `consumer`: sessions, and consumers in processes of their own.
-//! 4. `lease`, `mapping`, `talk`, `crowd`, `protocol`, `limbo`, `memory`, `script`: the rows; `baseline`: another way
+//! 2. `floor`, `raw_calls`, `words`: the raw calls, and a program that makes no others.
+//! 3. `fixture`, `consumer`: sessions, and consumers in processes of their own.
+//! 4. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`: the rows; `baseline`: another way
 //!    of counting.
 
 mod baseline;
 mod chart;
 pub mod consumer;
 mod crowd;
+mod fixture;
 mod floor;
 mod lease;
 mod limbo;
 mod mapping;
 pub mod memory;
-mod naked;
 mod protocol;
+mod raw_calls;
 mod report;
+mod round_trip;
 mod row;
 mod sample;
 mod script;
-mod stage;
-mod talk;
 mod words;
 
 use std::io;
@@ -35,9 +35,9 @@ use clap::ValueEnum;
 
 use crate::args::BenchOptions;
 use crate::{Outcome, device, output};
+use fixture::Stage;
 use report::{Place, Report};
 use row::Row;
-use stage::Stage;
 
 /// How long one group may take: a call of a driver that hangs cannot be told to stop.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -96,8 +96,8 @@ impl Group {
             Group::ShareMany => lease::share_many,
             Group::DropMany => lease::drop_many,
             Group::DropStream => lease::stretch,
-            Group::Ticket => talk::ticket,
-            Group::RoundTrip => talk::round_trip,
+            Group::Ticket => round_trip::ticket,
+            Group::RoundTrip => round_trip::round_trip,
             Group::FanOut => crowd::fan_out,
             Group::FirstMap => mapping::rows,
             Group::Death => crowd::death,

@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::board::{Board, Count, Phase};
 use super::borrower::Leases;
 use super::control::Loans;
-use super::dice::Dice;
 use super::message::{Inbox, Message, Outbox};
+use super::rng::Dice;
+use super::shared_stats::{Board, Count, Phase};
 use super::{Place, fork};
 
 /// Blocks that a consumer holds at a time.

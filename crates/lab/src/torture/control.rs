@@ -11,11 +11,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::board::{Board, Shared, map};
 use super::consumer::{Borrower, Taken};
-use super::dice::Dice;
 use super::message::{Message, Outbox};
 use super::producer::Lender;
+use super::rng::Dice;
+use super::shared_stats::{Board, Shared, map};
 use super::{Control, Place};
 
 const BLOCKS: usize = 256;

@@ -1,0 +1,129 @@
+//! What the commands can be told, and what every command that works on a device is.
+
+use std::path::PathBuf;
+
+use clap::{Args as Arguments, ValueEnum};
+use gpu_ipc::BackendKind;
+
+use crate::bench::Group;
+
+/// Which backend to use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum BackendChoice {
+    /// The first that has a device: CUDA, HIP, then shared memory.
+    Auto,
+    /// Shared memory instead of a GPU.
+    Host,
+    /// NVIDIA.
+    Cuda,
+    /// AMD.
+    Hip,
+}
+
+impl BackendChoice {
+    /// Returns the backends to try, in order.
+    pub fn kinds(self) -> &'static [BackendKind] {
+        match self {
+            BackendChoice::Auto => &BackendKind::ALL,
+            BackendChoice::Host => &[BackendKind::Host],
+            BackendChoice::Cuda => &[BackendKind::Cuda],
+            BackendChoice::Hip => &[BackendKind::Hip],
+        }
+    }
+}
+
+/// A backend by name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Vendor {
+    /// Shared memory instead of a GPU.
+    Host,
+    /// NVIDIA.
+    Cuda,
+    /// AMD.
+    Hip,
+}
+
+impl Vendor {
+    /// Returns the library's name for it.
+    pub fn kind(self) -> BackendKind {
+        match self {
+            Vendor::Host => BackendKind::Host,
+            Vendor::Cuda => BackendKind::Cuda,
+            Vendor::Hip => BackendKind::Hip,
+        }
+    }
+}
+
+/// What a consumer is told.
+#[derive(Arguments, Debug)]
+pub struct ConsumerOptions {
+    /// The producer's backend
+    #[arg(long, value_enum)]
+    pub backend: Vendor,
+    /// The producer's device
+    #[arg(long)]
+    pub device: String,
+    /// The producer's socket
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// Map the producer's memory read-only
+    #[arg(long)]
+    pub read_only: bool,
+}
+
+/// What the benchmark can be told.
+#[derive(Arguments, Clone, Debug)]
+pub struct BenchOptions {
+    /// Where the memory lies
+    #[arg(long, value_enum, default_value = "auto")]
+    pub backend: BackendChoice,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Also draw a picture, into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Measure these alone
+    #[arg(long, value_enum, value_name = "ROWS", num_args = 1.., value_delimiter = ',')]
+    pub only: Vec<Group>,
+    /// Replay an allocator's log instead (CSV with the columns Action, Pointer and Size)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "svg", "quick"])]
+    pub replay: Option<PathBuf>,
+    /// Show what an earlier run wrote with --json instead
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "quick", "replay"])]
+    pub from: Option<PathBuf>,
+    /// Look whether everything can be measured: too few samples for figures
+    #[arg(long)]
+    pub quick: bool,
+}
+
+/// What a consumer of the benchmark is told.
+#[derive(Arguments, Debug)]
+pub struct BenchConsumerOptions {
+    /// What every consumer is told.
+    #[command(flatten)]
+    pub consumer: ConsumerOptions,
+    /// One end of a socket pair that it inherits
+    #[arg(long, value_name = "FD")]
+    pub channel: Option<i32>,
+    /// Keep nothing mapped that is not in use
+    #[arg(long)]
+    pub forgetful: bool,
+}
+
+/// What a process is told that says what leases take.
+#[derive(Arguments, Debug)]
+pub struct BenchMemoryOptions {
+    /// Which backend
+    #[arg(long, value_enum)]
+    pub backend: Vendor,
+    /// Which device
+    #[arg(long)]
+    pub device: String,
+    /// How many leases
+    #[arg(long)]
+    pub leases: usize,
+    /// Of how many blocks
+    #[arg(long)]
+    pub blocks: usize,
+}

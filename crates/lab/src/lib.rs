@@ -1,0 +1,30 @@
+//! Where the library is put to the test by the program `gpu-ipc`: what it costs, and what becomes of it when processes die.
+//!
+//! 1. `torture`: whatever dies, nothing is lost or freed early; and methods of which that is not true.
+//! 2. `bench`: what sharing costs, beside the raw calls.
+//! 3. What they and the program's other commands share: `args`, `device` (which one), `child` (this program in other
+//!    processes), `copier`, `pattern` (contents of blocks), `output`, `hex`, `size`.
+//!
+//! No part of the library: its one user is the program.
+
+pub mod args;
+pub mod bench;
+pub mod child;
+pub mod copier;
+pub mod device;
+pub mod hex;
+pub mod output;
+pub mod pattern;
+pub mod size;
+pub mod torture;
+
+/// How a command ended, as an exit status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// All is well.
+    Good = 0,
+    /// Something was found that should not be.
+    Finding = 1,
+    /// What was asked for is not to be had on this machine.
+    Unavailable = 3,
+}
