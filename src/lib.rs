@@ -55,6 +55,10 @@ pub mod hip {
     };
 }
 
+/// Objects: memory that outlives the process that filled it, and the broker that owns it.
+#[cfg(feature = "broker")]
+pub use ::broker;
+
 /// Tensors shared with an unmodified PyTorch, both ways.
 #[cfg(feature = "torch")]
 pub use gpu_ipc_torch as torch;

@@ -1,0 +1,255 @@
+//! What writers and readers do: connect, create, fill, commit; open, advance, sleep, wake; watch and remove.
+//!
+//! 1. `link`: the connection, its thread, and the questions that are on their way.
+//! 2. `retire`: addresses that are given back once the GPU is done with them.
+//! 3. `writer`: an object that is being filled. `commit`: from the last write to the epoch.
+//! 4. `reader`: an object that is mapped.
+
+mod commit;
+mod link;
+mod reader;
+mod retire;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use channel::os::socket::runtime_dir;
+use gpu_api::Gpu;
+
+pub use commit::Commit;
+pub use reader::Reader;
+pub use writer::{CreateOptions, Scratch, Writer};
+
+use crate::error::{ObjectError, Result};
+use crate::memory::sealed;
+use crate::object::identity::{Epoch, Identity, check_name};
+use crate::object::layout::Layout;
+use crate::server::listing::Listing;
+use crate::wire::{Selector, Standing, ToBroker, ToClient};
+use link::Link;
+
+/// The most bytes of a listing.
+const MOST_LISTING: u64 = 64 << 20;
+
+/// Finds the directory of a broker: what is given, `$NVIDIA_DRA_LOCAL_IPC_DIR`, or `broker` in the runtime directory.
+///
+/// # Errors
+///
+/// [`gpu_api::Error::Invalid`] for a runtime directory that is open to others.
+pub fn broker_dir(explicit: Option<&Path>) -> gpu_api::Result<PathBuf> {
+    if let Some(dir) = explicit {
+        return Ok(dir.into());
+    }
+    if let Some(dir) = std::env::var_os("NVIDIA_DRA_LOCAL_IPC_DIR").filter(|dir| !dir.is_empty()) {
+        return Ok(dir.into());
+    }
+    runtime_dir(Some(&runtime_dir(None)?.join("broker")))
+}
+
+/// How a client connects.
+#[derive(Clone, Debug)]
+pub struct ClientBuilder {
+    gpu: Gpu,
+    dir: Option<PathBuf>,
+    name: String,
+    patience: Duration,
+}
+
+impl ClientBuilder {
+    /// Sets the broker's directory.
+    #[must_use]
+    pub fn dir(mut self, dir: impl Into<PathBuf>) -> ClientBuilder {
+        self.dir = Some(dir.into());
+        self
+    }
+
+    /// Sets what the participant calls itself, for people.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> ClientBuilder {
+        self.name = name.into();
+        self
+    }
+
+    /// Sets how long a question may take: 60 seconds. A creation waits for the driver, which may scrub memory first.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> ClientBuilder {
+        self.patience = patience;
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// [`gpu_api::Error::Connect`] when no broker listens, [`ObjectError::Refused`] when it refuses.
+    pub fn connect(self) -> Result<Client> {
+        let dir = broker_dir(self.dir.as_deref())?;
+        Ok(Client { link: Link::connect(self.gpu, dir, self.name, self.patience)? })
+    }
+}
+
+/// A participant of a broker. Cheap to clone.
+///
+/// It reconnects by itself when the broker was started again; readers' mappings stay good all along.
+///
+/// # Examples
+///
+/// ```no_run
+/// use broker::{Client, Layout, PartSpec, Selector};
+/// # fn gpu() -> gpu_api::Gpu { unimplemented!() }
+/// # let bytes = [0u8; 9];
+///
+/// let client = Client::connect(gpu())?;
+/// let layout = Layout::pack([PartSpec::bytes("w", 9)?], b"")?;
+/// let mut writer = client.create("model", layout)?;
+/// writer.write("w", &bytes)?;
+/// let epoch = writer.commit(&[])?.wait()?;
+///
+/// let reader = client.open("model")?;
+/// assert_eq!((reader.epoch(), reader.read("w")?), (epoch, bytes.to_vec()));
+/// # Ok::<(), broker::ObjectError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Client {
+    link: Arc<Link>,
+}
+
+impl Client {
+    /// Starts to describe a connection, for objects on a device.
+    pub fn builder(gpu: Gpu) -> ClientBuilder {
+        ClientBuilder { gpu, dir: None, name: String::new(), patience: Duration::from_secs(60) }
+    }
+
+    /// Connects to the broker of the default directory.
+    ///
+    /// # Errors
+    ///
+    /// As [`ClientBuilder::connect`].
+    pub fn connect(gpu: Gpu) -> Result<Client> {
+        Client::builder(gpu).connect()
+    }
+
+    /// Makes an object to be filled: its regions are there, readable and writable by this process alone.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::OutOfMemory`] when there is no room for all of it; then nothing is taken. [`ObjectError::Refused`]
+    /// for a limit, a name of another user, a participant under MPS.
+    pub fn create(&self, name: &str, layout: Layout) -> Result<Writer> {
+        self.create_with(name, layout, &CreateOptions::default())
+    }
+
+    /// As [`create`](Client::create), with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Client::create), and [`ObjectError::Conflict`] when the name has another epoch than was expected.
+    pub fn create_with(&self, name: &str, layout: Layout, options: &CreateOptions) -> Result<Writer> {
+        Writer::create(&self.link, name, layout, options, false)
+    }
+
+    /// Makes memory that is never committed and goes with this process: what counts against the broker's limits.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Client::create).
+    pub fn scratch(&self, name: &str, layout: Layout) -> Result<Scratch> {
+        Writer::create(&self.link, name, layout, &CreateOptions::default(), true).map(Scratch::of)
+    }
+
+    /// Maps the newest epoch of a name, read-only.
+    ///
+    /// # Errors
+    ///
+    /// As [`open_one`](Client::open_one).
+    pub fn open(&self, name: &str) -> Result<Reader> {
+        self.open_one(&Selector::Latest(name.into()))
+    }
+
+    /// Maps an object, read-only.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::NotFound`] when there is none, [`ObjectError::Refused`] when it is not for this user.
+    pub fn open_one(&self, selector: &Selector) -> Result<Reader> {
+        Reader::open(&self.link, selector)
+    }
+
+    /// Returns what became of a commit, by the identity of its object.
+    ///
+    /// # Errors
+    ///
+    /// [`gpu_api::Error::Deadline`] without an answer.
+    pub fn outcome(&self, identity: Identity) -> Result<Standing> {
+        let (answer, _) = self.link.ask(|request| ToBroker::AskOutcome { request, identity }, Vec::new())?;
+        match answer {
+            ToClient::Outcome { standing, .. } => Ok(standing),
+            _ => Err(link::nonsense()),
+        }
+    }
+
+    /// Waits until a name has an epoch newer than `seen`; `None` when the time is over.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::Refused`] by the broker.
+    pub fn watch(&self, name: &str, seen: Epoch, timeout: Duration) -> Result<Option<(Epoch, Identity)>> {
+        check_name("the name of an object", name)?;
+        let deadline = Instant::now() + timeout;
+        let question = |request| ToBroker::Watch { request, seen, name: name.into() };
+        match self.link.ask_until(question, Vec::new(), deadline) {
+            Ok((ToClient::Newer { identity, epoch, .. }, _)) => Ok(Some((epoch, identity))),
+            Ok(_) => Err(link::nonsense()),
+            Err(ObjectError::Gpu(gpu_api::Error::Deadline { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes a name with all its epochs; who has one mapped keeps it. Returns the last epoch that it had.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::NotFound`] for a name that nobody committed, [`ObjectError::Refused`] for another user's.
+    pub fn remove(&self, name: &str) -> Result<Epoch> {
+        self.remove_epoch(name, Epoch(0))
+    }
+
+    /// Removes one epoch of a name; 0 stands for all.
+    ///
+    /// # Errors
+    ///
+    /// As [`remove`](Client::remove).
+    pub fn remove_epoch(&self, name: &str, epoch: Epoch) -> Result<Epoch> {
+        check_name("the name of an object", name)?;
+        let question = |request| ToBroker::Remove { request, epoch, name: name.into() };
+        match self.link.ask(question, Vec::new())? {
+            (ToClient::Removed { epoch, .. }, _) => Ok(epoch),
+            _ => Err(link::nonsense()),
+        }
+    }
+
+    /// Lists the objects that this user may know of, and who reads them.
+    ///
+    /// # Errors
+    ///
+    /// [`gpu_api::Error::Deadline`] without an answer.
+    pub fn list(&self) -> Result<Listing> {
+        use std::os::fd::AsFd;
+        let (_, files) = self.link.ask(|request| ToBroker::List { request }, Vec::new())?;
+        let [file] = files.as_slice() else { return Err(link::nonsense()) };
+        let text = sealed::read(file.as_fd(), MOST_LISTING)?;
+        serde_json::from_slice(&text).map_err(|_| link::nonsense())
+    }
+
+    /// Says whether a broker is connected at this moment.
+    pub fn is_connected(&self) -> bool {
+        self.link.is_connected()
+    }
+
+    /// Returns the device.
+    pub fn gpu(&self) -> &Gpu {
+        self.link.gpu()
+    }
+}

@@ -1,0 +1,361 @@
+//! An object that is mapped.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use channel::trace_point;
+use gpu_api::{Access, DevicePtr, Error};
+use ipc_rc::Stream;
+
+use super::link::{Link, nonsense};
+use super::retire::Retiring;
+use super::writer::{address, check_stream, note};
+use crate::error::{ObjectError, Result};
+use crate::memory::range::{Imported, Range, SwapError};
+use crate::memory::sealed;
+use crate::object::identity::{Epoch, Identity};
+use crate::object::layout::Layout;
+use crate::object::manifest::{MOST_MANIFEST, Manifest};
+use crate::wire::{Selector, ToBroker, ToClient};
+
+/// An object that is mapped read-only.
+///
+/// Its addresses stay the same for its life, whatever epoch they reach: graphs that were captured over them stay good.
+/// They are good through a restart of the broker, and after the object was removed.
+#[derive(Debug)]
+pub struct Reader {
+    link: Arc<Link>,
+    manifest: Manifest,
+    /// Gone with the drop.
+    range: Option<Range>,
+    base: DevicePtr,
+    /// Handles of what is mapped, while the reader sleeps with its lease.
+    asleep: Option<Imported>,
+    /// The lease at the broker.
+    leased: bool,
+    streams: Mutex<Vec<Stream>>,
+}
+
+/// An object as the broker sent it: everything checked, nothing mapped.
+struct Opened {
+    manifest: Manifest,
+    imported: Imported,
+}
+
+impl Opened {
+    fn ask(link: &Arc<Link>, selector: &Selector) -> Result<Opened> {
+        let question = |request| ToBroker::Open { request, selector: selector.clone() };
+        let (answer, files) = link.ask(question, Vec::new())?;
+        let ToClient::Opened { identity, epoch, .. } = answer else { return Err(nonsense()) };
+        let checked = Opened::check(link, selector, identity, epoch, &files);
+        if checked.is_err() {
+            // Asked for by nobody else, or held again.
+            link.hold(identity);
+            link.let_go(identity);
+        }
+        checked
+    }
+
+    fn check(
+        link: &Arc<Link>,
+        selector: &Selector,
+        identity: Identity,
+        epoch: Epoch,
+        files: &[OwnedFd],
+    ) -> Result<Opened> {
+        let Some((file, regions)) = files.split_first() else { return Err(nonsense()) };
+        let manifest = Manifest::decode(&sealed::read(file.as_fd(), MOST_MANIFEST)?)?;
+        let asked = match selector {
+            Selector::Latest(name) => *name == manifest.name,
+            Selector::Epoch(name, epoch) => *name == manifest.name && *epoch == manifest.epoch,
+            Selector::Identity(identity) => *identity == manifest.identity,
+        };
+        let whole = manifest.layout.regions().len() == regions.len() && manifest.granularity > 0;
+        if !asked || !whole || manifest.identity != identity || manifest.epoch != epoch {
+            return Err(nonsense());
+        }
+        let gpu = link.gpu();
+        if manifest.backend != gpu.kind() || manifest.device != gpu.uuid() {
+            return Err(Error::Mismatch {
+                what: "the object's device",
+                theirs: format!("{} {}", manifest.backend, manifest.device),
+                ours: format!("{} {}", gpu.kind(), gpu.uuid()),
+                remedy: "connect a client with the object's device",
+            }
+            .into());
+        }
+        let imported = Imported::of(gpu, regions, manifest.mapped_regions())?;
+        Ok(Opened { manifest, imported })
+    }
+}
+
+impl Reader {
+    pub(super) fn open(link: &Arc<Link>, selector: &Selector) -> Result<Reader> {
+        let Opened { manifest, imported } = Opened::ask(link, selector)?;
+        trace_point!("opened");
+        let gpu = link.gpu().clone();
+        link.hold(manifest.identity);
+        let range = Range::reserve(&gpu, manifest.mapped_bytes(), Access::ReadOnly);
+        let range = range.inspect_err(|_| link.let_go(manifest.identity))?;
+        let base = range.base();
+        let streams = Mutex::default();
+        let mut reader =
+            Reader { link: link.clone(), manifest, range: Some(range), base, asleep: None, leased: true, streams };
+        match reader.range_mut()?.map(imported) {
+            Ok(()) => {
+                trace_point!("mapped");
+                Ok(reader)
+            }
+            Err(SwapError::Unchanged(error) | SwapError::Poisoned(error)) => Err(error.into()),
+        }
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        &self.manifest.name
+    }
+
+    /// Returns the epoch that the addresses reach.
+    pub fn epoch(&self) -> Epoch {
+        self.manifest.epoch
+    }
+
+    /// Returns the identity of the object that the addresses reach.
+    pub fn identity(&self) -> Identity {
+        self.manifest.identity
+    }
+
+    /// Returns parts and user bytes.
+    pub fn layout(&self) -> &Layout {
+        &self.manifest.layout
+    }
+
+    /// Returns the address of a part: the same for the reader's life.
+    ///
+    /// Read-only: a kernel that writes there kills its context. Work on it is named with [`used_on`](Reader::used_on):
+    /// work on a stream that was not named, and that is not finished when the reader advances, sleeps or is dropped, is
+    /// undefined behaviour.
+    pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
+        self.manifest.layout.part(part).map(|part| address(&self.manifest, self.base, part))
+    }
+
+    /// Notes that work on this stream touches the object.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for a stream of another device.
+    pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        check_stream(self.link.gpu(), stream)?;
+        note(&self.streams, stream);
+        Ok(())
+    }
+
+    /// Copies a part to the host.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a part that is not there, [`ObjectError::Asleep`], and what the driver gives.
+    pub fn read(&self, part: &str) -> Result<Vec<u8>> {
+        let len = self.layout().part(part).map_or(0, |part| part.spec.len);
+        let len = usize::try_from(len).map_err(|_| too_long(part))?;
+        let mut bytes = vec![0; len];
+        self.read_at(part, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Copies a piece of a part to the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Reader::read), and [`Error::Invalid`] beyond the part's end.
+    pub fn read_at(&self, name: &str, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.link.check_fork()?;
+        if !self.range.as_ref().is_some_and(Range::is_mapped) {
+            return Err(self.not_mapped());
+        }
+        let end = offset.checked_add(bytes.len() as u64);
+        let found = self.layout().part(name);
+        let Some(part) = found.filter(|part| end.is_some_and(|end| end <= part.spec.len)) else {
+            let has = found.map_or("no such part".into(), |part| format!("{} bytes", part.spec.len));
+            let got = format!("{} bytes at {offset} of {name}, which has {has}", bytes.len());
+            return Err(Error::Invalid { what: "what is read of a part", got, must: "inside it" }.into());
+        };
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let at = address(&self.manifest, self.base, part).offset(offset);
+        let gpu = self.link.gpu();
+        let stream = Stream::create(gpu)?;
+        // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until the copy has finished: the piece
+        // lies in the mapped range, and `bytes` and the mapping outlive the wait below.
+        unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), at, bytes.len()) }?;
+        Ok(stream.synchronize()?)
+    }
+
+    /// Moves to the newest epoch of the name, at the same addresses; says whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// As [`advance_to`](Reader::advance_to).
+    pub fn advance(&mut self) -> Result<bool> {
+        self.advance_to(&Selector::Latest(self.manifest.name.clone()))
+    }
+
+    /// Moves to another object at the same addresses; says whether it was another.
+    ///
+    /// Imports and checks everything first, waits for the streams that were named, then maps. The caller launches nothing
+    /// meanwhile that touches the addresses; what was registered with them elsewhere (NCCL, RDMA) is registered anew.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::LayoutDiffers`] and [`ObjectError::NotFound`]: nothing changed. [`ObjectError::Poisoned`] when
+    /// neither the new memory nor the old could be mapped.
+    pub fn advance_to(&mut self, to: &Selector) -> Result<bool> {
+        let Opened { manifest, imported } = Opened::ask(&self.link, to)?;
+        if manifest.identity == self.manifest.identity {
+            return Ok(false);
+        }
+        trace_point!("advance.imported");
+        self.link.hold(manifest.identity);
+        let moved = self.move_to(&manifest, imported);
+        match moved {
+            Ok(()) => {
+                let former = std::mem::replace(&mut self.manifest, manifest);
+                if std::mem::replace(&mut self.leased, true) {
+                    self.link.let_go(former.identity);
+                }
+                trace_point!("advance.done");
+                Ok(true)
+            }
+            Err(error) => {
+                self.link.let_go(manifest.identity);
+                Err(error)
+            }
+        }
+    }
+
+    fn move_to(&mut self, manifest: &Manifest, imported: Imported) -> Result<()> {
+        let same_regions = manifest.mapped_regions().eq(self.manifest.mapped_regions());
+        let difference = self.manifest.layout.difference(&manifest.layout);
+        if let Some(difference) = difference.or((!same_regions).then(|| "another granularity".to_owned())) {
+            let name = manifest.name.clone();
+            return Err(ObjectError::LayoutDiffers { name, to: manifest.epoch, difference });
+        }
+        if self.asleep.is_some() || !self.range.as_ref().is_some_and(Range::is_mapped) {
+            return Err(self.not_mapped());
+        }
+        self.wait_for_streams()?;
+        // SAFETY: `swap` asks that no work touches the range: every stream that was named is idle, and the caller, who
+        // has the only reference, launches nothing meanwhile.
+        let swapped = unsafe { self.range_mut()?.swap(imported) };
+        swapped.map_err(|error| self.swap_error(error))
+    }
+
+    /// Gives up the mapping, and keeps the addresses. With `release` the lease too, so that a sole reader's memory may go.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives.
+    pub fn sleep(&mut self, release: bool) -> Result<()> {
+        self.link.check_fork()?;
+        self.wait_for_streams()?;
+        // SAFETY: `unmap` asks that no work touches the range: as in `move_to`.
+        let unmapped = unsafe { self.range_mut()?.unmap() }.map_err(|error| self.swap_error(error))?;
+        self.asleep = unmapped.or(self.asleep.take());
+        if release {
+            self.asleep = None;
+            if std::mem::replace(&mut self.leased, false) {
+                self.link.let_go(self.manifest.identity);
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps the same object again, at the same addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::NotFound`] when the lease was released and the object has gone meanwhile: then
+    /// [`wake_to`](Reader::wake_to) another epoch.
+    pub fn wake(&mut self) -> Result<()> {
+        self.wake_to(&Selector::Identity(self.manifest.identity))
+    }
+
+    /// Maps another object of the same layout at the same addresses.
+    ///
+    /// # Errors
+    ///
+    /// As [`advance_to`](Reader::advance_to); the reader sleeps on.
+    pub fn wake_to(&mut self, to: &Selector) -> Result<()> {
+        self.link.check_fork()?;
+        if self.range.as_ref().is_some_and(Range::is_mapped) {
+            return self.advance_to(to).map(drop);
+        }
+        if *to == Selector::Identity(self.manifest.identity)
+            && let Some(imported) = self.asleep.take()
+        {
+            let mapped = self.range_mut()?.map(imported);
+            return mapped.map_err(|error| self.swap_error(error));
+        }
+        let Opened { manifest, imported } = Opened::ask(&self.link, to)?;
+        if let Some(difference) = self.manifest.layout.difference(&manifest.layout) {
+            return Err(ObjectError::LayoutDiffers { name: manifest.name, to: manifest.epoch, difference });
+        }
+        self.range_mut()?.map(imported).map_err(|error| self.swap_error(error))?;
+        self.link.hold(manifest.identity);
+        if std::mem::replace(&mut self.leased, true) {
+            self.link.let_go(self.manifest.identity);
+        }
+        self.asleep = None;
+        self.manifest = manifest;
+        Ok(())
+    }
+
+    /// Says whether the addresses reach nothing.
+    pub fn is_asleep(&self) -> bool {
+        !self.range.as_ref().is_some_and(Range::is_mapped)
+    }
+
+    fn wait_for_streams(&self) -> Result<()> {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.iter().try_for_each(|stream| Ok(stream.synchronize()?))
+    }
+
+    fn range_mut(&mut self) -> Result<&mut Range> {
+        self.range.as_mut().ok_or_else(nonsense)
+    }
+
+    fn not_mapped(&self) -> ObjectError {
+        let name = self.manifest.name.clone();
+        if self.range.as_ref().is_some_and(Range::is_poisoned) {
+            ObjectError::Poisoned { name, why: "an earlier call failed".into() }
+        } else {
+            ObjectError::Asleep { name }
+        }
+    }
+
+    fn swap_error(&self, error: SwapError) -> ObjectError {
+        match error {
+            SwapError::Unchanged(error) => error.into(),
+            SwapError::Poisoned(error) => {
+                ObjectError::Poisoned { name: self.manifest.name.clone(), why: error.to_string() }
+            }
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let Some(range) = self.range.take() else { return };
+        let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        self.link.retire(Retiring::new(self.link.gpu(), range, &streams));
+        if self.leased {
+            self.link.let_go(self.manifest.identity);
+        }
+    }
+}
+
+fn too_long(part: &str) -> ObjectError {
+    let got = format!("{part}, which does not fit into memory");
+    Error::Invalid { what: "a part to read", got, must: "shorter; read it in pieces" }.into()
+}

@@ -1,0 +1,296 @@
+//! An object that is being filled.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use channel::shared::slot::Claim;
+use channel::trace_point;
+use gpu_api::{Access, DevicePtr, Error, Gpu};
+use ipc_rc::Stream;
+
+use super::commit::{Commit, CommitCell, Lane, Pending};
+use super::link::{Link, Words, nonsense};
+use super::retire::Retiring;
+use crate::error::{ObjectError, Result};
+use crate::memory::range::{Imported, Range, SwapError};
+use crate::memory::sealed;
+use crate::object::identity::{Epoch, Identity};
+use crate::object::layout::Layout;
+use crate::object::manifest::{Manifest, Readers, round_up};
+use crate::object::part::Part;
+use crate::wire::{LeaseSlot, ToBroker, ToClient};
+
+/// How an object is made.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CreateOptions {
+    /// Who beside the owner may open it. Who may open it could write to it: no driver gives a descriptor that only reads.
+    pub readers: Readers,
+    /// The epoch that the name must have when this object becomes visible; 0 for a name that has none.
+    pub expect: Option<Epoch>,
+    /// Give up the name's epochs before memory is asked for, where there is no room for two. Until the commit the name
+    /// has none.
+    pub replace: bool,
+    /// The identity, where it must be known elsewhere; drawn if nothing is said.
+    pub identity: Option<Identity>,
+}
+
+/// An object that is being filled.
+///
+/// Its addresses are valid until the commit or the drop. A drop without a commit aborts it: nobody ever sees it.
+#[derive(Debug)]
+pub struct Writer {
+    link: Arc<Link>,
+    manifest: Manifest,
+    words: Arc<Words>,
+    leases: Vec<LeaseSlot>,
+    /// Gone with the commit.
+    range: Option<Range>,
+    base: DevicePtr,
+    streams: Mutex<Vec<Stream>>,
+}
+
+impl Writer {
+    pub(super) fn create(
+        link: &Arc<Link>,
+        name: &str,
+        layout: Layout,
+        options: &CreateOptions,
+        scratch: bool,
+    ) -> Result<Writer> {
+        link.check_fork()?;
+        let gpu = link.gpu().clone();
+        let identity = options.identity.map_or_else(Identity::random, Ok)?;
+        let mut manifest = Manifest {
+            identity,
+            name: name.into(),
+            epoch: Epoch(0),
+            backend: gpu.kind(),
+            device: gpu.uuid(),
+            owner: 0,
+            readers: options.readers.clone(),
+            granularity: 0,
+            layout,
+        };
+        let draft = sealed::create("gpu-ipc-draft", &manifest.encode()?)?;
+        let lost = || ObjectError::WriterLost { identity };
+        let connection = link.connection().ok_or_else(lost)?;
+        let (replace, expect) = (options.replace, options.expect);
+        let question = |request| ToBroker::Create { request, identity, scratch, replace, expect };
+        // Given up on every way out until the writer is there, which gives it up itself.
+        let mut abort = Abort { link, identity, armed: true };
+        let (answer, regions) = link.ask_here(question, vec![draft])?;
+        let ToClient::Created { granularity, leases, .. } = answer else { return Err(nonsense()) };
+        trace_point!("created");
+        if !link.connection().is_some_and(|now| Arc::ptr_eq(&now, &connection)) {
+            return Err(lost());
+        }
+        let words = connection.words.clone();
+        let slots = words.file.slot_count();
+        let bytes: Vec<u64> = manifest.layout.regions().iter().map(|&bytes| round_up(bytes, granularity)).collect();
+        let sound = granularity.is_power_of_two() && regions.len() == bytes.len();
+        if !sound || leases.iter().any(|lease| lease.slot >= slots) {
+            return Err(nonsense());
+        }
+        manifest.granularity = granularity;
+        let imported = Imported::of(&gpu, &regions, bytes.iter().copied())?;
+        let mut range = Range::reserve(&gpu, bytes.iter().sum(), Access::ReadWrite)?;
+        let mapped = range.map(imported);
+        if let Err(SwapError::Unchanged(error) | SwapError::Poisoned(error)) = mapped {
+            link.retire(Retiring::new(&gpu, range, &[]));
+            return Err(error.into());
+        }
+        let base = range.base();
+        abort.armed = false;
+        let streams = Mutex::default();
+        let writer = Writer { link: link.clone(), manifest, words, leases, range: Some(range), base, streams };
+        for lease in &writer.leases {
+            if writer.words.file.slot(lease.slot).claim(lease.generation) != Claim::Held {
+                return Err(ObjectError::Aborted { identity });
+            }
+        }
+        trace_point!("claimed");
+        Ok(writer)
+    }
+
+    /// Returns the object's identity, by which [`Client::outcome`](crate::Client::outcome) tells of its commit.
+    pub fn identity(&self) -> Identity {
+        self.manifest.identity
+    }
+
+    /// Returns what it is.
+    pub fn layout(&self) -> &Layout {
+        &self.manifest.layout
+    }
+
+    /// Returns the address of a part, which the GPU and, on the host backend, the CPU may write to.
+    ///
+    /// Work on it is named with [`used_on`](Writer::used_on) or at the [`commit`](Writer::commit): work on a stream that
+    /// was not named is undefined behaviour.
+    pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
+        self.manifest.layout.part(part).map(|part| address(&self.manifest, self.base, part))
+    }
+
+    /// Notes that work on this stream touches the object.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for a stream of another device.
+    pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        check_stream(self.link.gpu(), stream)?;
+        note(&self.streams, stream);
+        Ok(())
+    }
+
+    /// Copies bytes from the host into a part, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a part that is not there or has another length; what the driver gives.
+    pub fn write(&mut self, part: &str, bytes: &[u8]) -> Result<()> {
+        self.write_at(part, 0, bytes, true)
+    }
+
+    /// Copies bytes into a part from `offset` on, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Writer::write).
+    pub fn write_part(&mut self, part: &str, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.write_at(part, offset, bytes, false)
+    }
+
+    fn write_at(&mut self, name: &str, offset: u64, bytes: &[u8], whole: bool) -> Result<()> {
+        self.link.check_fork()?;
+        let found = self.manifest.layout.part(name);
+        let fits = |part: &&Part| {
+            let end = offset.checked_add(bytes.len() as u64);
+            end.is_some_and(|end| end <= part.spec.len && (!whole || end == part.spec.len))
+        };
+        let Some(part) = found.filter(fits) else {
+            let has = found.map_or("no such part".into(), |part| format!("{} bytes", part.spec.len));
+            let got = format!("{} bytes at {offset} for {name}, which has {has}", bytes.len());
+            return Err(Error::Invalid { what: "what is written to a part", got, must: "as long as the part" }.into());
+        };
+        let at = address(&self.manifest, self.base, part).offset(offset);
+        let gpu = self.link.gpu();
+        let stream = Stream::create(gpu)?;
+        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until the copy has finished: the
+        // part lies in the mapped range, `bytes` is as long, and both outlive the wait below.
+        unsafe { gpu.backend().copy_to_device(stream.raw(), at, bytes.as_ptr(), bytes.len()) }?;
+        Ok(stream.synchronize()?)
+    }
+
+    /// Commits the object: queues the end of the write leases behind `streams` and those that were named before, and
+    /// returns. It becomes visible, whole, once all that was queued there has finished.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`] for a stream that is being captured and [`Error::Mismatch`] for one of another device: then
+    /// nothing is committed, and the object is aborted.
+    pub fn commit(mut self, streams: &[&Stream]) -> Result<Commit> {
+        self.link.check_fork()?;
+        for stream in streams {
+            self.used_on(stream)?;
+        }
+        let gpu = self.link.gpu().clone();
+        let used = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        trace_point!("commit.begun");
+        let lane = Lane::release_behind(&gpu, &self.words, &self.leases, &used)?;
+        trace_point!("commit.queued");
+        let identity = self.manifest.identity;
+        let cell = Arc::new(CommitCell::default());
+        self.link.finish(Pending {
+            cell: cell.clone(),
+            identity,
+            words: self.words.clone(),
+            leases: std::mem::take(&mut self.leases),
+            range: self.range.take(),
+            _lane: lane,
+            lost: false,
+        });
+        Ok(Commit { cell, identity })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let Some(range) = self.range.take() else { return };
+        let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
+        self.link.retire(Retiring::new(self.link.gpu(), range, &streams));
+        let identity = self.manifest.identity;
+        self.link.tell(|request| ToBroker::Abort { request, identity });
+    }
+}
+
+/// Gives an object up that was asked for, unless it is disarmed.
+struct Abort<'a> {
+    link: &'a Arc<Link>,
+    identity: Identity,
+    armed: bool,
+}
+
+impl Drop for Abort<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            let identity = self.identity;
+            self.link.tell(|request| ToBroker::Abort { request, identity });
+        }
+    }
+}
+
+/// Memory that is never committed, counts against the broker's limits, and goes with this process.
+#[derive(Debug)]
+pub struct Scratch {
+    writer: Writer,
+}
+
+impl Scratch {
+    pub(super) fn of(writer: Writer) -> Scratch {
+        Scratch { writer }
+    }
+
+    /// Returns the address of a part; see [`Writer::device_ptr`].
+    pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
+        self.writer.device_ptr(part)
+    }
+
+    /// Notes that work on this stream touches it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::used_on`].
+    pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        self.writer.used_on(stream)
+    }
+
+    /// Returns what it is.
+    pub fn layout(&self) -> &Layout {
+        self.writer.layout()
+    }
+}
+
+/// Finds a part's address: its region lies behind those before it.
+pub(super) fn address(manifest: &Manifest, base: DevicePtr, part: &Part) -> DevicePtr {
+    let before: u64 = manifest.mapped_regions().take(usize::from(part.region)).sum();
+    base.offset(before + part.offset)
+}
+
+pub(super) fn check_stream(gpu: &Gpu, stream: &Stream) -> Result<()> {
+    if stream.gpu() == gpu {
+        return Ok(());
+    }
+    Err(Error::Mismatch {
+        what: "the stream's device",
+        theirs: stream.gpu().device().to_string(),
+        ours: gpu.device().to_string(),
+        remedy: "pass a stream of the device that the client was connected with",
+    }
+    .into())
+}
+
+/// Adds a stream to those that touch an object, once.
+pub(super) fn note(streams: &Mutex<Vec<Stream>>, stream: &Stream) {
+    let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+    if !streams.iter().any(|known| known.identity() == stream.identity()) {
+        streams.push(stream.clone());
+    }
+}

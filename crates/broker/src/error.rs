@@ -1,0 +1,87 @@
+//! What can go wrong with an object, by what the caller can do.
+
+use crate::object::identity::{Epoch, Identity};
+use crate::wire::Refusal;
+
+/// What went wrong with an object.
+///
+/// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in the text.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObjectError {
+    /// There is no such object that this user may open. List what there is with `gpu-ipc objects`.
+    #[error("{name} is not there: {why}; `gpu-ipc objects` lists what is")]
+    NotFound {
+        /// What was asked for.
+        name: String,
+        /// The broker's reason.
+        why: String,
+    },
+    /// The name has another epoch than the one that was expected. Open that one and decide again.
+    #[error("the commit is refused: {why}; open the epoch that is there, then create anew")]
+    Conflict {
+        /// Both epochs.
+        why: String,
+    },
+    /// There is no room for the object.
+    #[error("out of memory: {why}; remove objects, or create with `replace`, which gives the old epoch up first")]
+    OutOfMemory {
+        /// What was asked for and what there is.
+        why: String,
+    },
+    /// The broker refused for another reason.
+    #[error("the broker refused: {why}; {remedy}")]
+    Refused {
+        /// The reason as a number that stays the same in every version.
+        refusal: Refusal,
+        /// The reason.
+        why: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The broker died while the object was being filled: it is gone, unless the commit had been asked for. Then
+    /// [`Client::outcome`](crate::Client::outcome) tells by its identity.
+    #[error(
+        "the broker went while {identity} was being filled; ask `outcome` if it was committed, else create it anew"
+    )]
+    WriterLost {
+        /// Which object.
+        identity: Identity,
+    },
+    /// The object was aborted before it was committed.
+    #[error("{identity} was aborted; create it anew")]
+    Aborted {
+        /// Which object.
+        identity: Identity,
+    },
+    /// Two epochs have different layouts. Nothing changed; open the other one beside it.
+    #[error("epoch {to} of {name} has another layout: {difference}; nothing changed, open it as a reader of its own")]
+    LayoutDiffers {
+        /// The name.
+        name: String,
+        /// The epoch that was asked for.
+        to: Epoch,
+        /// Where they differ first.
+        difference: String,
+    },
+    /// Neither the new memory nor the old could be mapped: the addresses reach nothing.
+    #[error("the addresses of {name} are lost: {why}; open it anew")]
+    Poisoned {
+        /// The name.
+        name: String,
+        /// The error of the last attempt.
+        why: String,
+    },
+    /// The reader sleeps: its addresses reach nothing.
+    #[error("the reader of {name} sleeps; call `wake` first")]
+    Asleep {
+        /// The name.
+        name: String,
+    },
+    /// What the library below gives.
+    #[error(transparent)]
+    Gpu(#[from] gpu_api::Error),
+}
+
+/// What calls of this crate return.
+pub type Result<T, E = ObjectError> = std::result::Result<T, E>;

@@ -1,0 +1,264 @@
+//! The keeper's loop: serves its socket, and starts the broker again when it dies.
+//!
+//! Who dies, and what happens: the broker: it is started again and reads everything back. The keeper: the broker lives
+//! on, and gives everything to the next keeper that listens in its directory, whose own broker waits for the lock
+//! meanwhile. Both: what is mapped stays good for who has it, and the rest is gone.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use channel::os::socket::{SendOutcome, send};
+use gpu_api::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::keeper::notify::{MOST_BYTES, NAMES_A_PACKET, Request, parse};
+use crate::keeper::shelf::Shelf;
+
+/// The name of the keeper's socket in the broker's directory.
+pub const SOCKET: &str = "keeper";
+/// Descriptors kept for other uses than the shelf: sockets, pipes, those on their way.
+const SPARE: usize = 512;
+/// Readers that are written to, and leashes that are held.
+const MOST_READERS: usize = 16;
+/// A broker that dies sooner than this is started again later and later.
+const HEALTHY: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Somebody who reads the shelf, or has read it and holds on to know of the keeper's end.
+#[derive(Debug)]
+struct Reader {
+    socket: OwnedFd,
+    with_files: bool,
+    after: Option<String>,
+    done: bool,
+}
+
+/// A keeper.
+#[derive(Debug)]
+pub struct Keeper {
+    socket: UnixDatagram,
+    path: PathBuf,
+    shelf: Shelf<OwnedFd>,
+    readers: VecDeque<Reader>,
+    incarnation: [u8; 16],
+    _lock: File,
+}
+
+impl Keeper {
+    /// Listens in a broker's directory, keeping at most `most` descriptors, or as many as the process may have.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] when another keeper is there, [`Error::System`] for what the system refuses.
+    pub fn open(dir: &Path, most: Option<usize>) -> Result<Keeper> {
+        let most = most.unwrap_or_else(|| raise_file_limit().saturating_sub(SPARE));
+        let lock = crate::server::lock::take(&dir.join("keeper.lock"))?.ok_or(Error::Refused {
+            why: format!("another keeper is in {}", dir.display()),
+            remedy: "use that one, or choose another directory",
+        })?;
+        let failed =
+            |e: io::Error| Error::system("making the keeper's socket", "choose a shorter directory of this user", e);
+        let (path, unfinished) = (dir.join(SOCKET), dir.join(".keeper.tmp"));
+        remove(&unfinished).map_err(failed)?;
+        let socket = UnixDatagram::bind(&unfinished).map_err(failed)?;
+        fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        rustix::net::sockopt::set_socket_passcred(&socket, true).map_err(|e| failed(e.into()))?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        // What a dead keeper left is replaced in one step, so nobody is refused while a keeper is there.
+        fs::rename(&unfinished, &path).map_err(failed)?;
+        let mut incarnation = [0; 16];
+        rustix::rand::getrandom(&mut incarnation, rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| Error::system("getrandom", "allow getrandom in this sandbox", e))?;
+        Ok(Keeper { socket, path, shelf: Shelf::new(most), readers: VecDeque::new(), incarnation, _lock: lock })
+    }
+
+    /// Returns the path of its socket, for `NOTIFY_SOCKET`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Starts the broker and serves it until it ends by itself; starts it again when it is killed or fails.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] when the broker cannot be started at all.
+    pub fn run(&mut self, mut start: impl FnMut() -> Command) -> Result<ExitStatus> {
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let mut command = start();
+            command.env("NOTIFY_SOCKET", &self.path);
+            let remedy = "give the program and its arguments behind `--`";
+            let mut child = command.spawn().map_err(|e| Error::system("starting the broker", remedy, e))?;
+            let began = Instant::now();
+            let status = self.serve_until_exit(&mut child)?;
+            // 0: it was told to stop. 2: it was told nonsense, and would be again.
+            if matches!(status.code(), Some(0 | 2)) {
+                return Ok(status);
+            }
+            tracing::warn!(
+                ?status,
+                signal = status.signal(),
+                kept = self.shelf.len(),
+                "the broker died; it is started again"
+            );
+            pause = if began.elapsed() > HEALTHY { Duration::from_millis(10) } else { (pause * 2).min(LONGEST_PAUSE) };
+            self.serve_for(pause);
+        }
+    }
+
+    fn serve_until_exit(&mut self, child: &mut Child) -> Result<ExitStatus> {
+        let failed = |e| Error::system("waiting for the broker", "use Linux 5.3 or later", e);
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pidfd =
+            pidfd_open(pid.expect("a child has a number"), PidfdFlags::empty()).map_err(|e| failed(e.into()))?;
+        loop {
+            self.serve(Some(pidfd.as_fd()), None);
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                return Ok(status);
+            }
+        }
+    }
+
+    /// Serves the socket alone for a while: for tests, and between two brokers.
+    pub fn serve_for(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            self.serve(None, Some(left));
+        }
+    }
+
+    /// Waits once, and does what there is to do.
+    fn serve(&mut self, also: Option<BorrowedFd<'_>>, timeout: Option<Duration>) {
+        let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
+        fds.extend(also.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        for reader in &self.readers {
+            let flags = if reader.done { PollFlags::empty() } else { PollFlags::OUT };
+            fds.push(PollFd::new(&reader.socket, flags));
+        }
+        let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+        // An interruption is a turn with nothing to do.
+        let _ = poll(&mut fds, timeout.as_ref());
+        while self.hear() {}
+        let (shelf, incarnation) = (&self.shelf, &self.incarnation);
+        self.readers.retain_mut(|reader| reader.go_on(shelf, incarnation));
+    }
+
+    /// Takes one datagram, and says whether there was one.
+    fn hear(&mut self) -> bool {
+        let mut bytes = [0; MOST_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253), ScmCredentials(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = match recvmsg(&self.socket, &mut parts, &mut control, flags) {
+            Ok(got) => got,
+            Err(Errno::INTR) => return true,
+            Err(_) => return false,
+        };
+        let (mut fds, mut uid) = (Vec::new(), None);
+        for message in control.drain() {
+            match message {
+                RecvAncillaryMessage::ScmRights(came) => fds.extend(came),
+                RecvAncillaryMessage::ScmCredentials(of) => uid = Some(of.uid),
+                _ => {}
+            }
+        }
+        if uid != Some(rustix::process::geteuid()) {
+            tracing::warn!(?uid, "a stranger spoke to the keeper");
+        } else if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            tracing::warn!("a datagram was cut off: too long, or no descriptor left");
+        } else {
+            match parse(&bytes[..got.bytes], fds.len()) {
+                Ok(request) => self.obey(request, fds.pop()),
+                Err(why) => tracing::warn!(%why, "a datagram is passed over"),
+            }
+        }
+        true
+    }
+
+    fn obey(&mut self, request: Request, fd: Option<OwnedFd>) {
+        match (request, fd) {
+            (Request::Store(name), Some(fd)) => {
+                let taken = self.shelf.store(name, fd);
+                tracing::debug!(taken, kept = self.shelf.len(), "a descriptor came");
+            }
+            (Request::Remove(name), _) => drop(self.shelf.remove(&name)),
+            (request @ (Request::List | Request::Read), Some(socket)) => {
+                if self.readers.len() >= MOST_READERS {
+                    self.readers.pop_front();
+                }
+                let with_files = request == Request::Read;
+                self.readers.push_back(Reader { socket, with_files, after: None, done: false });
+            }
+            // A barrier is passed by closing what came with it.
+            _ => {}
+        }
+    }
+}
+
+impl Reader {
+    /// Writes as much as goes, and says whether the reader is still there.
+    fn go_on(&mut self, shelf: &Shelf<OwnedFd>, incarnation: &[u8; 16]) -> bool {
+        while !self.done {
+            let page: Vec<(&str, &OwnedFd)> = shelf.page(self.after.as_deref(), NAMES_A_PACKET).collect();
+            let (mut text, mut fds) = (Vec::new(), Vec::new());
+            for (name, file) in &page {
+                text.extend_from_slice(name.as_bytes());
+                text.push(b'\n');
+                if self.with_files {
+                    fds.push(file.as_fd());
+                }
+            }
+            if page.is_empty() {
+                text.push(b'.');
+                text.extend_from_slice(incarnation);
+            }
+            match send(&self.socket, &text, &fds) {
+                Ok(SendOutcome::Sent) => {}
+                Ok(SendOutcome::Full) => return true,
+                // Too many descriptors are on their way to the reader: it takes them as it reads.
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::TOOMANYREFS) => return true,
+                Ok(SendOutcome::HungUp) | Err(_) => return false,
+            }
+            match page.last() {
+                Some((last, _)) => self.after = Some((*last).to_owned()),
+                None => self.done = true,
+            }
+        }
+        !hung_up(self.socket.as_fd())
+    }
+}
+
+fn hung_up(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&fd, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+}
+
+/// Raises the limit of open files to what the system allows this process, and returns it.
+pub fn raise_file_limit() -> usize {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let current = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
+    current.map_or(1 << 20, |limit| usize::try_from(limit).unwrap_or(1 << 20))
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,31 @@
+//! GPU memory that outlives the process that filled it.
+//!
+//! An **object** is a name, an epoch and a list of parts with their layout. One writer fills it, it becomes visible whole
+//! at its commit, and never changes afterwards. A **broker** owns it: a process that does nothing with its bytes and
+//! needs no context of the driver's. A **keeper** holds the same descriptors, so that the broker may die too.
+//!
+//! Read in this order:
+//!
+//! 1. [`object`]: identity, layout, manifest: what an object is, as bytes.
+//! 2. [`memory`]: regions that only descriptors keep, and addresses that they come and go on.
+//! 3. [`wire`]: what broker and participants say to each other.
+//! 4. [`server`]: the broker's process. [`keeper`]: the keeper's.
+//! 5. [`client`]: what writers and readers do.
+
+pub mod client;
+mod error;
+pub mod keeper;
+pub mod memory;
+pub mod object;
+pub mod server;
+pub mod wire;
+
+pub use client::{Client, ClientBuilder, Commit, CreateOptions, Reader, Scratch, Writer};
+pub use error::{ObjectError, Result};
+pub use object::identity::{Epoch, Identity};
+pub use object::layout::Layout;
+pub use object::manifest::{Manifest, Readers};
+pub use object::part::{DType, Dimension, Part, PartSpec};
+pub use server::broker::{Broker, Options};
+pub use server::catalogue::Limits;
+pub use wire::{Selector, Standing};

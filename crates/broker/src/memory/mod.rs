@@ -1,0 +1,9 @@
+//! Memory without an owner: made and kept as descriptors, and mapped at addresses that outlive what is mapped.
+//!
+//! 1. `store`: makes regions, for the broker.
+//! 2. `range`: addresses that regions come and go on, for writers and readers.
+//! 3. `sealed`: files that nobody can change, for manifests.
+
+pub mod range;
+pub mod sealed;
+pub mod store;

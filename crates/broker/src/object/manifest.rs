@@ -1,0 +1,468 @@
+//! The manifest: the bytes that say what an object is. With its regions' descriptors it is all there is of one.
+//!
+//! A writer sends it as a *draft*, without epoch, owner and granularity; the broker fills these in at the commit.
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 8 | magic `GIPCobj1` |
+//! | 8 | 4 | version, 1 |
+//! | 12 | 4 | crc32c of all other bytes |
+//! | 16 | 16 | identity |
+//! | 32 | 8 | epoch; 0 in a draft |
+//! | 40 | 16 | device |
+//! | 56 | 1 | backend: 1 host, 2 cuda, 3 hip |
+//! | 57 | 1 | readers: 0 the owner alone, 1 everybody, 2 the uids listed |
+//! | 58 | 1 | regions, at most 16 |
+//! | 59 | 1 | uids, at most 16 |
+//! | 60 | 4 | owner's uid; 0 in a draft |
+//! | 64 | 8 | granularity that regions were rounded up to; 0 in a draft |
+//! | 72 | 4 | parts, at most 1,000,000 |
+//! | 76 | 4 | bytes of the name |
+//! | 80 | 8 | user bytes |
+//! | 88 | 8 | 0 |
+//! | 96 | | regions' bytes, u64 each; uids, u32 each; the name; the user bytes; the parts |
+//!
+//! A part: name's bytes u16, region u8, dimensions u8, type's code u8, bits u8, lanes u16, offset u64, bytes u64, then
+//! for each dimension its extent and stride, u64 both, then the name. Parts are in the order of their names.
+//!
+//! All numbers are little-endian. Every byte string that decodes has exactly one meaning and every meaning one byte
+//! string. The file is a memfd sealed against writing, shrinking, growing and further seals, of at most 64 MiB.
+
+use gpu_api::{BackendKind, DeviceUuid, Error, Result};
+
+use crate::object::identity::{Epoch, Identity, check_name};
+use crate::object::layout::{Layout, MOST_PARTS, MOST_REGIONS};
+use crate::object::part::{DType, Dimension, MOST_RANK, Part, PartSpec};
+
+/// The most bytes of a manifest.
+pub const MOST_MANIFEST: u64 = 64 << 20;
+/// The version that this crate writes, and the only one that it reads.
+pub const VERSION: u32 = 1;
+/// The most uids that an object can be opened to by name.
+pub const MOST_UIDS: usize = 16;
+
+const MAGIC: [u8; 8] = *b"GIPCobj1";
+const HEADER: usize = 96;
+/// A part without dimensions and name.
+const PART: usize = 24;
+
+/// Who, beside its owner, may open an object.
+///
+/// No driver gives a descriptor that only reads: who may open an object could write to it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Readers {
+    /// Nobody.
+    #[default]
+    Owner,
+    /// Everybody who may connect.
+    Everybody,
+    /// These users, at most 16.
+    Uids(Vec<u32>),
+}
+
+impl Readers {
+    /// Says whether a user may open an object of `owner`.
+    pub fn admit(&self, owner: u32, uid: u32) -> bool {
+        uid == owner
+            || match self {
+                Readers::Owner => false,
+                Readers::Everybody => true,
+                Readers::Uids(uids) => uids.contains(&uid),
+            }
+    }
+}
+
+/// What an object is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Manifest {
+    /// Which object.
+    pub identity: Identity,
+    /// Its name.
+    pub name: String,
+    /// Its epoch; 0 in a draft.
+    pub epoch: Epoch,
+    /// The vendor of its memory.
+    pub backend: BackendKind,
+    /// The device that its memory lies on.
+    pub device: DeviceUuid,
+    /// The user that owns it and its name; 0 in a draft.
+    pub owner: u32,
+    /// Who else may open it.
+    pub readers: Readers,
+    /// What each region's bytes were rounded up to; 0 in a draft.
+    pub granularity: u64,
+    /// Its parts.
+    pub layout: Layout,
+}
+
+impl Manifest {
+    /// Returns the bytes of each region as it was made and is mapped.
+    pub fn mapped_regions(&self) -> impl Iterator<Item = u64> + '_ {
+        self.layout.regions().iter().map(|&bytes| round_up(bytes, self.granularity))
+    }
+
+    /// Returns the bytes of memory that the object takes.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapped_regions().sum()
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a bad name, more than 16 uids, or more than 64 MiB in all.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        check_name("the name of an object", &self.name)?;
+        let (readers, uids): (u8, &[u32]) = match &self.readers {
+            Readers::Owner => (0, &[]),
+            Readers::Everybody => (1, &[]),
+            Readers::Uids(uids) => (2, uids),
+        };
+        if uids.len() > MOST_UIDS || (readers == 2 && uids.is_empty()) {
+            return Err(invalid("the number of uids", uids.len().to_string(), "1 to 16; or let everybody read it"));
+        }
+        let layout = &self.layout;
+        let mut out = Vec::with_capacity(HEADER + layout.user().len() + layout.parts().len() * 64);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&self.identity.0);
+        out.extend_from_slice(&self.epoch.0.to_le_bytes());
+        out.extend_from_slice(&self.device.0);
+        out.extend_from_slice(&[self.backend as u8, readers, layout.regions().len() as u8, uids.len() as u8]);
+        out.extend_from_slice(&self.owner.to_le_bytes());
+        out.extend_from_slice(&self.granularity.to_le_bytes());
+        out.extend_from_slice(&(layout.parts().len() as u32).to_le_bytes());
+        out.extend_from_slice(&(self.name.len() as u32).to_le_bytes());
+        out.extend_from_slice(&(layout.user().len() as u64).to_le_bytes());
+        out.extend_from_slice(&[0; 8]);
+        debug_assert_eq!(out.len(), HEADER);
+        layout.regions().iter().for_each(|bytes| out.extend_from_slice(&bytes.to_le_bytes()));
+        uids.iter().for_each(|uid| out.extend_from_slice(&uid.to_le_bytes()));
+        out.extend_from_slice(self.name.as_bytes());
+        out.extend_from_slice(layout.user());
+        layout.parts().iter().for_each(|part| encode_part(part, &mut out));
+        if out.len() as u64 > MOST_MANIFEST {
+            let got = format!("{} bytes", out.len());
+            return Err(invalid(
+                "a manifest",
+                got,
+                "at most 64 MiB: shorten names and user bytes, or make several objects",
+            ));
+        }
+        let sum = checksum(&out);
+        out[12..16].copy_from_slice(&sum.to_le_bytes());
+        Ok(out)
+    }
+
+    /// Reads it, checking every field and every extent.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for another version, [`Error::Invalid`] for anything that [`encode`](Manifest::encode) does
+    /// not write.
+    pub fn decode(bytes: &[u8]) -> Result<Manifest> {
+        if bytes.len() as u64 > MOST_MANIFEST || bytes.len() < HEADER {
+            return Err(invalid("a manifest", format!("{} bytes", bytes.len()), "96 bytes to 64 MiB"));
+        }
+        let mut r = Reader { rest: bytes };
+        let magic: [u8; 8] = r.array()?;
+        if magic != MAGIC {
+            return Err(invalid("a manifest's magic", format!("{magic:02x?}"), "GIPCobj1"));
+        }
+        let version = r.u32()?;
+        if version != VERSION {
+            return Err(Error::Mismatch {
+                what: "the version of a manifest",
+                theirs: version.to_string(),
+                ours: VERSION.to_string(),
+                remedy: "commit the object again with this version",
+            });
+        }
+        let sum = r.u32()?;
+        if sum != checksum(bytes) {
+            return Err(invalid("a manifest's checksum", format!("{sum:#010x}"), "that of its bytes"));
+        }
+        let identity = Identity(r.array()?);
+        let epoch = Epoch(r.u64()?);
+        let device = DeviceUuid(r.array()?);
+        let [backend, readers, regions, uids] = r.array()?;
+        let backend = BackendKind::from_byte(backend)
+            .ok_or_else(|| invalid("a manifest's backend", backend.to_string(), "1, 2 or 3"))?;
+        let owner = r.u32()?;
+        let granularity = r.u64()?;
+        if granularity != 0 && !granularity.is_power_of_two() {
+            return Err(invalid("a manifest's granularity", granularity.to_string(), "a power of two"));
+        }
+        let (parts, name, user) = (r.u32()? as usize, r.u32()? as usize, r.u64()?);
+        if r.u64()? != 0 {
+            return Err(invalid("a manifest's padding", "not 0".into(), "0"));
+        }
+        let regions = usize::from(regions);
+        if regions > MOST_REGIONS || parts > MOST_PARTS {
+            let got = format!("{regions} regions and {parts} parts");
+            return Err(invalid("a manifest", got, "at most 16 regions and 1,000,000 parts"));
+        }
+        let regions = (0..regions).map(|_| r.u64()).collect::<Result<Vec<u64>>>()?;
+        let uids = (0..uids).map(|_| r.u32()).collect::<Result<Vec<u32>>>()?;
+        let readers = match (readers, uids.len()) {
+            (0, 0) => Readers::Owner,
+            (1, 0) => Readers::Everybody,
+            (2, 1..=MOST_UIDS) => Readers::Uids(uids),
+            (kind, count) => {
+                let got = format!("{kind} with {count} uids");
+                return Err(invalid("a manifest's readers", got, "0 or 1 with none, or 2 with 1 to 16"));
+            }
+        };
+        let name = r.text(name)?;
+        check_name("the name of an object", &name)?;
+        let user = r.bytes(usize::try_from(user).unwrap_or(usize::MAX))?.to_vec();
+        // What is announced but not there must cost nothing.
+        if r.rest.len() / PART < parts {
+            return Err(invalid("the number of parts", parts.to_string(), "what the manifest has bytes for"));
+        }
+        let parts = (0..parts).map(|_| decode_part(&mut r)).collect::<Result<Vec<Part>>>()?;
+        if !r.rest.is_empty() {
+            return Err(invalid("the bytes behind a manifest", r.rest.len().to_string(), "0"));
+        }
+        let layout = Layout::of(regions, parts, user)?;
+        let manifest = Manifest { identity, name, epoch, backend, device, owner, readers, granularity, layout };
+        let fits = granularity == 0 || manifest.layout.regions().iter().all(|&bytes| bytes <= u64::MAX - granularity);
+        if !fits {
+            return Err(invalid("a manifest's granularity", granularity.to_string(), "one that regions fit into"));
+        }
+        Ok(manifest)
+    }
+}
+
+fn encode_part(part: &Part, out: &mut Vec<u8>) {
+    let spec = &part.spec;
+    out.extend_from_slice(&(spec.name.len() as u16).to_le_bytes());
+    out.extend_from_slice(&[part.region, spec.dimensions.len() as u8, spec.dtype.code, spec.dtype.bits]);
+    out.extend_from_slice(&spec.dtype.lanes.to_le_bytes());
+    out.extend_from_slice(&part.offset.to_le_bytes());
+    out.extend_from_slice(&spec.len.to_le_bytes());
+    for dimension in &spec.dimensions {
+        out.extend_from_slice(&dimension.extent.to_le_bytes());
+        out.extend_from_slice(&dimension.stride.to_le_bytes());
+    }
+    out.extend_from_slice(spec.name.as_bytes());
+}
+
+fn decode_part(r: &mut Reader<'_>) -> Result<Part> {
+    let name = usize::from(u16::from_le_bytes(r.array()?));
+    let [region, rank, code, bits] = r.array()?;
+    let lanes = u16::from_le_bytes(r.array()?);
+    let (offset, len) = (r.u64()?, r.u64()?);
+    if usize::from(rank) > MOST_RANK {
+        return Err(invalid("the number of dimensions", rank.to_string(), "at most 32"));
+    }
+    let dimension = |r: &mut Reader<'_>| Ok(Dimension { extent: r.u64()?, stride: r.u64()? });
+    let dimensions = (0..rank).map(|_| dimension(r)).collect::<Result<Vec<Dimension>>>()?;
+    let spec = PartSpec { name: r.text(name)?, dtype: DType { code, bits, lanes }, dimensions, len };
+    Ok(Part { spec, region, offset })
+}
+
+/// Rounds up to the granularity of a device; a draft has none.
+pub fn round_up(bytes: u64, granularity: u64) -> u64 {
+    if granularity == 0 { bytes } else { bytes.next_multiple_of(granularity) }
+}
+
+fn checksum(bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..])
+}
+
+fn invalid(what: &'static str, got: String, must: &'static str) -> Error {
+    Error::Invalid { what, got, must }
+}
+
+/// Takes from the bytes, and refuses to take more than there are.
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, count: usize) -> Result<&'a [u8]> {
+        let Some((bytes, rest)) = self.rest.split_at_checked(count) else {
+            return Err(invalid(
+                "the bytes left of a manifest",
+                self.rest.len().to_string(),
+                "what its fields announce",
+            ));
+        };
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        Ok(self.bytes(N)?.try_into().expect("as many as asked for"))
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn text(&mut self, count: usize) -> Result<String> {
+        let bytes = self.bytes(count)?;
+        match str::from_utf8(bytes) {
+            Ok(text) => Ok(text.into()),
+            Err(e) => Err(invalid("a name's good bytes", e.valid_up_to().to_string(), "all: UTF-8")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    /// Repairs the checksum, as whoever writes a bad manifest on purpose would.
+    fn seal(bytes: &mut [u8]) {
+        let sum = checksum(bytes);
+        bytes[12..16].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    fn manifest(layout: Layout, readers: Readers) -> Manifest {
+        Manifest {
+            identity: Identity([7; 16]),
+            name: "model/é".into(),
+            epoch: Epoch(3),
+            backend: BackendKind::Host,
+            device: DeviceUuid([9; 16]),
+            owner: 1000,
+            readers,
+            granularity: 1 << 16,
+            layout,
+        }
+    }
+
+    fn small() -> Manifest {
+        let parts =
+            [PartSpec::contiguous("b", DType::F32, &[2, 3]).expect("a part"), PartSpec::bytes("a", 5).expect("a part")];
+        manifest(Layout::pack(parts, b"user").expect("a layout"), Readers::Uids(vec![1, 2]))
+    }
+
+    #[test]
+    fn the_recorded_bytes_of_version_1_are_read_and_written() {
+        let recorded = include_bytes!("../../tests/recorded/manifest-1.bin");
+        assert_eq!(Manifest::decode(recorded).expect("a manifest of version 1"), small());
+        assert_eq!(small().encode().expect("bytes"), recorded);
+    }
+
+    #[test]
+    fn every_single_changed_byte_is_noticed() {
+        let good = small().encode().expect("bytes");
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            assert!(Manifest::decode(&bad).is_err(), "byte {at}");
+        }
+        for len in 0..good.len() {
+            assert!(Manifest::decode(&good[..len]).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn another_version_names_both() {
+        let mut bytes = small().encode().expect("bytes");
+        bytes[8] = 2;
+        let error = Manifest::decode(&bytes).expect_err("another version").to_string();
+        assert_eq!(
+            error,
+            "the version of a manifest differs: 2 there, 1 here; commit the object again with this version"
+        );
+    }
+
+    #[test]
+    fn a_manifest_that_announces_more_than_it_has_costs_nothing() {
+        let mut bytes = small().encode().expect("bytes");
+        bytes[72..76].copy_from_slice(&1_000_000u32.to_le_bytes());
+        seal(&mut bytes);
+        assert!(Manifest::decode(&bytes).expect_err("no such parts").to_string().contains("has bytes for"));
+        bytes[80..88].copy_from_slice(&u64::MAX.to_le_bytes());
+        seal(&mut bytes);
+        assert!(Manifest::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn one_that_is_too_large_is_refused() {
+        let user = vec![0; MOST_MANIFEST as usize];
+        let large = manifest(Layout::pack([], &user).expect("a layout"), Readers::Owner);
+        assert!(large.encode().expect_err("too large").to_string().contains("at most 64 MiB"));
+    }
+
+    fn any_part(index: usize) -> impl Strategy<Value = PartSpec> {
+        let dimension = (0u64..9, 0u64..99).prop_map(|(extent, stride)| Dimension { extent, stride });
+        let dtype = (0u8..=17, 1u8..=128, 1u16..=4).prop_map(|(code, bits, lanes)| DType { code, bits, lanes });
+        ("[a-zäé./0-9]{0,12}", dtype, vec(dimension, 0..5), 0u64..1 << 40).prop_map(
+            move |(name, dtype, dimensions, more)| {
+                let mut spec = PartSpec { name: format!("{name}{index}"), dtype, dimensions, len: 0 };
+                // As long as it must be, and a bit more.
+                spec.len = (0..64)
+                    .map(|bit| 1u64 << bit)
+                    .find(|&len| {
+                        spec.len = len;
+                        spec.check().is_ok()
+                    })
+                    .map_or(1 << 20, |len| len + more);
+                spec
+            },
+        )
+    }
+
+    fn any_manifest() -> impl Strategy<Value = Manifest> {
+        let parts = (0usize..12).prop_flat_map(|count| (0..count).map(any_part).collect::<Vec<_>>());
+        let readers = prop_oneof![
+            Just(Readers::Owner),
+            Just(Readers::Everybody),
+            vec(any::<u32>(), 1..=MOST_UIDS).prop_map(Readers::Uids),
+        ];
+        (parts, vec(any::<u8>(), 0..100), readers, any::<u64>(), 0u32..31).prop_map(
+            |(parts, user, readers, epoch, granularity)| {
+                let layout = Layout::pack(parts, &user).expect("good parts");
+                let mut manifest = manifest(layout, readers);
+                manifest.epoch = Epoch(epoch);
+                manifest.granularity = 1 << granularity;
+                manifest
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_manifest_survives_its_bytes(manifest in any_manifest()) {
+            let bytes = manifest.encode().expect("bytes");
+            prop_assert_eq!(Manifest::decode(&bytes).expect("its own bytes"), manifest);
+        }
+
+        #[test]
+        fn no_bytes_panic_and_what_decodes_is_canonical(
+            manifest in any_manifest(), at in any::<proptest::sample::Index>(), with in vec(any::<u8>(), 1..9),
+        ) {
+            let mut bytes = manifest.encode().expect("bytes");
+            let at = at.index(bytes.len());
+            for (byte, new) in bytes[at..].iter_mut().zip(with) {
+                *byte = new;
+            }
+            seal(&mut bytes);
+            if let Ok(manifest) = Manifest::decode(&bytes) {
+                prop_assert_eq!(manifest.encode().expect("bytes"), bytes);
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(mut bytes in vec(any::<u8>(), 0..400)) {
+            let _ = Manifest::decode(&bytes);
+            if bytes.len() >= HEADER {
+                bytes[..12].copy_from_slice(b"GIPCobj1\x01\0\0\0");
+                seal(&mut bytes);
+                let _ = Manifest::decode(&bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! How a broker starts: takes its directory, reads what a keeper kept, and serves.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use channel::os::socket::{Listener, Place};
+use channel::os::waker::Waker;
+use channel::trace_point;
+use gpu_api::{Error, Result};
+
+use crate::keeper::depositor::{DepositError, Depositor};
+use crate::keeper::process::raise_file_limit;
+use crate::memory::sealed;
+use crate::memory::store::FindGpus;
+use crate::object::identity::Epoch;
+use crate::object::manifest::{MOST_MANIFEST, Manifest};
+use crate::server::bequest::{MOST_TOMBS, Tombs, sort};
+use crate::server::catalogue::{Action, Catalogue, Inherited, Limits};
+use crate::server::service::{Parts, Service, Standing, Teller};
+use crate::server::{deposit, lock, workshop};
+
+/// The name of the broker's socket in its directory.
+pub const SOCKET: &str = "broker";
+
+/// How a broker is set up.
+#[derive(Clone)]
+pub struct Options {
+    /// Where its socket, its lock and its keeper's socket lie.
+    pub dir: PathBuf,
+    /// Finds the devices that it makes regions on.
+    pub gpus: FindGpus,
+    /// What it allows.
+    pub limits: Limits,
+    /// Users beside its own that may connect.
+    pub allowed: Vec<u32>,
+    /// The keeper's socket, from `NOTIFY_SOCKET`; objects go with the broker without one.
+    pub keeper: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options").field("dir", &self.dir).field("keeper", &self.keeper).finish_non_exhaustive()
+    }
+}
+
+/// A broker that is ready to serve.
+pub struct Broker {
+    service: Service,
+    actions: Vec<Action<Arc<OwnedFd>>>,
+    _lock: File,
+}
+
+impl std::fmt::Debug for Broker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Broker").finish_non_exhaustive()
+    }
+}
+
+/// What a keeper kept for this broker.
+#[derive(Default)]
+struct Inheritance {
+    tombs: Tombs,
+    newest_tombs: Option<u64>,
+    objects: Vec<Inherited<Arc<OwnedFd>>>,
+    next_seq: u64,
+    orphans: u64,
+}
+
+impl Broker {
+    /// Takes the directory, waiting for another broker's end, and everything that the keeper kept. No driver is loaded:
+    /// that is left to the first creation.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] for what the system refuses, [`Error::Refused`] for a keeper that is there and cannot be read.
+    pub fn open(options: Options) -> Result<Broker> {
+        raise_file_limit();
+        let lock = lock::wait(&options.dir.join("lock"))?;
+        trace_point!("locked");
+        let (depositor, inheritance) = inherit(options.keeper.as_deref())?;
+        trace_point!("restored");
+        let (sender, happened) = mpsc::channel();
+        let waker = Arc::new(Waker::new()?);
+        let teller = Teller { sender, waker: waker.clone() };
+        let workshop = workshop::start(options.gpus, teller.clone())?;
+        let standing = match &depositor {
+            None => Standing::None,
+            Some(depositor) if depositor.fed().is_some() => Standing::Fed,
+            Some(_) => Standing::Absent,
+        };
+        let deposit = deposit::start(depositor, inheritance.newest_tombs, teller)?;
+        let mut catalogue = Catalogue::new(options.limits.clone());
+        let restored = inheritance.objects.len() as u64;
+        let actions = catalogue.restore(&inheritance.tombs, inheritance.objects, inheritance.next_seq);
+        let place = Place::Path { path: options.dir.join(SOCKET), others: !options.allowed.is_empty() };
+        let service = Service::new(Parts {
+            listener: Listener::bind(&place)?,
+            limits: options.limits,
+            allowed: options.allowed,
+            catalogue,
+            standing,
+            next_tombs: inheritance.newest_tombs.unwrap_or(0).max(inheritance.next_seq),
+            restored,
+            orphans: inheritance.orphans,
+            happened,
+            waker,
+            workshop,
+            deposit,
+        })?;
+        Ok(Broker { service, actions, _lock: lock })
+    }
+
+    /// Serves until the process ends.
+    pub fn run(self) -> ! {
+        let _lock = self._lock;
+        self.service.run(self.actions)
+    }
+}
+
+/// Reads everything back from the keeper, and lets it close what belongs to no whole object.
+fn inherit(keeper: Option<&Path>) -> Result<(Option<Depositor>, Inheritance)> {
+    let Some(path) = keeper else { return Ok((None, Inheritance::default())) };
+    let mut depositor = Depositor::new(path)?;
+    let inventory = match depositor.inventory(true) {
+        Ok(inventory) => inventory,
+        // Without a keeper there is nothing to inherit; the service looks for one.
+        Err(DepositError::Absent) => return Ok((Some(depositor), Inheritance::default())),
+        Err(DepositError::System(error)) => return Err(error),
+        Err(DepositError::Refused(why)) => {
+            return Err(Error::Refused { why, remedy: "start keeper and broker of one version" });
+        }
+    };
+    let mut manifests = Vec::new();
+    let files = inventory.files.into_iter().map(|(name, file)| (name, Arc::new(file))).collect();
+    let found = sort(files, |file: &Arc<OwnedFd>| {
+        let manifest = sealed::read(file.as_fd(), MOST_MANIFEST).and_then(|bytes| Manifest::decode(&bytes));
+        let manifest =
+            manifest.inspect_err(|error| tracing::warn!(%error, "a manifest in the keeper is no good")).ok()?;
+        let whole = manifest.epoch > Epoch(0) && manifest.granularity > 0;
+        let regions = manifest.layout.regions().len();
+        manifests.push((file.clone(), manifest));
+        whole.then_some(regions)
+    });
+    let mut inheritance =
+        Inheritance { next_seq: found.next_seq, orphans: found.rest.len() as u64, ..Default::default() };
+    if let Some((number, file)) = &found.tombs {
+        inheritance.newest_tombs = Some(*number);
+        inheritance.tombs = sealed::read(file.as_fd(), MOST_TOMBS).and_then(|bytes| Tombs::decode(&bytes))?;
+    }
+    for (seq, file, regions) in found.whole {
+        let at = manifests.iter().position(|(of, _)| Arc::ptr_eq(of, &file));
+        if let Some(at) = at {
+            let manifest = manifests.swap_remove(at).1;
+            inheritance.objects.push(Inherited { seq, manifest, file, regions });
+        }
+    }
+    if !found.rest.is_empty() {
+        tracing::warn!(count = found.rest.len(), "the keeper had descriptors of no whole object; they are closed");
+        if let Err(DepositError::System(error)) = depositor.remove_names(&found.rest) {
+            return Err(error);
+        }
+    }
+    depositor.is_fed(inventory.incarnation);
+    Ok((Some(depositor), inheritance))
+}

@@ -1,0 +1,439 @@
+//! A broker's catalogue against a model, with a keeper that refuses, messages that come twice or never, writers that die,
+//! and a broker that is killed at every point.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use channel::shared::slot::Generation;
+use gpu_api::{BackendKind, DeviceUuid};
+use proptest::prelude::*;
+
+use super::bequest::{Label, Tombs, sort};
+use super::catalogue::{Action, Answer, Asker, Catalogue, Inherited, KeepError, Limits, Participant};
+use crate::object::identity::{Epoch, Identity};
+use crate::object::layout::Layout;
+use crate::object::manifest::{Manifest, Readers};
+use crate::object::part::PartSpec;
+use crate::wire::{LeaseSlot, Selector, Standing};
+
+/// A descriptor: a region by object and number, or a manifest.
+#[derive(Clone, PartialEq, Debug)]
+enum Fd {
+    Region(Identity, usize),
+    Manifest(Box<Manifest>),
+    Tombs(Tombs),
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A writer asks for an object of a name; the same draw asks again.
+    Create {
+        who: u64,
+        name: u8,
+        draw: u8,
+        expect: Option<u64>,
+        replace: bool,
+    },
+    /// A writer ends its leases.
+    Release {
+        draw: u8,
+    },
+    Commit {
+        who: u64,
+        draw: u8,
+    },
+    Abort {
+        who: u64,
+        draw: u8,
+    },
+    Open {
+        who: u64,
+        name: u8,
+    },
+    Remove {
+        name: u8,
+        epoch: u64,
+    },
+    /// The other threads do the next of what they were told; the keeper takes it, refuses, or is away.
+    Work {
+        keeper: u8,
+    },
+    Die {
+        who: u64,
+    },
+    /// The broker is killed, after so much of its next job with the keeper was done.
+    Kill {
+        done: u8,
+    },
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let (who, name, draw) = (|| 1u64..4, || 0u8..2, || 0u8..8);
+    let expect = proptest::option::weighted(0.2, 0u64..4);
+    prop_oneof![
+        4 => (who(), name(), draw(), expect, any::<bool>()).prop_map(|(who, name, draw, expect, replace)| {
+            Step::Create { who, name, draw, expect, replace: replace && draw == 0 }
+        }),
+        4 => draw().prop_map(|draw| Step::Release { draw }),
+        6 => (who(), draw()).prop_map(|(who, draw)| Step::Commit { who, draw }),
+        1 => (who(), draw()).prop_map(|(who, draw)| Step::Abort { who, draw }),
+        2 => (who(), name()).prop_map(|(who, name)| Step::Open { who, name }),
+        1 => (name(), prop_oneof![Just(0u64), 1u64..6]).prop_map(|(name, epoch)| Step::Remove { name, epoch }),
+        12 => (0u8..8).prop_map(|keeper| Step::Work { keeper }),
+        1 => who().prop_map(|who| Step::Die { who }),
+        1 => (0u8..6).prop_map(|done| Step::Kill { done }),
+    ]
+}
+
+/// The world around a catalogue.
+struct World {
+    catalogue: Catalogue<Fd>,
+    jobs: Vec<Action<Fd>>,
+    keeper: BTreeMap<String, Fd>,
+    /// Identities by their draw, in this life of the broker.
+    draws: BTreeMap<u8, Identity>,
+    next_identity: u8,
+    next_tombs: u64,
+    released: BTreeSet<Identity>,
+    leases: BTreeMap<Identity, Vec<LeaseSlot>>,
+    /// What was answered as committed, and never removed since: must be there.
+    committed: BTreeMap<Identity, (String, Epoch)>,
+    /// Identities whose commit was asked for after all leases had ended: only these may ever be visible.
+    may_be_visible: BTreeSet<Identity>,
+    highest: BTreeMap<String, Epoch>,
+    gone: BTreeSet<Identity>,
+}
+
+fn name_of(name: u8) -> String {
+    format!("n{name}")
+}
+
+fn asker(who: u64) -> Asker {
+    Asker { participant: Participant(who), uid: 1, shared_context: false }
+}
+
+fn limits() -> Limits {
+    Limits { epochs: 2, ..Limits::default() }
+}
+
+fn draft(identity: Identity, name: &str) -> Manifest {
+    Manifest {
+        identity,
+        name: name.into(),
+        epoch: Epoch(0),
+        backend: BackendKind::Host,
+        device: DeviceUuid([0; 16]),
+        owner: 0,
+        readers: Readers::Owner,
+        granularity: 0,
+        layout: Layout::pack([PartSpec::bytes("p", 9).expect("a part")], b"").expect("a layout"),
+    }
+}
+
+impl World {
+    fn new() -> World {
+        World {
+            catalogue: Catalogue::new(limits()),
+            jobs: Vec::new(),
+            keeper: BTreeMap::new(),
+            draws: BTreeMap::new(),
+            next_identity: 1,
+            next_tombs: 0,
+            released: BTreeSet::new(),
+            leases: BTreeMap::new(),
+            committed: BTreeMap::new(),
+            may_be_visible: BTreeSet::new(),
+            highest: BTreeMap::new(),
+            gone: BTreeSet::new(),
+        }
+    }
+
+    fn act(&mut self, actions: Vec<Action<Fd>>) {
+        for action in actions {
+            match action {
+                Action::Answer(_, _, Answer::Created { leases, regions, .. }) => {
+                    let Some(Fd::Region(identity, _)) = regions.first() else { panic!("one region each") };
+                    let known = self.leases.insert(*identity, leases.clone());
+                    assert!(known.is_none_or(|known| known == leases), "the same answer to the same question");
+                }
+                Action::Answer(_, request, Answer::Committed(epoch)) => {
+                    let identity = Identity([request as u8; 16]);
+                    assert!(self.may_be_visible.contains(&identity), "committed though its leases were held");
+                    let known = self.committed.get(&identity).map(|(_, epoch)| *epoch);
+                    assert!(known.is_none_or(|known| known == epoch), "one epoch for ever");
+                }
+                Action::Answer(..) | Action::EndLeases(..) => {}
+                job => self.jobs.push(job),
+            }
+        }
+        self.look();
+    }
+
+    /// Checks what anybody could see at this moment.
+    fn look(&mut self) {
+        for row in self.catalogue.rows(1) {
+            if row.state == "visible" {
+                assert!(self.may_be_visible.contains(&row.identity), "visible though its leases were held");
+                let known = self.committed.insert(row.identity, (row.name.clone(), row.epoch));
+                let highest = self.highest.entry(row.name).or_default();
+                assert!(known.is_some() || row.epoch > *highest, "epochs rise: {} after {highest}", row.epoch);
+                *highest = (*highest).max(row.epoch);
+            }
+        }
+    }
+
+    /// Does the next job of the other threads; `keeper` 0 refuses, 1 is away, else it takes all.
+    fn work(&mut self, keeper: u8) {
+        if self.jobs.is_empty() {
+            return;
+        }
+        match self.jobs.remove(0) {
+            Action::Make { identity, bytes, .. } => {
+                let made = (0..bytes.len()).map(|region| Fd::Region(identity, region)).collect();
+                let slot = u32::from(identity.0[0]);
+                let grant = |_, count| {
+                    assert_eq!(count, 1);
+                    Some(vec![LeaseSlot { slot, generation: Generation::ZERO.next() }])
+                };
+                let actions = self.catalogue.made(identity, Ok(made), grant);
+                self.act(actions);
+            }
+            Action::Keep { identity, seq, manifest, regions } => {
+                let kept = match keeper {
+                    0 => Err(KeepError::Refused("full".into())),
+                    1 => Err(KeepError::Absent),
+                    _ => {
+                        self.store(seq, &manifest, &regions, usize::MAX);
+                        Ok(Fd::Manifest(manifest))
+                    }
+                };
+                let actions = self.catalogue.kept(identity, kept);
+                self.act(actions);
+            }
+            Action::Forget { token, objects, tombs } => {
+                // A removal that the keeper does not take is answered with no, and its objects come back with the next
+                // broker: nothing is promised of them.
+                let forgotten = if keeper == 0 { Err(KeepError::Refused("no".into())) } else { Ok(()) };
+                if forgotten.is_ok() {
+                    self.forget(&objects, tombs.as_ref(), usize::MAX);
+                }
+                let actions = self.catalogue.forgotten(token, forgotten);
+                self.act(actions);
+            }
+            other => panic!("no job: {other:?}"),
+        }
+    }
+
+    /// Gives an object to the keeper, the first `steps` steps of it.
+    fn store(&mut self, seq: u64, manifest: &Manifest, regions: &[Fd], steps: usize) {
+        let all = regions.iter().enumerate().map(|(i, region)| (Label::Region(seq, i as u8), region.clone()));
+        let last = (Label::Manifest(seq), Fd::Manifest(Box::new(manifest.clone())));
+        self.keeper.extend(all.chain([last]).take(steps).map(|(label, fd)| (label.to_string(), fd)));
+    }
+
+    fn forget(&mut self, objects: &[(u64, usize)], tombs: Option<&Tombs>, steps: usize) {
+        let mut left = steps;
+        let mut step = || {
+            left = left.saturating_sub(1);
+            left > 0 || steps == usize::MAX
+        };
+        if let Some(tombs) = tombs {
+            if !step() {
+                return;
+            }
+            self.next_tombs += 1;
+            self.keeper.insert(Label::Tombs(self.next_tombs).to_string(), Fd::Tombs(tombs.clone()));
+        }
+        for &(seq, regions) in objects {
+            let labels = std::iter::once(Label::Manifest(seq)).chain((0..regions as u8).map(|i| Label::Region(seq, i)));
+            for label in labels {
+                if !step() {
+                    return;
+                }
+                self.keeper.remove(&label.to_string());
+            }
+        }
+    }
+
+    /// Kills the broker in the middle of its next job, and starts another from what the keeper has.
+    fn kill(&mut self, done: u8) {
+        let next = self.jobs.iter().position(|job| matches!(job, Action::Keep { .. } | Action::Forget { .. }));
+        match next.map(|at| self.jobs.remove(at)) {
+            Some(Action::Keep { seq, manifest, regions, .. }) => {
+                self.store(seq, &manifest, &regions, usize::from(done))
+            }
+            Some(Action::Forget { objects, tombs, .. }) => self.forget(&objects, tombs.as_ref(), usize::from(done) + 1),
+            _ => {}
+        }
+        self.jobs.clear();
+        let (draws, leases) = (std::mem::take(&mut self.draws), std::mem::take(&mut self.leases));
+        drop((draws, leases));
+        let store: Vec<(String, Fd)> = self.keeper.iter().map(|(name, fd)| (name.clone(), fd.clone())).collect();
+        let found = sort(store, |fd| match fd {
+            Fd::Manifest(manifest) => Some(manifest.layout.regions().len()),
+            _ => None,
+        });
+        found.rest.iter().for_each(|name| drop(self.keeper.remove(name)));
+        let tombs = match found.tombs {
+            Some((_, Fd::Tombs(tombs))) => tombs,
+            _ => Tombs::default(),
+        };
+        let objects: Vec<_> = found
+            .whole
+            .into_iter()
+            .map(|(seq, fd, regions)| match fd {
+                Fd::Manifest(manifest) => {
+                    Inherited { seq, manifest: *manifest.clone(), file: Fd::Manifest(manifest), regions }
+                }
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        for Inherited { manifest, regions, .. } in &objects {
+            assert_eq!(regions, &[Fd::Region(manifest.identity, 0)], "its own regions");
+        }
+        self.catalogue = Catalogue::new(limits());
+        let actions = self.catalogue.restore(&tombs, objects, found.next_seq);
+        self.act_restored(actions);
+    }
+
+    fn act_restored(&mut self, actions: Vec<Action<Fd>>) {
+        self.jobs.extend(actions);
+        // What a removal took that was never answered may be there again, and so may what the keeper refused to give up.
+        for row in self.catalogue.rows(1) {
+            assert!(self.may_be_visible.contains(&row.identity), "restored though its leases were held");
+            self.gone.remove(&row.identity);
+            let highest = self.highest.entry(row.name.clone()).or_default();
+            *highest = (*highest).max(row.epoch);
+            self.committed.insert(row.identity, (row.name, row.epoch));
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Create { who, name, draw, expect, replace } => {
+                let fresh = self.next_identity;
+                let identity = *self.draws.entry(draw).or_insert_with(|| Identity([fresh; 16]));
+                if identity == Identity([fresh; 16]) {
+                    self.next_identity = self.next_identity.checked_add(1).unwrap_or(1);
+                }
+                let request = u64::from(identity.0[0]);
+                match self.catalogue.create(asker(who), request, identity, false, replace, expect.map(Epoch)) {
+                    Ok(()) => {
+                        let actions = self.catalogue.drafted(identity, Ok((draft(identity, &name_of(name)), 64)));
+                        self.act(actions);
+                    }
+                    Err(Some(answer)) => self.act(vec![Action::Answer(Participant(who), request, answer)]),
+                    Err(None) => {}
+                }
+            }
+            Step::Release { draw } => {
+                if let Some(identity) = self.draws.get(&draw).filter(|identity| self.leases.contains_key(identity)) {
+                    self.released.insert(*identity);
+                }
+            }
+            Step::Commit { who, draw } => {
+                let Some(&identity) = self.draws.get(&draw) else { return };
+                let ended = self.released.contains(&identity);
+                let request = u64::from(identity.0[0]);
+                let actions = self.catalogue.commit(asker(who), request, identity, |_| ended);
+                if ended {
+                    self.may_be_visible.insert(identity);
+                }
+                self.act(actions);
+            }
+            Step::Abort { who, draw } => {
+                let Some(&identity) = self.draws.get(&draw) else { return };
+                let actions = self.catalogue.abort(asker(who), identity);
+                self.act(actions);
+            }
+            Step::Open { who, name } => {
+                if let Answer::Opened { identity, epoch, manifest, regions } =
+                    self.catalogue.open(asker(who), &Selector::Latest(name_of(name)))
+                {
+                    let Fd::Manifest(manifest) = manifest else { panic!("a manifest") };
+                    assert_eq!((manifest.identity, manifest.epoch), (identity, epoch));
+                    assert_eq!(regions, [Fd::Region(identity, 0)], "whole, and of one object");
+                    assert_eq!(self.catalogue.outcome(identity), Standing::Committed(epoch));
+                }
+            }
+            Step::Remove { name, epoch } => {
+                let actions = self.catalogue.remove(asker(1), 0, &name_of(name), Epoch(epoch));
+                self.act(actions);
+            }
+            Step::Work { keeper } => self.work(keeper),
+            Step::Die { who } => {
+                self.catalogue.hung_up(Participant(who));
+                self.catalogue.writer_died(Participant(who));
+                assert!(
+                    self.catalogue.rows(1).iter().all(|row| {
+                        row.writer != Some(Participant(who)) || matches!(row.state, "keeping" | "visible")
+                    })
+                );
+            }
+            Step::Kill { done } => {
+                let before: BTreeSet<Identity> = self.visible();
+                self.kill(done);
+                // Nothing that was visible and not being removed is lost.
+                let lost: Vec<_> = before.difference(&self.visible()).copied().collect();
+                assert!(lost.is_empty(), "lost with the broker: {lost:?}");
+            }
+        }
+    }
+
+    fn visible(&self) -> BTreeSet<Identity> {
+        let rows = self.catalogue.rows(1).into_iter();
+        rows.filter(|row| row.state == "visible").map(|row| row.identity).collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn whatever_happens_readers_see_whole_objects_and_epochs_rise(steps in proptest::collection::vec(any_step(), 1..80)) {
+        let mut world = World::new();
+        for step in &steps {
+            world.step(step);
+        }
+        // In the end all work is done by a good keeper, and what is visible is what the keeper has.
+        for _ in 0..200 {
+            world.work(7);
+        }
+        let before = world.visible();
+        world.kill(0);
+        for _ in 0..200 {
+            world.work(7);
+        }
+        prop_assert!(before.is_subset(&world.visible()) || before == world.visible());
+    }
+}
+
+#[test]
+fn names_belong_to_the_user_who_committed_them_first() {
+    let mut world = World::new();
+    let identity = Identity([1; 16]);
+    world.step(&Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false });
+    world.work(7);
+    world.step(&Step::Release { draw: 0 });
+    world.step(&Step::Commit { who: 1, draw: 0 });
+    world.work(7);
+    assert_eq!(world.catalogue.outcome(identity), Standing::Committed(Epoch(1)));
+    let other = Asker { participant: Participant(9), uid: 2, shared_context: false };
+    let answer = world.catalogue.open(other, &Selector::Latest("n0".into()));
+    assert!(matches!(answer, Answer::Declined(crate::wire::Refusal::User, _)), "{answer:?}");
+    let answer = world.catalogue.open(other, &Selector::Identity(identity));
+    assert!(matches!(answer, Answer::Declined(crate::wire::Refusal::User, _)), "{answer:?}");
+    for epoch in [Epoch(0), Epoch(1)] {
+        let actions = world.catalogue.remove(other, 5, "n0", epoch);
+        assert!(matches!(&actions[..], [Action::Answer(_, 5, Answer::Declined(..))]), "{actions:?}");
+    }
+    world.step(&Step::Remove { name: 0, epoch: 0 });
+    world.work(7);
+    let second = Identity([2; 16]);
+    world.catalogue.create(other, 6, second, false, false, None).expect("an identity of its own");
+    let actions = world.catalogue.drafted(second, Ok((draft(second, "n0"), 64)));
+    assert!(
+        matches!(&actions[..], [Action::Answer(_, 6, Answer::Declined(crate::wire::Refusal::User, _))]),
+        "{actions:?}"
+    );
+    assert!(world.catalogue.watch(other, 7, "n0", Epoch(0)).is_empty());
+    assert!(world.catalogue.rows(2).is_empty());
+}

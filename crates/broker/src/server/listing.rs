@@ -1,0 +1,62 @@
+//! What a broker tells who looks: its objects and who reads them, as JSON.
+
+use serde::{Deserialize, Serialize};
+
+/// A broker and its objects.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Listing {
+    /// The broker's process, as it counts itself.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub age_s: u64,
+    /// `none`, `absent` or `fed`.
+    pub keeper: String,
+    /// Bytes of all objects.
+    pub bytes: u64,
+    /// The limit of them; `None` without.
+    pub limit: Option<u64>,
+    /// Objects that were found whole at the start.
+    pub restored: u64,
+    /// Descriptors that belonged to no whole object, and were closed at the start.
+    pub orphans: u64,
+    /// Commits since the start.
+    pub commits: u64,
+    /// Opens since the start.
+    pub opens: u64,
+    /// Objects that went because their writer died.
+    pub aborted: u64,
+    /// The objects that the asker may know of.
+    pub objects: Vec<Row>,
+}
+
+/// An object.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Its name.
+    pub name: String,
+    /// Its epoch; 0 before its commit.
+    pub epoch: u64,
+    /// Its identity, in hexadecimal.
+    pub identity: String,
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// The user that owns it.
+    pub owner: u32,
+    /// `making`, `filling`, `keeping`, `visible` or `scratch`.
+    pub state: String,
+    /// Who fills it.
+    pub writer: Option<Process>,
+    /// Who leases it.
+    pub readers: Vec<Process>,
+}
+
+/// A participant, for people.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number as the broker sees it; 0 from another namespace.
+    pub pid: u32,
+    /// The name of its command.
+    pub command: String,
+    /// What it calls itself.
+    pub name: String,
+}

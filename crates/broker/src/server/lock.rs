@@ -1,0 +1,77 @@
+//! The right to serve a directory: an exclusive lock on a file in it, which ends with its process.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::Read;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use gpu_api::{Error, Result};
+
+/// Takes the lock if it is free, and writes this process' number into it, for people.
+///
+/// # Errors
+///
+/// [`Error::System`] when the file cannot be made.
+pub fn take(path: &Path) -> Result<Option<File>> {
+    let file = open(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(sign(file))),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(e)) => {
+            Err(Error::system("locking a file", "choose a directory on a local file system", e))
+        }
+    }
+}
+
+/// Waits for the lock: a broker that is stopped, or stuck in the driver, bars its successor.
+///
+/// # Errors
+///
+/// As [`take`].
+pub fn wait(path: &Path) -> Result<File> {
+    if let Some(file) = take(path)? {
+        return Ok(file);
+    }
+    let holder = holder(path).unwrap_or(0);
+    tracing::warn!(holder, "another broker serves this directory; waiting for its end");
+    let file = open(path)?;
+    file.lock().map_err(|e| Error::system("locking a file", "choose a directory on a local file system", e))?;
+    Ok(sign(file))
+}
+
+/// Reads who held the lock last, as that process counted itself.
+pub fn holder(path: &Path) -> Option<u32> {
+    let mut text = String::new();
+    File::open(path).ok()?.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+fn open(path: &Path) -> Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    options
+        .open(path)
+        .map_err(|e| Error::system("opening a lock file", "let this user write in the broker's directory", e))
+}
+
+fn sign(file: File) -> File {
+    // For people alone: without it the lock is as good. Always as long, so that nobody reads half of it.
+    let _ = file.write_all_at(format!("{:<10}\n", std::process::id()).as_bytes(), 0);
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_has_the_lock() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("lock");
+        let first = take(&path).expect("a file").expect("it is free");
+        assert!(take(&path).expect("a file").is_none());
+        assert_eq!(holder(&path), Some(std::process::id()));
+        drop(first);
+        assert!(take(&path).expect("a file").is_some());
+    }
+}

@@ -1,0 +1,127 @@
+//! A participant of a broker, and the proof of its death.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use channel::os::process;
+use channel::shared::counter_file::{CounterFile, FIRST_SLOTS};
+use channel::shared::slot::{Generation, Seen};
+use gpu_api::Result;
+
+use crate::server::catalogue::Asker;
+use crate::wire::LeaseSlot;
+
+/// One participant.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub asker: Asker,
+    pub pid: u32,
+    pub command: String,
+    /// What it calls itself.
+    pub name: String,
+    pub version: u16,
+    pub socket: OwnedFd,
+    pub pidfd: OwnedFd,
+    pub descendants: Vec<OwnedFd>,
+    pub slots: Slots,
+    pub proof: Proof,
+}
+
+/// How far the proof of a death has come: all of it must speak, since a socket alone says so before the dying process'
+/// last GPU write, and a pidfd alone is wrong when a forked child keeps the driver's files.
+///
+/// There is no quarantine behind it: what a dead writer leaves is closed, and never handed out by us again.
+#[derive(Debug, Default)]
+pub(super) struct Proof {
+    pub exited: bool,
+    pub hung_up: bool,
+    pub descendants: usize,
+}
+
+impl Proof {
+    pub(super) fn is_complete(&self) -> bool {
+        self.exited && self.hung_up && self.descendants == 0
+    }
+}
+
+/// The slots of a participant's counter file, and which of them are free. The table is the broker's own: of the shared
+/// words one load each is believed, if it is the only legal one.
+#[derive(Debug)]
+pub(super) struct Slots {
+    file: CounterFile,
+    generations: Vec<Generation>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    pub(super) fn new() -> Result<Slots> {
+        let file = CounterFile::create(FIRST_SLOTS)?;
+        let generations = vec![Generation::ZERO; FIRST_SLOTS as usize];
+        Ok(Slots { file, generations, free: (0..FIRST_SLOTS).rev().collect() })
+    }
+
+    pub(super) fn file(&self) -> &CounterFile {
+        &self.file
+    }
+
+    /// Grants so many leases, or none.
+    pub(super) fn grant(&mut self, count: usize) -> Option<Vec<LeaseSlot>> {
+        let from = self.free.len().checked_sub(count)?;
+        let granted = self.free.drain(from..).map(|slot| {
+            let generation = &mut self.generations[slot as usize];
+            *generation = generation.next();
+            self.file.slot(slot).grant(*generation);
+            LeaseSlot { slot, generation: *generation }
+        });
+        Some(granted.collect())
+    }
+
+    /// Says whether all leases have ended.
+    pub(super) fn are_released(&self, leases: &[LeaseSlot]) -> bool {
+        leases.iter().all(|lease| self.file.slot(lease.slot).read(lease.generation) == Seen::Released)
+    }
+
+    /// Takes slots back. One that its holder has not released is never granted again: a late release of it would end
+    /// the next lease.
+    pub(super) fn end(&mut self, leases: &[LeaseSlot]) {
+        let released =
+            leases.iter().filter(|lease| self.file.slot(lease.slot).read(lease.generation) == Seen::Released);
+        self.free.extend(released.map(|lease| lease.slot));
+    }
+}
+
+/// Checks that descriptors are pidfds, and reads whom the first one names.
+pub(super) fn identify(fds: &[OwnedFd]) -> Result<Option<(u32, String)>> {
+    for fd in fds {
+        if !process::is_pidfd(fd.as_fd())? {
+            return Ok(None);
+        }
+    }
+    let Some(first) = fds.first() else { return Ok(None) };
+    let pid = process::pid_of(first.as_fd())?;
+    Ok(Some((pid, process::command_of(pid))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use channel::shared::slot::Claim;
+
+    #[test]
+    fn only_what_was_released_is_granted_again() {
+        let mut slots = Slots::new().expect("a memfd");
+        let leases = slots.grant(2).expect("free slots");
+        assert!(!slots.are_released(&leases));
+        for lease in &leases {
+            assert_eq!(slots.file.slot(lease.slot).claim(lease.generation), Claim::Held);
+        }
+        slots.file.slot(leases[0].slot).release(leases[0].generation);
+        assert!(!slots.are_released(&leases), "one of two");
+        let free = slots.free.len();
+        slots.end(&leases);
+        assert_eq!(slots.free.len(), free + 1);
+        let again = slots.grant(1).expect("a free slot");
+        assert_eq!((again[0].slot, again[0].generation), (leases[0].slot, leases[0].generation.next()));
+        assert!(slots.are_released(&[]), "no region, no lease");
+        assert!(slots.grant(usize::MAX).is_none());
+    }
+}

@@ -1,0 +1,113 @@
+//! The thread that may wait for the driver: reads drafts, makes regions, and drops what strangers sent.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use channel::trace_point;
+use gpu_api::{Error, Gpu, Result};
+
+use crate::memory::sealed;
+use crate::memory::store::{FindGpus, make_region};
+use crate::object::identity::Identity;
+use crate::object::manifest::{MOST_MANIFEST, Manifest};
+use crate::server::catalogue::Device;
+use crate::server::service::{File, Happened, Teller};
+use crate::wire::Refusal;
+
+/// What the workshop is to do.
+pub(super) enum Job {
+    /// Load the drivers.
+    Open,
+    /// Read and check a draft.
+    Draft(Identity, OwnedFd),
+    /// Make regions.
+    Make(Identity, Device, Vec<u64>),
+    /// Close descriptors that may block at it.
+    Drop(Vec<OwnedFd>),
+}
+
+/// Starts the thread; it ends with the sender.
+pub(super) fn start(find: FindGpus, teller: Teller) -> Result<Sender<Job>> {
+    let (sender, jobs) = channel();
+    let workshop = Workshop { find, gpus: None, teller };
+    std::thread::Builder::new()
+        .name("gpu-ipc-workshop".into())
+        .spawn(move || workshop.run(&jobs))
+        .map_err(|e| Error::system("starting a thread", "raise RLIMIT_NPROC", e))?;
+    // Behind this the first creation need not wait for the driver.
+    let _ = sender.send(Job::Open);
+    Ok(sender)
+}
+
+struct Workshop {
+    find: FindGpus,
+    gpus: Option<Vec<Gpu>>,
+    teller: Teller,
+}
+
+impl Workshop {
+    fn run(mut self, jobs: &Receiver<Job>) {
+        for job in jobs {
+            match job {
+                Job::Open => {
+                    if let Err((_, why)) = self.gpus() {
+                        tracing::warn!(%why, "no device for objects; tried again at each creation");
+                    }
+                }
+                Job::Draft(identity, file) => {
+                    let draft = self.read(&file);
+                    self.teller.tell(Happened::Drafted(identity, draft));
+                }
+                Job::Make(identity, device, bytes) => {
+                    trace_point!("make.begun");
+                    let made = self.make(device, &bytes);
+                    trace_point!("make.done");
+                    self.teller.tell(Happened::Made(identity, made));
+                }
+                Job::Drop(files) => drop(files),
+            }
+        }
+    }
+
+    fn gpus(&mut self) -> Result<&[Gpu], (Refusal, String)> {
+        if self.gpus.is_none() {
+            self.gpus = Some((self.find)().map_err(|error| (Refusal::Device, explain(&error)))?);
+        }
+        Ok(self.gpus.as_deref().unwrap_or(&[]))
+    }
+
+    fn gpu(&mut self, device: Device) -> Result<&Gpu, (Refusal, String)> {
+        let found = self.gpus()?.iter().find(|gpu| gpu.kind() == device.backend && gpu.uuid() == device.uuid);
+        let Device { backend, uuid } = device;
+        found.ok_or_else(|| (Refusal::Device, format!("this broker does not serve {backend} device {uuid}")))
+    }
+
+    fn read(&mut self, file: &OwnedFd) -> Result<(Box<Manifest>, u64), (Refusal, String)> {
+        let bytes = sealed::read(file.as_fd(), MOST_MANIFEST);
+        let draft = bytes.and_then(|bytes| Manifest::decode(&bytes)).map_err(|e| (Refusal::Layout, explain(&e)))?;
+        let gpu = self.gpu(Device { backend: draft.backend, uuid: draft.device })?;
+        Ok((Box::new(draft), gpu.caps().granularity.max(1)))
+    }
+
+    /// Makes all regions, or none: those that were made are closed when one fails.
+    fn make(&mut self, device: Device, bytes: &[u64]) -> Result<Vec<File>, (Refusal, String)> {
+        let gpu = self.gpu(device)?;
+        let made: Result<Vec<File>> = bytes.iter().map(|&bytes| make_region(gpu, bytes).map(Arc::new)).collect();
+        made.map_err(|error| match error {
+            Error::OutOfMemory { .. } => (Refusal::OutOfMemory, explain(&error)),
+            error => (Refusal::Failed, explain(&error)),
+        })
+    }
+}
+
+/// Writes an error with its causes.
+pub(super) fn explain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

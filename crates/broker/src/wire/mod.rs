@@ -1,0 +1,83 @@
+//! The messages between a broker and its participants: one packet each, at most 4,096 bytes.
+//!
+//! Every message starts with the same 16 bytes, in all versions:
+//!
+//! | at | bytes | field |
+//! |---|---|---|
+//! | 0 | 2 | magic `GO` |
+//! | 2 | 2 | version: in `Hello` the lowest that the sender speaks, else the one agreed on |
+//! | 4 | 2 | type |
+//! | 6 | 2 | file descriptors that come with the packet |
+//! | 8 | 8 | request, which the answer repeats; 0 where there is none |
+//!
+//! `Hello` and `Refused` look the same in all versions, so that sides of any versions can agree, or name both.
+//!
+//! | type | message | body from byte 16 on | file descriptors |
+//! |---|---|---|---|
+//! | 1 | `Hello` | highest version u16, flags u16 (1: shares a context, as under MPS), name text | own pidfd, descendants' pidfds |
+//! | 2 | `Create` | identity 16, flags u32 (1 scratch, 2 replace, 4 expect), 0 u32, expected epoch u64 | draft of the manifest |
+//! | 3 | `Commit` | identity 16 | |
+//! | 4 | `AskOutcome` | identity 16 | |
+//! | 5 | `Abort` | identity 16 | |
+//! | 6 | `Open` | kind u8 (0 latest, 1 epoch, 2 identity), 0 in 7, epoch u64, identity 16, name text | |
+//! | 7 | `Close` | identity 16 | |
+//! | 8 | `Watch` | epoch that was seen u64, name text | |
+//! | 9 | `Remove` | epoch u64, 0 for the whole name; name text | |
+//! | 10 | `List` | | |
+//! | 129 | `Welcome` | broker's incarnation 16, participant u64, pid u32, slots u32 | broker's pidfd, counter file |
+//! | 130 | `Refused` | code u16, lowest version u16, highest u16, text | |
+//! | 131 | `Created` | granularity u64, regions u32, 0 u32, then for each: slot u32, 0 u32, generation u64 | the regions |
+//! | 132 | `Committed` | epoch u64 | |
+//! | 133 | `Outcome` | state u32 (1 committed, 2 unfinished, 3 unknown), 0 u32, epoch u64 | |
+//! | 134 | `Noted` | | |
+//! | 135 | `Opened` | identity 16, epoch u64 | the manifest, then the regions |
+//! | 136 | `Newer` | identity 16, epoch u64 | |
+//! | 137 | `Removed` | epoch u64 | |
+//! | 138 | `Listing` | bytes u64 | sealed memfd of so many bytes of JSON |
+//! | 139 | `Declined` | code u16, text | |
+//!
+//! A text is its bytes u16, then UTF-8 without control characters; a name has at most 255 bytes, a reason 512.
+//! All numbers are little-endian. Every byte string that decodes has exactly one meaning.
+//!
+//! **Questions are asked again**: a message may be lost where the receiver has no descriptor left. The asker repeats
+//! until it hears; each question is answered the same however often it comes. A commit that cannot be decided yet is
+//! not answered at all: it comes again.
+
+mod packet;
+mod refusal;
+mod to_broker;
+mod to_client;
+
+pub use packet::{DecodeError, MOST_BYTES, version_of_hello};
+pub use refusal::Refusal;
+pub use to_broker::{Selector, ToBroker};
+pub use to_client::{LeaseSlot, Standing, ToClient};
+
+/// The lowest version that this crate speaks.
+pub const LOWEST: u16 = 1;
+/// The highest.
+pub const HIGHEST: u16 = 1;
+
+/// Agrees on a version with somebody who speaks these, or on none.
+pub fn agree(lowest: u16, highest: u16) -> Option<u16> {
+    agree_between((LOWEST, HIGHEST), (lowest, highest))
+}
+
+fn agree_between(ours: (u16, u16), theirs: (u16, u16)) -> Option<u16> {
+    let version = ours.1.min(theirs.1);
+    (version >= ours.0 && version >= theirs.0 && theirs.0 <= theirs.1).then_some(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sides_agree_on_the_highest_that_both_speak() {
+        assert_eq!(agree_between((1, 3), (2, 5)), Some(3));
+        assert_eq!(agree_between((1, 3), (1, 1)), Some(1));
+        assert_eq!(agree_between((2, 3), (1, 1)), None);
+        assert_eq!(agree_between((1, 1), (2, 2)), None);
+        assert_eq!(agree_between((1, 3), (3, 2)), None, "a range that is none");
+    }
+}

@@ -1,0 +1,261 @@
+//! This binary in other processes: keeper, broker, writer. Lines in, lines out.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use backend_host::{HostBackend, HostConfig};
+use broker::keeper::process::Keeper;
+use broker::{Broker, Client, CreateOptions, Epoch, Layout, Limits, Options, PartSpec, Writer};
+use gpu_api::{DeviceId, Gpu};
+
+use crate::step;
+
+/// The variable that makes this binary an agent.
+pub const ROLE: &str = "GPU_IPC_BROKER_ROLE";
+/// The process of the tests.
+const TESTS: &str = "GPU_IPC_BROKER_TESTS";
+const DIR: &str = "GPU_IPC_BROKER_DIR";
+/// Kills the first broker that a keeper starts, and none after it.
+const KILL_BROKER_AT: &str = "GPU_IPC_KILL_BROKER_AT";
+const MOST_KEPT: &str = "GPU_IPC_MOST_KEPT";
+const LIMIT: &str = "GPU_IPC_LIMIT";
+/// Makes a broker that publishes without reading the slots.
+const BLIND: &str = "GPU_IPC_BLIND";
+
+/// The device of the tests: sparse memory, so that a large object costs nothing.
+pub fn gpu() -> Gpu {
+    let config = HostConfig::default().bytes_per_device(64 << 30);
+    Gpu::new(HostBackend::new(config).expect("the host backend"), DeviceId(0)).expect("its device")
+}
+
+pub fn client(dir: &Path) -> Client {
+    Client::builder(gpu()).dir(dir).name("test").connect().expect("a broker that listens")
+}
+
+/// An object's contents: each byte of a part follows from the seed and the part's number.
+pub fn bytes_of(seed: u64, part: u64, len: usize) -> Vec<u8> {
+    let word = (seed << 16 | part).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    word.iter().copied().cycle().take(len).collect()
+}
+
+pub const PARTS: u64 = 4;
+pub const PART_BYTES: usize = 5_000;
+
+pub fn layout(seed: u64) -> Layout {
+    let parts = (0..PARTS).map(|i| PartSpec::bytes(format!("p{i}"), PART_BYTES as u64).expect("a part"));
+    Layout::pack(parts, &seed.to_le_bytes()).expect("a layout")
+}
+
+pub fn fill(writer: &mut Writer, seed: u64) -> broker::Result<()> {
+    (0..PARTS).try_for_each(|i| writer.write(&format!("p{i}"), &bytes_of(seed, i, PART_BYTES)))
+}
+
+pub fn put(client: &Client, name: &str, seed: u64, options: &CreateOptions) -> broker::Result<Epoch> {
+    let mut writer = client.create_with(name, layout(seed), options)?;
+    fill(&mut writer, seed)?;
+    writer.commit(&[])?.wait()
+}
+
+/// Returns the seed of what a reader has mapped, all of which must be of one seed.
+pub fn seed_of(reader: &broker::Reader) -> u64 {
+    let seed = u64::from_le_bytes(reader.layout().user().try_into().expect("a seed"));
+    for i in 0..PARTS {
+        let part = reader.read(&format!("p{i}")).expect("a mapped part");
+        assert!(part == bytes_of(seed, i, PART_BYTES), "part {i} of seed {seed} has other contents");
+    }
+    seed
+}
+
+/// A process of ours. Killed when dropped.
+pub struct Agent {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Agent {
+    pub fn start(role: &str, dir: &Path, more: &[(&str, String)]) -> Agent {
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command
+            .env(ROLE, role)
+            .env(DIR, dir)
+            .env(TESTS, std::process::id().to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        command.envs(more.iter().map(|(name, value)| (*name, value.as_str())));
+        let mut child = command.spawn().expect("a process");
+        let to = child.stdin.take().expect("piped");
+        let from = BufReader::new(child.stdout.take().expect("piped"));
+        Agent { child, to, from }
+    }
+
+    pub fn keeper(dir: &Path) -> Agent {
+        Agent::keeper_with(dir, &[])
+    }
+
+    pub fn keeper_with(dir: &Path, more: &[(&str, String)]) -> Agent {
+        let mut agent = Agent::start("keeper", dir, more);
+        assert_eq!(agent.line(), "ready");
+        agent
+    }
+
+    pub fn keeper_killing_broker_at(dir: &Path, step: &str) -> Agent {
+        Agent::keeper_with(dir, &[(KILL_BROKER_AT, step.into())])
+    }
+
+    pub fn small_keeper(dir: &Path, most: usize) -> Agent {
+        Agent::keeper_with(dir, &[(MOST_KEPT, most.to_string())])
+    }
+
+    pub fn limited(dir: &Path, limit: u64) -> Agent {
+        Agent::keeper_with(dir, &[(LIMIT, limit.to_string())])
+    }
+
+    pub fn blind(dir: &Path) -> Agent {
+        Agent::keeper_with(dir, &[(BLIND, "1".into())])
+    }
+
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.from.read_line(&mut line).expect("a line");
+        line.trim_end().to_owned()
+    }
+
+    pub fn tell(&mut self, line: &str) {
+        // An agent that is dead hears nothing.
+        let _ = writeln!(self.to, "{line}");
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("a process of ours");
+        self.child.wait().expect("a process of ours");
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) {
+        self.child.wait().expect("a process of ours");
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A directory of a broker, whose last broker is killed with it.
+pub struct Dir(tempfile::TempDir);
+
+impl Dir {
+    pub fn new() -> Dir {
+        Dir(tempfile::tempdir().expect("a directory"))
+    }
+
+    /// Returns the number of the process that has the broker's lock.
+    pub fn broker(&self) -> u32 {
+        broker::server::lock::holder(&self.0.path().join("lock")).expect("a broker has been here")
+    }
+
+    pub fn signal_broker(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.broker() as i32).expect("a process");
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        // A broker outlives its keeper.
+        if broker::server::lock::holder(&self.0.path().join("lock")).is_some() {
+            self.signal_broker(rustix::process::Signal::KILL);
+        }
+    }
+}
+
+impl std::ops::Deref for Dir {
+    type Target = Path;
+    fn deref(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+/// Dies with the tests, however they end.
+fn die_with(tests: u64) {
+    let pid = rustix::process::Pid::from_raw(tests as i32).expect("a process");
+    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
+        std::process::exit(1);
+    };
+    std::thread::spawn(move || {
+        use rustix::event::{PollFd, PollFlags, poll};
+        while poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None) == Err(rustix::io::Errno::INTR) {}
+        std::process::exit(1);
+    });
+}
+
+pub fn run() {
+    die_with(number(TESTS).expect("started by the tests"));
+    step::listen();
+    let dir = PathBuf::from(std::env::var_os(DIR).expect("a directory"));
+    match std::env::var(ROLE).expect("a role").as_str() {
+        "keeper" => keep(&dir),
+        "broker" => serve(dir),
+        "writer" => write(&dir),
+        role => panic!("no role {role}"),
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
+}
+
+fn keep(dir: &Path) {
+    let mut keeper = Keeper::open(dir, number(MOST_KEPT).map(|most| most as usize)).expect("a directory of its own");
+    println!("ready");
+    let mut kill_at = std::env::var(KILL_BROKER_AT).ok();
+    let start = || {
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command.env(ROLE, "broker").stdin(Stdio::null());
+        command.env_remove(KILL_BROKER_AT);
+        match kill_at.take() {
+            Some(step) => command.env(step::KILL_AT, step),
+            None => command.env_remove(step::KILL_AT),
+        };
+        command
+    };
+    let status = keeper.run(start);
+    panic!("the broker ended by itself: {status:?}");
+}
+
+fn serve(dir: PathBuf) {
+    let options = Options {
+        dir,
+        gpus: Arc::new(|| Ok(vec![gpu()])),
+        limits: Limits {
+            bytes: number(LIMIT).unwrap_or(u64::MAX),
+            reads_slots: std::env::var_os(BLIND).is_none(),
+            ..Limits::default()
+        },
+        allowed: Vec::new(),
+        keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
+    };
+    match Broker::open(options) {
+        Ok(broker) => broker.run(),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Puts one object for each line `name seed`, and answers with its epoch or an error.
+fn write(dir: &Path) {
+    let client = client(dir);
+    println!("ready");
+    for line in std::io::stdin().lines() {
+        let line = line.expect("a line");
+        let (name, seed) = line.split_once(' ').expect("name and seed");
+        match put(&client, name, seed.parse().expect("a seed"), &CreateOptions::default()) {
+            Ok(epoch) => println!("ok {epoch}"),
+            Err(error) => println!("error {error}"),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Deaths, at every named step, on every side.
+
+use broker::{Client, CreateOptions, Epoch, Standing};
+use rustix::process::Signal;
+
+use crate::agent::{Agent, Dir, client, fill, layout, put, seed_of};
+use crate::step::KILL_AT;
+use crate::{Case, until};
+
+pub const CASES: &[Case] = &[
+    ("death::a_killed_broker_loses_nothing", a_killed_broker_loses_nothing),
+    ("death::a_killed_keeper_is_replaced", a_killed_keeper_is_replaced),
+    ("death::keeper_and_broker_leave_what_is_mapped", keeper_and_broker_leave_what_is_mapped),
+    ("death::a_stopped_broker_bars_its_successor", a_stopped_broker_bars_its_successor),
+    ("death::a_broker_at_every_step", a_broker_at_every_step),
+    ("death::a_writer_at_every_step", a_writer_at_every_step),
+    ("death::a_writers_memory_comes_back", a_writers_memory_comes_back),
+];
+
+/// Steps of a broker's life that a put, an open, a removal and a restart pass.
+const BROKER_STEPS: &[&str] = &[
+    "locked",
+    "restored",
+    "create.accepted",
+    "make.begun",
+    "make.done",
+    "made",
+    "answered",
+    "commit.heard",
+    "commit.accepted",
+    "keep.begun",
+    "deposit.regions",
+    "deposit.regions.there",
+    "deposit.manifest",
+    "keep.done",
+    "visible",
+    "forget.begun",
+    "forget.tombs",
+    "forget.tombs.there",
+    "forget.removed",
+    "forget.done",
+];
+
+/// Steps of a writer's.
+const WRITER_STEPS: &[&str] = &["created", "claimed", "commit.begun", "commit.queued", "commit.released"];
+
+fn connected(dir: &Dir) -> Client {
+    until("the broker listens", || Client::builder(crate::agent::gpu()).dir(&**dir).connect().is_ok());
+    client(dir)
+}
+
+/// Puts until it is there, as an application whose broker may die would.
+fn put_stubbornly(client: &Client, name: &str, seed: u64) {
+    until("a put goes through", || match put(client, name, seed, &CreateOptions::default()) {
+        Ok(_) => true,
+        Err(_) => client.open(name).is_ok_and(|reader| seed_of(&reader) == seed),
+    });
+}
+
+fn a_killed_broker_loses_nothing() {
+    let dir = Dir::new();
+    let _keeper = Agent::keeper(&dir);
+    let client = connected(&dir);
+    for seed in 1..=5 {
+        put(&client, &format!("model{seed}"), seed, &CreateOptions::default()).expect("a commit");
+    }
+    let reader = client.open("model3").expect("an object");
+    let unfinished = client.create("next", layout(9)).expect("memory");
+    let first = dir.broker();
+    dir.signal_broker(Signal::KILL);
+    assert_eq!(seed_of(&reader), 3, "its mapping needs no broker");
+    until("another broker", || dir.broker() != first && client.list().is_ok_and(|list| list.restored == 5));
+    for seed in 1..=5 {
+        assert_eq!(seed_of(&client.open(&format!("model{seed}")).expect("kept")), seed);
+    }
+    let identity = unfinished.identity();
+    let error =
+        unfinished.commit(&[]).expect("queued").wait().expect_err("its memory went with the broker").to_string();
+    assert!(error.contains(&identity.to_string()), "{error}");
+    assert_eq!(client.outcome(identity).expect("an answer"), Standing::Unknown);
+    assert_eq!(put(&client, "model3", 6, &CreateOptions::default()).expect("a commit"), Epoch(2));
+    let again = client.list().expect("a listing");
+    let model = again.objects.iter().find(|row| row.identity == reader.identity().to_string()).expect("listed");
+    assert_eq!(model.readers.len(), 1, "the reader's lease was taken again");
+}
+
+fn a_killed_keeper_is_replaced() {
+    let dir = Dir::new();
+    let mut keeper = Agent::keeper(&dir);
+    let client = connected(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    keeper.kill();
+    until("the broker knows", || client.list().expect("it lives on").keeper == "absent");
+    assert_eq!(seed_of(&client.open("model").expect("opens go on")), 1);
+    let first = dir.broker();
+    // Its broker waits for the lock.
+    let _next = Agent::keeper(&dir);
+    until("the keeper has everything", || client.list().expect("it lives on").keeper == "fed");
+    put(&client, "model", 2, &CreateOptions::default()).expect("commits go on");
+    dir.signal_broker(Signal::KILL);
+    until("another broker", || dir.broker() != first && client.list().is_ok());
+    assert_eq!(seed_of(&client.open("model").expect("kept by the new keeper")), 2);
+    let older = broker::Selector::Epoch("model".into(), Epoch(1));
+    assert_eq!(seed_of(&client.open_one(&older).expect("what the old keeper had")), 1);
+}
+
+fn keeper_and_broker_leave_what_is_mapped() {
+    let dir = Dir::new();
+    let mut keeper = Agent::keeper(&dir);
+    let client = connected(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    let reader = client.open("model").expect("an object");
+    keeper.kill();
+    let first = dir.broker();
+    dir.signal_broker(Signal::KILL);
+    assert_eq!(seed_of(&reader), 1);
+    let _next = Agent::keeper(&dir);
+    until("another broker", || dir.broker() != first && client.list().is_ok());
+    assert!(client.open("model").is_err(), "the rest is gone");
+    assert_eq!(seed_of(&reader), 1);
+    put(&client, "model", 2, &CreateOptions::default()).expect("a commit");
+}
+
+fn a_stopped_broker_bars_its_successor() {
+    let dir = Dir::new();
+    let mut keeper = Agent::keeper(&dir);
+    let client = connected(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    let stopped = dir.broker();
+    dir.signal_broker(Signal::STOP);
+    keeper.kill();
+    let next = Agent::keeper(&dir);
+    assert_eq!(dir.broker(), stopped, "the lock is its own as long as it lives");
+    dir.signal_broker(Signal::CONT);
+    until("the new keeper has everything", || client.list().is_ok_and(|list| list.keeper == "fed"));
+    dir.signal_broker(Signal::KILL);
+    until("another broker", || dir.broker() != stopped && client.list().is_ok());
+    assert_eq!(seed_of(&client.open("model").expect("kept")), 1);
+    drop(next);
+}
+
+fn a_broker_at_every_step() {
+    for step in BROKER_STEPS {
+        let dir = Dir::new();
+        // The first broker dies there; the one after it lives.
+        let _keeper = Agent::keeper_killing_broker_at(&dir, step);
+        let client = connected(&dir);
+        let mut seen = Epoch(0);
+        for seed in 1..=4 {
+            put_stubbornly(&client, "model", seed);
+            let reader = client.open("model").unwrap_or_else(|error| panic!("{step}: {error}"));
+            assert_eq!(seed_of(&reader), seed, "{step}");
+            assert!(reader.epoch() > seen, "{step}: epoch {} after {seen}", reader.epoch());
+            seen = reader.epoch();
+        }
+        put_stubbornly(&client, "other", 9);
+        until("a removal goes through", || client.remove("model").is_ok());
+        assert!(client.open("model").is_err(), "{step}");
+        until("a put after it", || {
+            put_stubbornly(&client, "model", 5);
+            client.open("model").is_ok_and(|reader| reader.epoch() > seen)
+        });
+        let first = dir.broker();
+        dir.signal_broker(Signal::KILL);
+        until("another broker", || dir.broker() != first && client.list().is_ok());
+        let listing = client.list().expect("a listing");
+        assert_eq!(listing.orphans, 0, "{step}: the broker before it cleaned up");
+        assert_eq!(seed_of(&client.open("model").expect("kept")), 5, "{step}");
+        assert_eq!(seed_of(&client.open("other").expect("kept")), 9, "{step}");
+    }
+}
+
+fn a_writer_at_every_step() {
+    let dir = Dir::new();
+    let _keeper = Agent::keeper(&dir);
+    let client = connected(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    for step in WRITER_STEPS {
+        let mut writer = Agent::start("writer", &dir, &[(KILL_AT, (*step).into())]);
+        assert_eq!(writer.line(), "ready");
+        writer.tell("model 2");
+        writer.wait();
+        until("its memory is given back", || {
+            let list = client.list().expect("a listing");
+            list.objects.iter().all(|row| row.state == "visible")
+        });
+        let reader = client.open("model").expect("an object");
+        assert_eq!((reader.epoch(), seed_of(&reader)), (Epoch(1), 1), "{step}: never visible");
+    }
+}
+
+fn a_writers_memory_comes_back() {
+    let dir = Dir::new();
+    let bytes = layout(0).bytes().next_multiple_of(crate::agent::gpu().caps().granularity);
+    let _keeper = Agent::limited(&dir, bytes);
+    let client = connected(&dir);
+    let mut writer = Agent::start("writer", &dir, &[(KILL_AT, "claimed".into())]);
+    assert_eq!(writer.line(), "ready");
+    writer.tell("model 2");
+    writer.wait();
+    let mut object = None;
+    until("there is room again", || {
+        object = client.create("model", layout(3)).ok();
+        object.is_some()
+    });
+    let mut object = object.expect("just made");
+    fill(&mut object, 3).expect("written");
+    assert_eq!(object.commit(&[]).expect("queued").wait().expect("a commit"), Epoch(1));
+    assert!(client.list().expect("a listing").aborted >= 1);
+}

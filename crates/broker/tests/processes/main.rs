@@ -1,0 +1,41 @@
+//! Real processes: keeper, broker, writers, readers, through the public interface, on the host backend.
+//!
+//! Each case starts this binary again as an [`agent`], and kills or stops it. Nothing here sleeps to be in time: a case
+//! waits for a condition, under a watchdog.
+
+mod agent;
+mod bad_input;
+mod death;
+mod objects;
+mod raw;
+mod step;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// A case: its name and what it does.
+type Case = (&'static str, fn());
+
+fn main() {
+    if std::env::var_os(agent::ROLE).is_some() {
+        agent::run();
+        return;
+    }
+    let trials = [objects::CASES, death::CASES, bad_input::CASES].concat().into_iter().map(|(name, case)| {
+        Trial::test(name, move || std::panic::catch_unwind(case).map_err(|panic| Failed::from(text(&*panic))))
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+}
+
+fn text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
+}
+
+/// Waits until a condition holds, for at most two minutes.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed().as_secs() < 120, "not within two minutes: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
