@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use allocators::{Allocator, Bfc, BfcOptions, Budget, Growth, Limit, Pool, PoolOptions, Request, Simulated};
+use allocators::{Allocator, Bfc, BfcOptions, Budget, Growth, Limit, Pool, PoolOptions, Request, Simulated, Work};
 use gpu_api::StreamIdentity;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
@@ -83,8 +83,8 @@ fn work_that_is_seen_to_have_finished_wakes_who_waits() {
         let done = Arc::new(AtomicBool::new(false));
         let held = take(&*bfc, BLOCK);
         let is_done = done.clone();
-        let work = Arc::new(move || is_done.load(Ordering::SeqCst));
-        bfc.free_after(held, StreamIdentity(1), work).expect("in use");
+        let work = Work::on(StreamIdentity(1), move || is_done.load(Ordering::SeqCst));
+        bfc.free_after(held, vec![work]).expect("in use");
         let waiter = wait_for(&bfc, BLOCK);
         done.store(true, Ordering::SeqCst);
         bfc.settle();
@@ -99,6 +99,21 @@ fn a_budget_wakes_who_waits() {
         let held = take(&*limit, BLOCK);
         let waiter = wait_for(&limit, BLOCK);
         limit.free(held).expect("in use");
+        waiter.join().expect("no panic");
+    });
+}
+
+#[test]
+fn no_pool_keeps_anything_from_who_waits_at_another() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let bfc = Arc::new(room_for(1));
+        let pool = || Arc::new(Pool::new(PoolOptions::new("pool"), bfc.clone()).expect("a pool"));
+        let (one, other) = (pool(), pool());
+        let held = take(&*one, BLOCK);
+        let waiter = wait_for(&other, BLOCK / 2);
+        one.free(held).expect("in use");
         waiter.join().expect("no panic");
     });
 }
