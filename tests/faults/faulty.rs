@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use gpu_ipc::groups::*;
 use gpu_ipc::{
     Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DriverError,
-    Error, EventHandle, EventKind, GpuBackend, GpuRanges, GpuStore, HostMemory, HostPtr, MemHandle, MemoryInfo,
-    PointerInfo, RawEvent, RawMemory, RawStream, Result, Sharing, StreamInfo, StreamOp, WordPtr,
+    Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, RawEvent, RawMemory,
+    RawStream, Result, Sharing, StreamInfo, StreamOp, WordPtr,
 };
 
 /// The code of a call that was made to fail.
@@ -206,8 +207,8 @@ unsafe impl<B: GpuBackend> GpuRanges for Faulty<B> {
     }
 }
 
-// SAFETY: every call is the wrapped backend's, whose promises hold, or does nothing and says that it failed.
-unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
+// SAFETY: `GpuDevices`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuDevices for Faulty<B> {
     fn kind(&self) -> BackendKind {
         self.backend.kind()
     }
@@ -240,7 +241,10 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
     fn device_files(&self) -> &[&'static str] {
         self.backend.device_files()
     }
+}
 
+// SAFETY: `GpuMemory`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuMemory for Faulty<B> {
     fn alloc(&self, device: DeviceId, len: u64, sharing: Sharing) -> Result<Allocation> {
         let mut made = Allocation { base: DevicePtr(0), len: 0 };
         self.gives("alloc", || {
@@ -255,6 +259,14 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
         self.takes("free", Thing::Memory(base.0), || unsafe { self.backend.free(base) })
     }
 
+    unsafe fn close(&self, base: DevicePtr) -> Result<()> {
+        // SAFETY: `close`: the caller's own promise.
+        self.takes("close", Thing::Mapping(base.0), || unsafe { self.backend.close(base) })
+    }
+}
+
+// SAFETY: `GpuPointers`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuPointers for Faulty<B> {
     fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         self.turn("address_range")?;
         self.backend.address_range(ptr)
@@ -264,7 +276,10 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
         self.turn("classify")?;
         self.backend.classify(ptr)
     }
+}
 
+// SAFETY: `GpuHostMemory`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuHostMemory for Faulty<B> {
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         let mut made = HostPtr(0);
         self.gives("host_alloc", || {
@@ -278,7 +293,10 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
         // SAFETY: `host_free`: the caller's own promise.
         self.takes("host_free", Thing::HostMemory(ptr.0), || unsafe { self.backend.host_free(ptr) })
     }
+}
 
+// SAFETY: `GpuHandles`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuHandles for Faulty<B> {
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         self.turn("export_handle")?;
         self.backend.export_handle(base)
@@ -292,7 +310,10 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
         })?;
         Ok(made)
     }
+}
 
+// SAFETY: `GpuDescriptors`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuDescriptors for Faulty<B> {
     fn export_fd(&self, base: DevicePtr) -> Result<OwnedFd> {
         self.turn("export_fd")?;
         self.backend.export_fd(base)
@@ -321,12 +342,10 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
         })?;
         Ok(made)
     }
+}
 
-    unsafe fn close(&self, base: DevicePtr) -> Result<()> {
-        // SAFETY: `close`: the caller's own promise.
-        self.takes("close", Thing::Mapping(base.0), || unsafe { self.backend.close(base) })
-    }
-
+// SAFETY: `GpuEvents`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuEvents for Faulty<B> {
     fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
         let mut made = RawEvent(0);
         self.gives("create_event", || {
@@ -373,7 +392,10 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
         // SAFETY: `destroy_event`: the caller's own promise.
         self.takes("destroy_event", Thing::Event(event.0), || unsafe { self.backend.destroy_event(event) })
     }
+}
 
+// SAFETY: `GpuStreams`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuStreams for Faulty<B> {
     fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
         let mut made = RawStream::new(device, 0);
         self.gives("create_stream", || {
@@ -417,28 +439,10 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
         // SAFETY: `host_function`: the caller's own promise.
         unsafe { self.backend.host_function(stream, function) }
     }
+}
 
-    unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
-        let mut made = WordPtr(0);
-        self.gives("register_words", || {
-            // SAFETY: `register_words`: the caller's own promise.
-            made = unsafe { self.backend.register_words(start, len) }?;
-            Ok(Thing::Words(start.0))
-        })?;
-        Ok(made)
-    }
-
-    unsafe fn unregister_words(&self, start: HostPtr) -> Result<()> {
-        // SAFETY: `unregister_words`: the caller's own promise.
-        self.takes("unregister_words", Thing::Words(start.0), || unsafe { self.backend.unregister_words(start) })
-    }
-
-    unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
-        self.turn("stream_batch")?;
-        // SAFETY: `stream_batch`: the caller's own promise.
-        unsafe { self.backend.stream_batch(stream, ops) }
-    }
-
+// SAFETY: `GpuCopies`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuCopies for Faulty<B> {
     unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
         self.turn("copy_to_device")?;
         // SAFETY: `copy_to_device`: the caller's own promise.
@@ -461,5 +465,29 @@ unsafe impl<B: GpuBackend> GpuBackend for Faulty<B> {
         self.turn("fill")?;
         // SAFETY: `fill`: the caller's own promise.
         unsafe { self.backend.fill(stream, to, byte, len) }
+    }
+}
+
+// SAFETY: `GpuWords`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuWords for Faulty<B> {
+    unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
+        let mut made = WordPtr(0);
+        self.gives("register_words", || {
+            // SAFETY: `register_words`: the caller's own promise.
+            made = unsafe { self.backend.register_words(start, len) }?;
+            Ok(Thing::Words(start.0))
+        })?;
+        Ok(made)
+    }
+
+    unsafe fn unregister_words(&self, start: HostPtr) -> Result<()> {
+        // SAFETY: `unregister_words`: the caller's own promise.
+        self.takes("unregister_words", Thing::Words(start.0), || unsafe { self.backend.unregister_words(start) })
+    }
+
+    unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        self.turn("stream_batch")?;
+        // SAFETY: `stream_batch`: the caller's own promise.
+        unsafe { self.backend.stream_batch(stream, ops) }
     }
 }

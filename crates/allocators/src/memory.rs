@@ -70,7 +70,7 @@ impl DeviceBytes {
     ///
     /// # Errors
     ///
-    /// What [`create_stream`](gpu_api::GpuBackend::create_stream) gives; [`Error::System`](gpu_api::Error::System) when
+    /// What [`create_stream`](gpu_api::GpuStreams::create_stream) gives; [`Error::System`](gpu_api::Error::System) when
     /// the kernel has no page for the fork guard.
     pub fn new(gpu: Gpu) -> Result<DeviceBytes> {
         let fork = ForkGuard::new()?;

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use allocators::*;
 use fake::Fake;
-use gpu_api::{BackendKind, DeviceId, Error, GpuBackend, Piece, RegionSource, Result, Sharing};
+use gpu_api::groups::*;
+use gpu_api::{BackendKind, DeviceId, Error, Piece, RegionSource, Result, Sharing};
 
 const MIB: u64 = 1 << 20;
 const ROOM: u64 = 64 * MIB;

@@ -1,15 +1,13 @@
 //! Copies and fills, in stream order.
 
-use gpu_api::{DevicePtr, RawStream, Result};
+use gpu_api::{DevicePtr, GpuCopies, RawStream, Result};
 
 use crate::backend::CudaBackend;
 use crate::call;
 
-impl CudaBackend {
-    /// # Safety
-    ///
-    /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
-    pub(crate) unsafe fn copy_in(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
+// SAFETY: the condition of `GpuCopies`: the driver writes what it is told to.
+unsafe impl GpuCopies for CudaBackend {
+    unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.cuMemcpyHtoDAsync, |function| {
             // SAFETY: `cuMemcpyHtoDAsync` asks for ranges and a stream: our caller vouches for all of them.
@@ -17,10 +15,7 @@ impl CudaBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
-    pub(crate) unsafe fn copy_out(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
+    unsafe fn copy_to_host(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.cuMemcpyDtoHAsync, |function| {
             // SAFETY: `cuMemcpyDtoHAsync` asks for ranges and a stream: our caller vouches for all of them.
@@ -28,10 +23,7 @@ impl CudaBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
-    pub(crate) unsafe fn copy_within(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
+    unsafe fn copy(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.cuMemcpyDtoDAsync, |function| {
             // SAFETY: `cuMemcpyDtoDAsync` asks for ranges and a stream: our caller vouches for all of them.
@@ -39,10 +31,7 @@ impl CudaBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `stream` is alive; the range is valid for `len` bytes until the fill has finished.
-    pub(crate) unsafe fn fill_with(&self, stream: RawStream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
+    unsafe fn fill(&self, stream: RawStream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.cuMemsetD8Async, |function| {
             // SAFETY: `cuMemsetD8Async` asks for a range and a stream: our caller vouches for both.

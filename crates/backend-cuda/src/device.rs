@@ -5,8 +5,9 @@ use std::fmt;
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, MemoryInfo, Result};
+use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuDevices, MemoryInfo, Result};
 
+use crate::backend::CudaBackend;
 use crate::call::Scope;
 use crate::error::{self, SUCCESS};
 use crate::mps;
@@ -292,5 +293,40 @@ fn start_call<F: Copy>(symbols: &Symbols, symbol: &Symbol<F>, run: impl FnOnce(F
     match run(function) {
         SUCCESS => Ok(()),
         code => Err(symbols.unavailable(symbol.name, code)),
+    }
+}
+
+// SAFETY: the condition of `GpuDevices`: what is promised is what the driver says of the device.
+unsafe impl GpuDevices for CudaBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Cuda
+    }
+
+    fn device_count(&self) -> Result<u32> {
+        Ok(self.driver.count() as u32)
+    }
+
+    fn device_info(&self, device: DeviceId) -> Result<DeviceInfo> {
+        self.driver.info(device)
+    }
+
+    fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        self.driver.pci_address(device)
+    }
+
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
+        self.driver.memory(device)
+    }
+
+    fn caps(&self, device: DeviceId) -> Result<Caps> {
+        self.driver.caps(device)
+    }
+
+    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
+        self.enable_peer(device, peer)
+    }
+
+    fn device_files(&self) -> &[&'static str] {
+        &["/dev/nvidia"]
     }
 }

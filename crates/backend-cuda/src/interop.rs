@@ -55,7 +55,7 @@ pub use self::of_cudarc::{device, slice, stream};
 #[cfg(feature = "cudarc-0_19")]
 mod of_cudarc {
     use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr as _};
-    use gpu_api::{AddressRange, DeviceId, DevicePtr, GpuBackend as _, RawStream, Result, Sharing};
+    use gpu_api::{AddressRange, DeviceId, DevicePtr, GpuPointers as _, RawStream, Result, Sharing};
 
     use crate::backend::CudaBackend;
 

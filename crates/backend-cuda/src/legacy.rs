@@ -1,11 +1,56 @@
 //! Memory by `cuMemAlloc`: shared by a 64-byte handle, always read-write.
 
-use gpu_api::{Allocation, DeviceId, DevicePtr, MemHandle, Result, round_up};
+use gpu_api::{Allocation, DeviceId, DevicePtr, GpuHandles, MemHandle, Result, round_up};
 
 use crate::backend::CudaBackend;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS};
 use crate::memory::{Entry, Origin};
 use crate::sys::{CUipcMemHandle, IPC_LAZY_PEER_ACCESS};
+
+// SAFETY: the condition of `GpuHandles`: a handle is what `cuIpcGetMemHandle` gave, and is opened by its own call.
+unsafe impl GpuHandles for CudaBackend {
+    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
+        const WHAT: &str = "a 64-byte handle of this memory";
+        self.exportable(base, WHAT)?;
+        let scope = self.driver.anywhere()?;
+        let symbol = &self.driver.symbols.cuIpcGetMemHandle;
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `cuIpcGetMemHandle` writes 64 bytes: `handle` has as many. The address is looked up, not
+            // followed.
+            unsafe { function(&raw mut handle, base.0) }
+        })?;
+        match code {
+            SUCCESS => Ok(MemHandle(handle.reserved.map(|byte| byte as u8))),
+            INVALID_VALUE | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => Err(self.refusal(base, WHAT)),
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
+
+    fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
+        let scope = self.driver.on_device(device)?;
+        let handle = CUipcMemHandle { reserved: handle.0.map(|byte| byte as _) };
+        let mut base = 0;
+        scope.call(&self.driver.symbols.cuIpcOpenMemHandle, |function| {
+            // SAFETY: `cuIpcOpenMemHandle` writes one address: `base` is one. It checks the handle's bytes.
+            unsafe { function(&raw mut base, handle, IPC_LAZY_PEER_ACCESS) }
+        })?;
+        match self.driver_range(&scope, DevicePtr(base)) {
+            Ok(range) => {
+                self.memory.opened(base, range.len, device);
+                Ok(DevicePtr(base))
+            }
+            Err(error) => {
+                // What cannot be measured cannot be checked by anybody: it is closed, and the caller told why.
+                let _ = scope.call(&self.driver.symbols.cuIpcCloseMemHandle, |function| {
+                    // SAFETY: `cuIpcCloseMemHandle` asks for an address that was opened: above, and nobody saw it.
+                    unsafe { function(base) }
+                });
+                Err(error)
+            }
+        }
+    }
+}
 
 impl CudaBackend {
     /// Allocates plain memory, in whole large pages: a handle opens all of the page that its memory lies in, and
@@ -41,51 +86,7 @@ impl CudaBackend {
         })
     }
 
-    /// Gets the handle of the memory that starts at `base`.
-    pub(crate) fn export_plain(&self, base: DevicePtr) -> Result<MemHandle> {
-        const WHAT: &str = "a 64-byte handle of this memory";
-        self.exportable(base, WHAT)?;
-        let scope = self.driver.anywhere()?;
-        let symbol = &self.driver.symbols.cuIpcGetMemHandle;
-        let mut handle = CUipcMemHandle { reserved: [0; 64] };
-        let code = scope.code(symbol, |function| {
-            // SAFETY: `cuIpcGetMemHandle` writes 64 bytes: `handle` has as many. The address is looked up, not
-            // followed.
-            unsafe { function(&raw mut handle, base.0) }
-        })?;
-        match code {
-            SUCCESS => Ok(MemHandle(handle.reserved.map(|byte| byte as u8))),
-            INVALID_VALUE | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => Err(self.refusal(base, WHAT)),
-            code => Err(scope.error(symbol.name, code)),
-        }
-    }
-
-    /// Maps another process' plain memory.
-    pub(crate) fn open_plain(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
-        let scope = self.driver.on_device(device)?;
-        let handle = CUipcMemHandle { reserved: handle.0.map(|byte| byte as _) };
-        let mut base = 0;
-        scope.call(&self.driver.symbols.cuIpcOpenMemHandle, |function| {
-            // SAFETY: `cuIpcOpenMemHandle` writes one address: `base` is one. It checks the handle's bytes.
-            unsafe { function(&raw mut base, handle, IPC_LAZY_PEER_ACCESS) }
-        })?;
-        match self.driver_range(&scope, DevicePtr(base)) {
-            Ok(range) => {
-                self.memory.opened(base, range.len, device);
-                Ok(DevicePtr(base))
-            }
-            Err(error) => {
-                // What cannot be measured cannot be checked by anybody: it is closed, and the caller told why.
-                let _ = scope.call(&self.driver.symbols.cuIpcCloseMemHandle, |function| {
-                    // SAFETY: `cuIpcCloseMemHandle` asks for an address that was opened: above, and nobody saw it.
-                    unsafe { function(base) }
-                });
-                Err(error)
-            }
-        }
-    }
-
-    /// Unmaps what `open_plain` mapped.
+    /// Unmaps what `open_handle` mapped.
     ///
     /// # Safety
     ///

@@ -10,7 +10,7 @@
 use std::thread;
 use std::time::Duration;
 
-use gpu_api::{CaptureStatus, EventKind, RawEvent, RawStream};
+use gpu_api::{CaptureStatus, EventKind, GpuEvents, GpuStreams, RawEvent, RawStream};
 
 use crate::backend::CudaBackend;
 
@@ -24,29 +24,29 @@ impl CudaBackend {
         let marks: Vec<RawEvent> = self.streams.for_each(|stream| self.mark(stream));
         let mut pause = PAUSE.0;
         for mark in marks {
-            // SAFETY: `event_query` asks for a live event: `mark` made it, and it is destroyed below. After an error
+            // SAFETY: `query_event` asks for a live event: `mark` made it, and it is destroyed below. After an error
             // nothing is to be waited for.
-            while matches!(unsafe { self.event_query(mark) }, Ok(false)) {
+            while matches!(unsafe { self.query_event(mark) }, Ok(false)) {
                 thread::sleep(pause);
                 pause = (pause * 2).min(PAUSE.1);
             }
-            // SAFETY: `event_destroy` asks for a live event that nobody uses afterwards: as above. An error leaks it.
-            let _ = unsafe { self.event_destroy(mark) };
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: as above. An error leaks it.
+            let _ = unsafe { self.destroy_event(mark) };
         }
     }
 
     /// Marks what a stream has queued. One that cannot be marked is not waited for: it captures, or its context is
     /// broken and runs nothing.
     fn mark(&self, stream: RawStream) -> Option<RawEvent> {
-        // SAFETY: `stream_capture` asks for a live stream: it is in the table, whose lock is held.
-        if unsafe { self.stream_capture(stream) }.ok()? != CaptureStatus::None {
+        // SAFETY: `capture_status` asks for a live stream: it is in the table, whose lock is held.
+        if unsafe { self.capture_status(stream) }.ok()? != CaptureStatus::None {
             return None;
         }
-        let event = self.event_create(stream.device, EventKind::Local).ok()?;
-        // SAFETY: `event_record` asks for a live event and stream of one device: just made, and as above.
-        if unsafe { self.event_record(event, stream) }.is_err() {
-            // SAFETY: `event_destroy` asks for a live event that nobody uses afterwards: just made.
-            let _ = unsafe { self.event_destroy(event) };
+        let event = self.create_event(stream.device, EventKind::Local).ok()?;
+        // SAFETY: `record_event` asks for a live event and stream of one device: just made, and as above.
+        if unsafe { self.record_event(event, stream) }.is_err() {
+            // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: just made.
+            let _ = unsafe { self.destroy_event(event) };
             return None;
         }
         Some(event)

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use gpu_api::{AddressRange, DevicePtr, Error, MemoryKind, PointerInfo, Result, Sharing};
+use gpu_api::{AddressRange, DevicePtr, Error, GpuPointers, MemoryKind, PointerInfo, Result, Sharing};
 
 use crate::backend::CudaBackend;
 use crate::call::Scope;
@@ -23,9 +23,9 @@ const ASKED: [u32; 8] = [
     pointer::POOL,
 ];
 
-impl CudaBackend {
-    /// Finds the allocation that an address lies in.
-    pub(crate) fn range_of(&self, ptr: DevicePtr) -> Result<AddressRange> {
+// SAFETY: the condition of `GpuPointers`: what is told is what the table or the driver says of the address.
+unsafe impl GpuPointers for CudaBackend {
+    fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         if let Some((range, _)) = self.memory.find(ptr) {
             return Ok(range);
         }
@@ -33,28 +33,7 @@ impl CudaBackend {
         self.driver_range(&scope, ptr)
     }
 
-    /// Asks the driver for the allocation that an address lies in.
-    pub(crate) fn driver_range(&self, scope: &Scope<'_>, ptr: DevicePtr) -> Result<AddressRange> {
-        let symbol = &self.driver.symbols.cuMemGetAddressRange;
-        let (mut base, mut len) = (0, 0);
-        let code = scope.code(symbol, |function| {
-            // SAFETY: `cuMemGetAddressRange` writes an address and a size: `base` and `len` are such. The address is
-            // looked up, not followed.
-            unsafe { function(&raw mut base, &raw mut len, ptr.0) }
-        })?;
-        match code {
-            SUCCESS => Ok(AddressRange { base: DevicePtr(base), len: len as u64 }),
-            INVALID_VALUE | INVALID_HANDLE | NOT_FOUND => Err(Error::Invalid {
-                what: "the address",
-                got: ptr.to_string(),
-                must: "one in an allocation that the driver knows",
-            }),
-            code => Err(scope.error(symbol.name, code)),
-        }
-    }
-
-    /// Says where an address comes from and how it can be shared.
-    pub(crate) fn kind_of(&self, ptr: DevicePtr) -> Result<PointerInfo> {
+    fn classify(&self, ptr: DevicePtr) -> Result<PointerInfo> {
         if let Some((range, entry)) = self.memory.find(ptr) {
             let (kind, sharing) = match entry.origin {
                 Origin::Plain => (MemoryKind::Plain, Some(Sharing::Handle)),
@@ -86,6 +65,28 @@ impl CudaBackend {
         let device = self.driver.numbered(ordinal as u32 as i32);
         Ok(PointerInfo { kind, range, device, sharing })
     }
+}
+
+impl CudaBackend {
+    /// Asks the driver for the allocation that an address lies in.
+    pub(crate) fn driver_range(&self, scope: &Scope<'_>, ptr: DevicePtr) -> Result<AddressRange> {
+        let symbol = &self.driver.symbols.cuMemGetAddressRange;
+        let (mut base, mut len) = (0, 0);
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `cuMemGetAddressRange` writes an address and a size: `base` and `len` are such. The address is
+            // looked up, not followed.
+            unsafe { function(&raw mut base, &raw mut len, ptr.0) }
+        })?;
+        match code {
+            SUCCESS => Ok(AddressRange { base: DevicePtr(base), len: len as u64 }),
+            INVALID_VALUE | INVALID_HANDLE | NOT_FOUND => Err(Error::Invalid {
+                what: "the address",
+                got: ptr.to_string(),
+                must: "one in an allocation that the driver knows",
+            }),
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
 
     /// Refuses what is known not to be the base of memory that this process allocated: the driver would export all of
     /// what an address lies in, and whoever opened it would take its base for the address.
@@ -98,7 +99,7 @@ impl CudaBackend {
 
     /// Makes the error of memory that cannot be exported: why, and what to change.
     pub(crate) fn refusal(&self, base: DevicePtr, what: &'static str) -> Error {
-        let info = match self.kind_of(base) {
+        let info = match self.classify(base) {
             Ok(info) => info,
             Err(error) => return error,
         };

@@ -4,13 +4,12 @@
 //! stream) mean something only together with a context, which is the primary one of the stream's device.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
-use std::panic::{self, AssertUnwindSafe};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
-use gpu_api::{CaptureStatus, DeviceId, Error, RawStream, Result, StreamIdentity, StreamInfo};
+use gpu_api::vendor::queued::{self, QueuedFunction};
+use gpu_api::{CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamIdentity, StreamInfo};
 
 use crate::backend::CudaBackend;
 use crate::call::{self, Scope};
@@ -58,12 +57,10 @@ impl Streams {
     }
 }
 
-/// A function that a stream calls once. The queue holds one count of it, the enqueuer another until it knows whether
-/// it was queued.
-type Queued = Mutex<Option<Box<dyn FnOnce() + Send>>>;
-
-impl CudaBackend {
-    pub(crate) fn stream_create(&self, device: DeviceId) -> Result<RawStream> {
+// SAFETY: the condition of `GpuStreams`: `true` and success are `cuStreamQuery`'s and `cuStreamSynchronize`'s, which the
+// manual gives to work that has completed.
+unsafe impl GpuStreams for CudaBackend {
+    fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
         let scope = self.driver.on_device(device)?;
         let mut made = ptr::null_mut();
         scope.call(&self.driver.symbols.cuStreamCreate, |function| {
@@ -76,10 +73,7 @@ impl CudaBackend {
         Ok(raw)
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive, and nobody uses it afterwards.
-    pub(crate) unsafe fn stream_destroy(&self, raw: RawStream) -> Result<()> {
+    unsafe fn destroy_stream(&self, raw: RawStream) -> Result<()> {
         let scope = self.driver.on_stream(raw)?;
         let own = self.streams.remove(raw);
         let result = scope.call(&self.driver.symbols.cuStreamDestroy, |function| {
@@ -94,10 +88,7 @@ impl CudaBackend {
         result
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn stream_query(&self, raw: RawStream) -> Result<bool> {
+    unsafe fn query_stream(&self, raw: RawStream) -> Result<bool> {
         let scope = self.driver.on_stream(raw)?;
         let symbol = &self.driver.symbols.cuStreamQuery;
         let code = scope.code(symbol, |function| {
@@ -111,10 +102,7 @@ impl CudaBackend {
         }
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn stream_synchronize(&self, raw: RawStream) -> Result<()> {
+    unsafe fn synchronize_stream(&self, raw: RawStream) -> Result<()> {
         let scope = self.driver.on_stream(raw)?;
         scope.call(&self.driver.symbols.cuStreamSynchronize, |function| {
             // SAFETY: `cuStreamSynchronize` asks for a stream that is alive: our caller vouches for it.
@@ -122,10 +110,7 @@ impl CudaBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn stream_describe(&self, raw: RawStream) -> Result<StreamInfo> {
+    unsafe fn stream_info(&self, raw: RawStream) -> Result<StreamInfo> {
         let device = raw.device;
         // SAFETY: `own_context` has our condition.
         let (theirs, context) = unsafe { self.own_context(raw) }?;
@@ -170,6 +155,33 @@ impl CudaBackend {
         Ok(StreamInfo { identity, device, context: context.expose_provenance() as u64 })
     }
 
+    unsafe fn capture_status(&self, raw: RawStream) -> Result<CaptureStatus> {
+        let scope = self.driver.asking_stream(raw)?;
+        // SAFETY: `status_within` has our condition.
+        unsafe { self.status_within(&scope, raw) }
+    }
+
+    unsafe fn host_function(&self, raw: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
+        // A graph may run more than once, and the function can be called only once.
+        // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
+        if unsafe { self.capture_status(raw) }? != CaptureStatus::None {
+            return Err(Error::Capturing { stream: raw.handle, remedy: "queue host functions outside the capture" });
+        }
+        let scope = self.driver.on_stream(raw)?;
+        let (ours, theirs) = QueuedFunction::new(function);
+        let result = scope.call(&self.driver.symbols.cuLaunchHostFunc, |launch| {
+            // SAFETY: `cuLaunchHostFunc` asks for a function that takes the address beside it and calls no driver:
+            // `queued::run` does, and our trait asks the latter of the closure. Our caller vouches for the stream.
+            unsafe { launch(call::stream(raw), queued::run, theirs) }
+        });
+        if result.is_err() {
+            ours.take_back();
+        }
+        result
+    }
+}
+
+impl CudaBackend {
     /// Finds the context that a stream is of, and its device: for a default stream the device's primary one, unless another
     /// context of the same device is current, which is what the caller's own calls would mean.
     ///
@@ -196,15 +208,6 @@ impl CudaBackend {
 
     /// # Safety
     ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn stream_capture(&self, raw: RawStream) -> Result<CaptureStatus> {
-        let scope = self.driver.asking_stream(raw)?;
-        // SAFETY: `status_within` has our condition.
-        unsafe { self.status_within(&scope, raw) }
-    }
-
-    /// # Safety
-    ///
     /// `raw` is alive, and the scope is its own or of its context.
     pub(crate) unsafe fn status_within(&self, scope: &Scope<'_>, raw: RawStream) -> Result<CaptureStatus> {
         let symbol = &self.driver.symbols.cuStreamIsCapturing;
@@ -224,50 +227,6 @@ impl CudaBackend {
             // destroy that capture.
             (STREAM_CAPTURE_IMPLICIT, _) => Ok(CaptureStatus::Active),
             (code, _) => Err(scope.error(symbol.name, code)),
-        }
-    }
-
-    /// # Safety
-    ///
-    /// `raw` is alive, and no thread begins to capture it during the call.
-    pub(crate) unsafe fn stream_host_function(&self, raw: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
-        // A graph may run more than once, and the function can be called only once.
-        // SAFETY: `stream_capture` asks for a stream that is alive: our caller vouches for it.
-        if unsafe { self.stream_capture(raw) }? != CaptureStatus::None {
-            return Err(Error::Capturing { stream: raw.handle, remedy: "queue host functions outside the capture" });
-        }
-        let scope = self.driver.on_stream(raw)?;
-        let ours: Arc<Queued> = Arc::new(Mutex::new(Some(function)));
-        let theirs = Arc::into_raw(Arc::clone(&ours)).cast_mut().cast::<c_void>();
-        let result = scope.call(&self.driver.symbols.cuLaunchHostFunc, |launch| {
-            // SAFETY: `cuLaunchHostFunc` asks for a function that takes the address beside it and calls no driver:
-            // `run_queued` does, and our trait asks the latter of the closure. Our caller vouches for the stream.
-            unsafe { launch(call::stream(raw), run_queued, theirs) }
-        });
-        if result.is_err() {
-            // An error may be that of earlier work, and then the function may be queued all the same. Its count stays
-            // with the queue for good; the closure itself is taken back, so that it is never called after an error.
-            drop(ours.lock().unwrap_or_else(PoisonError::into_inner).take());
-        }
-        result
-    }
-}
-
-/// Runs what a stream reached.
-///
-/// # Safety
-///
-/// `queued` is a count of a [`Queued`] that is this call's to give back.
-unsafe extern "C" fn run_queued(queued: *mut c_void) {
-    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the driver calls once
-    // what was queued outside a capture.
-    let queued: Arc<Queued> = unsafe { Arc::from_raw(queued.cast_const().cast::<Queued>()) };
-    let function = queued.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(function) = function {
-        // A panic must not unwind into the driver. The panic hook has told of it; what it carries may itself panic
-        // when it is dropped.
-        if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(function)) {
-            std::mem::forget(payload);
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::{iter, mem, ptr};
 
-use gpu_api::{Access, Allocation, DeviceId, DevicePtr, Error, Result, close_on_exec, round_up};
+use gpu_api::{Access, Allocation, DeviceId, DevicePtr, Error, GpuDescriptors, Result, close_on_exec, round_up};
 
 use crate::backend::CudaBackend;
 use crate::call::Scope;
@@ -46,6 +46,54 @@ struct Building<'a, 'd> {
     mapped: usize,
 }
 
+// SAFETY: the condition of `GpuDescriptors`: a mapping is of the whole memory behind a descriptor; the driver
+// refuses another length.
+unsafe impl GpuDescriptors for CudaBackend {
+    fn export_fd(&self, base: DevicePtr) -> Result<OwnedFd> {
+        const WHAT: &str = "a file descriptor of this memory";
+        self.exportable(base, WHAT)?;
+        let scope = self.driver.anywhere()?;
+        let symbols = &self.driver.symbols;
+        let mut handle: MemoryHandle = 0;
+        let code = scope.code(&symbols.cuMemRetainAllocationHandle, |function| {
+            // SAFETY: `cuMemRetainAllocationHandle` writes one handle: `handle` is one. The address is looked up, not
+            // followed.
+            unsafe { function(&raw mut handle, ptr::with_exposed_provenance_mut(base.0 as usize)) }
+        })?;
+        if code != SUCCESS {
+            return Err(self.refusal(base, WHAT));
+        }
+        let physical = Physical { scope: &scope, handle };
+        physical.export().map_err(|error| match error {
+            // Memory that was made without that kind of export.
+            Error::Driver { source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
+                self.refusal(base, WHAT)
+            }
+            error => error,
+        })
+    }
+
+    fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr> {
+        let size = round_up(len, self.driver.granularity(device)?)?;
+        self.import_pieces(device, iter::once(Ok(fd)), size, access)
+    }
+
+    fn import_fds(
+        &self,
+        device: DeviceId,
+        fds: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
+        let piece = round_up(len, self.driver.granularity(device)?)?;
+        if piece as u64 != len {
+            let must = "a multiple of the device's granularity";
+            return Err(Error::Invalid { what: "the length of a piece", got: len.to_string(), must });
+        }
+        self.import_pieces(device, fds, piece, access)
+    }
+}
+
 impl CudaBackend {
     /// Allocates virtual memory.
     pub(crate) fn alloc_virtual(&self, device: DeviceId, len: u64) -> Result<Allocation> {
@@ -62,34 +110,6 @@ impl CudaBackend {
         let base = building.keep();
         self.memory.insert(base, Entry { len: size as u64, device, origin: Origin::Virtual, leaked: false });
         Ok(Allocation { base: DevicePtr(base), len: size as u64 })
-    }
-
-    /// Maps another process' virtual memory.
-    pub(crate) fn import_virtual(
-        &self,
-        device: DeviceId,
-        fd: BorrowedFd<'_>,
-        len: u64,
-        access: Access,
-    ) -> Result<DevicePtr> {
-        let size = round_up(len, self.driver.granularity(device)?)?;
-        self.import_pieces(device, iter::once(Ok(fd)), size, access)
-    }
-
-    /// Maps several pieces of virtual memory side by side.
-    pub(crate) fn import_several(
-        &self,
-        device: DeviceId,
-        fds: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
-        len: u64,
-        access: Access,
-    ) -> Result<DevicePtr> {
-        let piece = round_up(len, self.driver.granularity(device)?)?;
-        if piece as u64 != len {
-            let must = "a multiple of the device's granularity";
-            return Err(Error::Invalid { what: "the length of a piece", got: len.to_string(), must });
-        }
-        self.import_pieces(device, fds, piece, access)
     }
 
     fn import_pieces<F: AsFd>(
@@ -159,31 +179,6 @@ impl CudaBackend {
             return Err(bad_descriptor(format!("one of memory of kind {}", properties.location.kind)));
         }
         Ok(physical)
-    }
-
-    /// Exports the memory that starts at `base`.
-    pub(crate) fn export_virtual(&self, base: DevicePtr) -> Result<OwnedFd> {
-        const WHAT: &str = "a file descriptor of this memory";
-        self.exportable(base, WHAT)?;
-        let scope = self.driver.anywhere()?;
-        let symbols = &self.driver.symbols;
-        let mut handle: MemoryHandle = 0;
-        let code = scope.code(&symbols.cuMemRetainAllocationHandle, |function| {
-            // SAFETY: `cuMemRetainAllocationHandle` writes one handle: `handle` is one. The address is looked up, not
-            // followed.
-            unsafe { function(&raw mut handle, ptr::with_exposed_provenance_mut(base.0 as usize)) }
-        })?;
-        if code != SUCCESS {
-            return Err(self.refusal(base, WHAT));
-        }
-        let physical = Physical { scope: &scope, handle };
-        physical.export().map_err(|error| match error {
-            // Memory that was made without that kind of export.
-            Error::Driver { source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
-                self.refusal(base, WHAT)
-            }
-            error => error,
-        })
     }
 
     /// Unmaps virtual memory, own or imported, and gives its addresses back.

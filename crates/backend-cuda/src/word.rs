@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{DeviceId, Error, HostPtr, MAX_BATCH, RawEvent, RawStream, Result, StreamOp, WordPtr};
+use gpu_api::vendor::checks;
+use gpu_api::{DeviceId, Error, GpuWords, HostPtr, RawEvent, RawStream, Result, StreamOp, WordPtr};
 
 use crate::backend::CudaBackend;
 use crate::call::{self, Scope};
@@ -60,19 +61,11 @@ impl Registrations {
     }
 }
 
-impl CudaBackend {
-    /// # Safety
-    ///
-    /// The bytes are mapped, readable and writable, and stay so until they are unregistered.
-    pub(crate) unsafe fn words_register(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
-        let page = rustix::param::page_size();
-        if !start.0.is_multiple_of(page) || !len.is_multiple_of(page) || len == 0 || start.0 == 0 {
-            return Err(Error::Invalid {
-                what: "the range of words",
-                got: format!("{len} bytes at {start:?}"),
-                must: "whole pages",
-            });
-        }
+// SAFETY: the condition of `GpuWords`: writes have the barrier that the manual describes as the default: after all work
+// before them.
+unsafe impl GpuWords for CudaBackend {
+    unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
+        checks::whole_pages(start, len)?;
         let scope = self.driver.anywhere()?;
         let address: *mut c_void = ptr::with_exposed_provenance_mut(start.0);
         // SAFETY: `register` asks for memory that is mapped until it is unregistered: our caller vouches for it.
@@ -96,10 +89,7 @@ impl CudaBackend {
         Ok(WordPtr(words))
     }
 
-    /// # Safety
-    ///
-    /// No operation on the words is unfinished on any stream of this process.
-    pub(crate) unsafe fn words_unregister(&self, start: HostPtr) -> Result<()> {
+    unsafe fn unregister_words(&self, start: HostPtr) -> Result<()> {
         let device = self.registrations.take(start)?;
         // SAFETY: `words_end` asks for a registration out of the table that no stream uses: our caller vouches for it.
         let result = unsafe { self.words_end(start, device) };
@@ -109,6 +99,32 @@ impl CudaBackend {
         result
     }
 
+    unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        // SAFETY: `words_batch` has our conditions.
+        unsafe { self.words_batch(stream, ops, false) }
+    }
+
+    unsafe fn batch_uncaptured(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        // SAFETY: `words_batch` has our conditions.
+        unsafe { self.words_batch(stream, ops, true) }
+    }
+
+    unsafe fn batch_behind(&self, stream: RawStream, others: &[(RawEvent, RawStream)], ops: &[StreamOp]) -> Result<()> {
+        let scope = self.driver.on_stream(stream)?;
+        for &(event, other) in others {
+            // SAFETY: `status_within` asks for a stream that is alive, and for its scope: our caller vouches for both.
+            gpu_api::refuse_capture(other, unsafe { self.status_within(&scope, other) }?)?;
+            // SAFETY: `record_within` asks for both alive and of the scope's context: our caller vouches for it.
+            unsafe { self.record_within(&scope, event, other) }?;
+            // SAFETY: `await_within` asks for both alive, and for the stream's scope: as above.
+            unsafe { self.await_within(&scope, stream, event) }?;
+        }
+        // SAFETY: `batch_within` has our conditions, and the scope is the stream's.
+        unsafe { self.batch_within(&scope, stream, ops) }
+    }
+}
+
+impl CudaBackend {
     /// # Safety
     ///
     /// `start` came out of the table, and no operation on its words is unfinished on any stream of this process.
@@ -138,42 +154,11 @@ impl CudaBackend {
         unsafe { self.batch_within(&scope, stream, ops) }
     }
 
-    /// Queues operations behind what is on other streams, in one scope: all are of the device's primary context.
-    ///
-    /// # Safety
-    ///
-    /// All streams and events are alive and of one device, and every word lies in a registration that outlives the
-    /// operation.
-    pub(crate) unsafe fn words_behind(
-        &self,
-        stream: RawStream,
-        others: &[(RawEvent, RawStream)],
-        ops: &[StreamOp],
-    ) -> Result<()> {
-        let scope = self.driver.on_stream(stream)?;
-        for &(event, other) in others {
-            // SAFETY: `status_within` asks for a stream that is alive, and for its scope: our caller vouches for both.
-            gpu_api::refuse_capture(other, unsafe { self.status_within(&scope, other) }?)?;
-            // SAFETY: `record_within` asks for both alive and of the scope's context: our caller vouches for it.
-            unsafe { self.record_within(&scope, event, other) }?;
-            // SAFETY: `await_within` asks for both alive, and for the stream's scope: as above.
-            unsafe { self.await_within(&scope, stream, event) }?;
-        }
-        // SAFETY: `batch_within` has our conditions, and the scope is the stream's.
-        unsafe { self.batch_within(&scope, stream, ops) }
-    }
-
     /// # Safety
     ///
     /// As [`words_batch`](CudaBackend::words_batch), and the scope is the stream's.
     unsafe fn batch_within(&self, scope: &Scope<'_>, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
-        if ops.is_empty() || ops.len() > MAX_BATCH {
-            return Err(Error::Invalid {
-                what: "the number of operations",
-                got: ops.len().to_string(),
-                must: "1 to 255",
-            });
-        }
+        checks::batch(ops)?;
         let mut small = [BatchOperation::default(); SMALL_BATCH];
         let mut large = Vec::new();
         let batch: &mut [BatchOperation] = if ops.len() <= SMALL_BATCH {

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use backend_hip::{HipBackend, PROOF, Step, probe};
-use gpu_api::{DeviceId, GpuBackend, Result};
+use gpu_api::groups::*;
+use gpu_api::{DeviceId, Result};
 
 fn main() -> Result<()> {
     probe::run_if_asked();

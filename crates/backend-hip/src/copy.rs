@@ -1,15 +1,13 @@
 //! Copies and fills, in stream order.
 
-use gpu_api::{DevicePtr, RawStream, Result};
+use gpu_api::{DevicePtr, GpuCopies, RawStream, Result};
 
 use crate::backend::HipBackend;
 use crate::call;
 
-impl HipBackend {
-    /// # Safety
-    ///
-    /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
-    pub(crate) unsafe fn copy_in(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
+// SAFETY: the condition of `GpuCopies`: the runtime writes what it is told to.
+unsafe impl GpuCopies for HipBackend {
+    unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemcpyHtoDAsync, |function| {
             // SAFETY: `hipMemcpyHtoDAsync` asks for ranges and a stream: our caller vouches for all of them.
@@ -17,10 +15,7 @@ impl HipBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
-    pub(crate) unsafe fn copy_out(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
+    unsafe fn copy_to_host(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemcpyDtoHAsync, |function| {
             // SAFETY: `hipMemcpyDtoHAsync` asks for ranges and a stream: our caller vouches for all of them.
@@ -28,10 +23,7 @@ impl HipBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `stream` is alive; both ranges are valid for `len` bytes until the copy has finished.
-    pub(crate) unsafe fn copy_within(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
+    unsafe fn copy(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemcpyDtoDAsync, |function| {
             // SAFETY: `hipMemcpyDtoDAsync` asks for ranges and a stream: our caller vouches for all of them.
@@ -39,10 +31,7 @@ impl HipBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `stream` is alive; the range is valid for `len` bytes until the fill has finished.
-    pub(crate) unsafe fn fill_with(&self, stream: RawStream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
+    unsafe fn fill(&self, stream: RawStream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipMemsetD8Async, |function| {
             // SAFETY: `hipMemsetD8Async` asks for a range and a stream: our caller vouches for both.

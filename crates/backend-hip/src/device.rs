@@ -3,8 +3,9 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 
-use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, MemoryInfo, Result};
+use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuDevices, MemoryInfo, Result};
 
+use crate::backend::HipBackend;
 use crate::call::Scope;
 use crate::error::{self, SUCCESS};
 use crate::proof::{Proof, Step};
@@ -304,5 +305,40 @@ fn start_call<F: Copy>(
     match run(function) {
         SUCCESS => Ok(()),
         code => Err(symbols.unavailable(symbol.name, code, version)),
+    }
+}
+
+// SAFETY: the condition of `GpuDevices`: what is promised is what the runtime has, and of that what a probe saw.
+unsafe impl GpuDevices for HipBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Hip
+    }
+
+    fn device_count(&self) -> Result<u32> {
+        Ok(self.driver.count() as u32)
+    }
+
+    fn device_info(&self, device: DeviceId) -> Result<DeviceInfo> {
+        self.driver.info(device)
+    }
+
+    fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
+        self.driver.place(self.driver.ordinal(device)?).map(Some)
+    }
+
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
+        self.driver.memory(device)
+    }
+
+    fn caps(&self, device: DeviceId) -> Result<Caps> {
+        self.driver.caps(device)
+    }
+
+    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
+        self.enable_peer(device, peer)
+    }
+
+    fn device_files(&self) -> &[&'static str] {
+        self.driver.device_files()
     }
 }

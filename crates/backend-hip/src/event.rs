@@ -1,10 +1,8 @@
 //! Events, local and interprocess.
 
-use std::collections::HashMap;
 use std::ptr;
-use std::sync::{PoisonError, RwLock};
 
-use gpu_api::{DeviceId, EventHandle, EventKind, RawEvent, RawStream, Result};
+use gpu_api::{DeviceId, EventHandle, EventKind, GpuEvents, RawEvent, RawStream, Result};
 
 use crate::backend::HipBackend;
 use crate::call::{self, Scope};
@@ -12,31 +10,15 @@ use crate::error::{self, NOT_READY, SUCCESS};
 use crate::proof::Step;
 use crate::sys::{EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, Event, Handle};
 
-/// The devices of events that were not destroyed: the runtime does not tell them.
-#[derive(Debug, Default)]
-pub(crate) struct Events(RwLock<HashMap<u64, DeviceId>>);
-
-impl Events {
-    fn insert(&self, event: RawEvent, device: DeviceId) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(event.0, device);
-    }
-
-    fn remove(&self, event: RawEvent) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&event.0);
-    }
-
-    fn device(&self, event: RawEvent) -> Option<DeviceId> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&event.0).copied()
-    }
-}
-
 /// Turns an event's number into what the runtime takes.
 fn event(raw: RawEvent) -> Event {
     ptr::with_exposed_provenance_mut(raw.0 as usize)
 }
 
-impl HipBackend {
-    pub(crate) fn event_create(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
+// SAFETY: the condition of `GpuEvents`: `query_event` says `true` on success only, which the manual gives to work that has
+// completed.
+unsafe impl GpuEvents for HipBackend {
+    fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
         let flags = match kind {
             EventKind::Local => EVENT_DISABLE_TIMING,
             EventKind::Interprocess if self.driver.caps(device)?.event_ipc => EVENT_DISABLE_TIMING | EVENT_INTERPROCESS,
@@ -53,37 +35,7 @@ impl HipBackend {
         Ok(self.event_made(made, device))
     }
 
-    pub(crate) fn event_open(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
-        if !self.driver.proved(Step::Events) {
-            return Err(error::unproved("opening an interprocess event"));
-        }
-        let scope = self.driver.on_device(device)?;
-        let handle = Handle { reserved: handle.0.map(|byte| byte as _) };
-        let mut opened = ptr::null_mut();
-        scope.call(&self.driver.symbols.hipIpcOpenEventHandle, |function| {
-            // SAFETY: `hipIpcOpenEventHandle` writes one pointer: `opened` is one. It checks the handle's bytes.
-            unsafe { function(&raw mut opened, handle) }
-        })?;
-        Ok(self.event_made(opened, device))
-    }
-
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn event_export(&self, raw: RawEvent) -> Result<EventHandle> {
-        let scope = self.on_event(raw)?;
-        let mut handle = Handle { reserved: [0; 64] };
-        scope.call(&self.driver.symbols.hipIpcGetEventHandle, |function| {
-            // SAFETY: `hipIpcGetEventHandle` writes 64 bytes: `handle` has as many. Our caller vouches for the event.
-            unsafe { function(&raw mut handle, event(raw)) }
-        })?;
-        Ok(EventHandle(handle.reserved.map(|byte| byte as u8)))
-    }
-
-    /// # Safety
-    ///
-    /// `raw` and `stream` are alive and of one device.
-    pub(crate) unsafe fn event_record(&self, raw: RawEvent, stream: RawStream) -> Result<()> {
+    unsafe fn record_event(&self, raw: RawEvent, stream: RawStream) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipEventRecord, |function| {
             // SAFETY: `hipEventRecord` asks for both alive and of one context: our caller vouches for it, and the
@@ -92,10 +44,7 @@ impl HipBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn event_query(&self, raw: RawEvent) -> Result<bool> {
+    unsafe fn query_event(&self, raw: RawEvent) -> Result<bool> {
         let scope = self.on_event(raw)?;
         let symbol = &self.driver.symbols.hipEventQuery;
         let code = scope.code(symbol, |function| {
@@ -109,10 +58,7 @@ impl HipBackend {
         }
     }
 
-    /// # Safety
-    ///
-    /// `stream` and `raw` are alive.
-    pub(crate) unsafe fn event_await(&self, stream: RawStream, raw: RawEvent) -> Result<()> {
+    unsafe fn stream_wait_event(&self, stream: RawStream, raw: RawEvent) -> Result<()> {
         let scope = self.driver.on_stream(stream)?;
         scope.call(&self.driver.symbols.hipStreamWaitEvent, |function| {
             // SAFETY: `hipStreamWaitEvent` asks for both alive: our caller vouches for it. Its flags are 0.
@@ -120,27 +66,50 @@ impl HipBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive, and nobody uses it afterwards.
-    pub(crate) unsafe fn event_destroy(&self, raw: RawEvent) -> Result<()> {
+    unsafe fn event_handle(&self, raw: RawEvent) -> Result<EventHandle> {
         let scope = self.on_event(raw)?;
-        self.events.remove(raw);
+        let mut handle = Handle { reserved: [0; 64] };
+        scope.call(&self.driver.symbols.hipIpcGetEventHandle, |function| {
+            // SAFETY: `hipIpcGetEventHandle` writes 64 bytes: `handle` has as many. Our caller vouches for the event.
+            unsafe { function(&raw mut handle, event(raw)) }
+        })?;
+        Ok(EventHandle(handle.reserved.map(|byte| byte as u8)))
+    }
+
+    fn open_event(&self, device: DeviceId, handle: &EventHandle) -> Result<RawEvent> {
+        if !self.driver.proved(Step::Events) {
+            return Err(error::unproved("opening an interprocess event"));
+        }
+        let scope = self.driver.on_device(device)?;
+        let handle = Handle { reserved: handle.0.map(|byte| byte as _) };
+        let mut opened = ptr::null_mut();
+        scope.call(&self.driver.symbols.hipIpcOpenEventHandle, |function| {
+            // SAFETY: `hipIpcOpenEventHandle` writes one pointer: `opened` is one. It checks the handle's bytes.
+            unsafe { function(&raw mut opened, handle) }
+        })?;
+        Ok(self.event_made(opened, device))
+    }
+
+    unsafe fn destroy_event(&self, raw: RawEvent) -> Result<()> {
+        let scope = self.on_event(raw)?;
+        self.events.remove(raw.0);
         scope.call(&self.driver.symbols.hipEventDestroy, |function| {
             // SAFETY: `hipEventDestroy` asks for an event that is alive: our caller vouches for it, and that nobody
             // uses it afterwards.
             unsafe { function(event(raw)) }
         })
     }
+}
 
+impl HipBackend {
     fn event_made(&self, made: Event, device: DeviceId) -> RawEvent {
         let raw = RawEvent(made.expose_provenance() as u64);
-        self.events.insert(raw, device);
+        self.events.insert(raw.0, device);
         raw
     }
 
     fn on_event(&self, raw: RawEvent) -> Result<Scope<'_>> {
-        match self.events.device(raw) {
+        match self.events.device(raw.0) {
             Some(device) => self.driver.on_device(device),
             None => self.driver.anywhere(),
         }

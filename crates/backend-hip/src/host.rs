@@ -1,129 +1,32 @@
 //! Host memory: plain or pinned, on any NUMA node or on one.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{DeviceId, Error, HostMemory, HostPtr, KernelPages, Result};
+use gpu_api::vendor::host_memory::PinnedMemory;
+use gpu_api::{DeviceId, Error, GpuHostMemory, HostMemory, HostPtr, Result};
 
 use crate::backend::HipBackend;
 use crate::call::Scope;
 use crate::error::SUCCESS;
 use crate::sys::{HOST_ALLOC_PORTABLE, HOST_REGISTER_MAPPED, HOST_REGISTER_PORTABLE};
 
-/// How host memory was got, and so how it is given back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Got {
-    /// `hipHostMalloc`.
-    Driver,
-    /// `mmap`.
-    Mapped,
-    /// `mmap`, bound to a node, then `hipHostRegister`.
-    Registered,
-}
-
-/// One piece of host memory.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    len: usize,
-    device: DeviceId,
-    got: Got,
-    leaked: bool,
-}
-
-/// Host memory that was not given back, by its address.
-#[derive(Debug, Default)]
-pub(crate) struct Hosts(Mutex<HashMap<usize, Entry>>);
-
-impl Hosts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl HipBackend {
-    /// Allocates host memory.
-    pub(crate) fn host_allocate(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
+// SAFETY: the condition of `GpuHostMemory`: `host_alloc` hands on what `hipHostMalloc` or the kernel gave.
+unsafe impl GpuHostMemory for HipBackend {
+    fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         self.driver.ordinal(device)?;
-        if len == 0 {
-            return Err(Error::Invalid { what: "the length", got: "0".to_owned(), must: "at least 1" });
-        }
-        let (start, got) = match (memory.pinned, memory.numa_node) {
-            (true, None) => (self.pinned(device, len)?, Got::Driver),
-            (false, node) => (KernelPages::map(len, node)?.keep(), Got::Mapped),
-            (true, Some(node)) => {
-                let pages = KernelPages::map(len, Some(node))?;
-                let scope = self.driver.on_device(device)?;
-                // SAFETY: `register` asks for memory that is mapped: `pages` are, and `host_release` unregisters them
-                // before it unmaps them.
-                unsafe { register(&scope, pages.as_ptr(), len) }?;
-                (pages.keep(), Got::Registered)
-            }
-        };
-        let address = start.as_ptr().expose_provenance();
-        self.hosts.lock().insert(address, Entry { len, device, got, leaked: false });
-        Ok(HostPtr(address))
+        self.hosts.alloc(self, device, len, memory)
     }
 
-    /// Gives host memory back.
-    ///
-    /// # Safety
-    ///
-    /// Nothing touches it any more.
-    pub(crate) unsafe fn host_release(&self, ptr: HostPtr) -> Result<()> {
-        let entry = {
-            let mut hosts = self.hosts.lock();
-            match hosts.get(&ptr.0) {
-                Some(entry) if !entry.leaked => {}
-                found => {
-                    let state =
-                        if found.is_some() { "which an earlier error leaked" } else { "which is no such memory" };
-                    return Err(Error::Invalid {
-                        what: "the address",
-                        got: format!("{ptr:?}, {state}"),
-                        must: "what `host_alloc` gave",
-                    });
-                }
-            }
-            // Taken out first: the kernel may hand the address out again before the call has returned.
-            hosts.remove(&ptr.0).expect("looked up under the same lock")
-        };
-        // SAFETY: `host_return` asks for memory in the table, taken out once: it was, and our caller vouches for the
-        // rest.
-        let result = unsafe { self.host_return(ptr, &entry) };
-        if result.is_err() {
-            self.hosts.lock().entry(ptr.0).or_insert(Entry { leaked: true, ..entry });
-        }
-        result
+    unsafe fn host_free(&self, ptr: HostPtr) -> Result<()> {
+        // SAFETY: `HostTable::free` has our condition.
+        unsafe { self.hosts.free(self, ptr) }
     }
+}
 
-    /// # Safety
-    ///
-    /// `ptr` and `entry` came out of the table, and nothing touches the memory.
-    unsafe fn host_return(&self, ptr: HostPtr, entry: &Entry) -> Result<()> {
-        let start: *mut c_void = ptr::with_exposed_provenance_mut(ptr.0);
-        if entry.got != Got::Mapped {
-            self.pass_known_streams();
-            let scope = self.driver.on_device(entry.device)?;
-            let symbols = &self.driver.symbols;
-            let symbol = if entry.got == Got::Driver { &symbols.hipHostFree } else { &symbols.hipHostUnregister };
-            scope.call(symbol, |function| {
-                // SAFETY: `hipHostFree` and `hipHostUnregister` ask for what `hipHostMalloc` gave, or
-                // `hipHostRegister` took, and nobody uses: the entry says which it was, and our caller vouches for
-                // the rest.
-                unsafe { function(start) }
-            })?;
-        }
-        if entry.got == Got::Driver {
-            return Ok(());
-        }
-        // SAFETY: `KernelPages::unmap` asks for what was kept and nothing touches: the entry says that it was, and our
-        // caller vouches for the rest.
-        unsafe { KernelPages::unmap(start, entry.len) }
-    }
-
+// SAFETY: the condition of `PinnedMemory`: `pinned` hands on what `hipHostMalloc` gave.
+unsafe impl PinnedMemory for HipBackend {
     fn pinned(&self, device: DeviceId, len: usize) -> Result<NonNull<c_void>> {
         let scope = self.driver.on_device(device)?;
         let symbol = &self.driver.symbols.hipHostMalloc;
@@ -140,12 +43,31 @@ impl HipBackend {
                 source: io::Error::other(driver),
             });
         }
-        let Some(found) = NonNull::new(start) else {
-            return Err(scope.error(symbol.name, crate::error::UNKNOWN));
-        };
-        // SAFETY: `ptr::write_bytes` asks for `len` writable bytes: the driver gave as many.
-        unsafe { ptr::write_bytes(found.as_ptr().cast::<u8>(), 0, len) };
-        Ok(found)
+        NonNull::new(start).ok_or_else(|| scope.error(symbol.name, crate::error::UNKNOWN))
+    }
+
+    unsafe fn free_pinned(&self, device: DeviceId, start: *mut c_void) -> Result<()> {
+        self.pass_known_streams();
+        let scope = self.driver.on_device(device)?;
+        scope.call(&self.driver.symbols.hipHostFree, |function| {
+            // SAFETY: `hipHostFree` asks for what `hipHostMalloc` gave and nobody uses: our caller vouches for it.
+            unsafe { function(start) }
+        })
+    }
+
+    unsafe fn pin(&self, device: DeviceId, start: *mut c_void, len: usize) -> Result<()> {
+        let scope = self.driver.on_device(device)?;
+        // SAFETY: `register` has our condition.
+        unsafe { register(&scope, start, len) }
+    }
+
+    unsafe fn unpin(&self, device: DeviceId, start: *mut c_void) -> Result<()> {
+        self.pass_known_streams();
+        let scope = self.driver.on_device(device)?;
+        scope.call(&self.driver.symbols.hipHostUnregister, |function| {
+            // SAFETY: `hipHostUnregister` asks for what `hipHostRegister` took and nobody uses: our caller vouches for it.
+            unsafe { function(start) }
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::process;
 use std::sync::PoisonError;
 
-use gpu_api::{Allocation, DeviceId, DevicePtr, Error, MemHandle, Result, round_up};
+use gpu_api::{Allocation, DeviceId, DevicePtr, Error, GpuHandles, MemHandle, Result, round_up};
 
 use crate::backend::HipBackend;
 use crate::error::{
@@ -14,6 +14,71 @@ use crate::sys::Handle;
 
 /// Where AMD's runtime writes the process number of the exporting process into a handle.
 const PROCESS: std::ops::Range<usize> = 48..52;
+
+// SAFETY: the condition of `GpuHandles`: a handle is what `hipIpcGetMemHandle` gave, and is opened by its own call.
+unsafe impl GpuHandles for HipBackend {
+    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
+        let found = self.memory.find(base).filter(|(range, _)| range.base == base);
+        let entry = match found {
+            Some((_, entry)) if matches!(entry.origin, Origin::Plain | Origin::Adopted) && !entry.leaked => entry,
+            _ => return Err(self.refusal(base, "a 64-byte handle of this memory")),
+        };
+        let _sharing = self.memory.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = self.memory.handle(base) {
+            return Ok(handle);
+        }
+        // The runtime takes the device from the thread, not from the address.
+        let scope = self.driver.on_device(entry.device)?;
+        let symbol = &self.driver.symbols.hipIpcGetMemHandle;
+        let mut handle = Handle { reserved: [0; 64] };
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipIpcGetMemHandle` writes 64 bytes: `handle` has as many. The address is looked up, not
+            // followed.
+            unsafe { function(&raw mut handle, base.0) }
+        })?;
+        match code {
+            SUCCESS => {
+                let handle = MemHandle(handle.reserved.map(|byte| byte as u8));
+                self.memory.keep_handle(base, handle);
+                Ok(handle)
+            }
+            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => {
+                Err(self.refusal(base, "a 64-byte handle of this memory"))
+            }
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
+
+    fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
+        let scope = self.driver.on_device(device)?;
+        let symbol = &self.driver.symbols.hipIpcOpenMemHandle;
+        let flags = self.driver.version().lazy_peer_access();
+        let bytes = Handle { reserved: handle.0.map(|byte| byte as _) };
+        let _sharing = self.memory.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut base = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipIpcOpenMemHandle` writes one address: `base` is one. It checks the handle's bytes.
+            unsafe { function(&raw mut base, bytes, flags) }
+        })?;
+        if code != SUCCESS {
+            return Err(self.open_error(device, handle, code));
+        }
+        match self.driver_range(&scope, DevicePtr(base)) {
+            Ok(range) => {
+                self.memory.opened(base, range.len, device);
+                Ok(DevicePtr(base))
+            }
+            Err(error) => {
+                // What cannot be measured cannot be checked by anybody: it is closed, and the caller told why.
+                let _ = scope.call(&self.driver.symbols.hipIpcCloseMemHandle, |function| {
+                    // SAFETY: `hipIpcCloseMemHandle` asks for an address that was opened: above, and nobody saw it.
+                    unsafe { function(base) }
+                });
+                Err(error)
+            }
+        }
+    }
+}
 
 impl HipBackend {
     /// Allocates plain memory, in whole large pages.
@@ -48,74 +113,7 @@ impl HipBackend {
         })
     }
 
-    /// Gets the handle of the memory that starts at `base`.
-    ///
-    /// Only of what is known to come from `hipMalloc`: asked for the handle of virtual memory, some runtimes bring the
-    /// kernel down (ROCm/clr#265).
-    pub(crate) fn export_plain(&self, base: DevicePtr) -> Result<MemHandle> {
-        let found = self.memory.find(base).filter(|(range, _)| range.base == base);
-        let entry = match found {
-            Some((_, entry)) if matches!(entry.origin, Origin::Plain | Origin::Adopted) && !entry.leaked => entry,
-            _ => return Err(self.refusal(base, "a 64-byte handle of this memory")),
-        };
-        let _sharing = self.memory.sharing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(handle) = self.memory.handle(base) {
-            return Ok(handle);
-        }
-        // The runtime takes the device from the thread, not from the address.
-        let scope = self.driver.on_device(entry.device)?;
-        let symbol = &self.driver.symbols.hipIpcGetMemHandle;
-        let mut handle = Handle { reserved: [0; 64] };
-        let code = scope.code(symbol, |function| {
-            // SAFETY: `hipIpcGetMemHandle` writes 64 bytes: `handle` has as many. The address is looked up, not
-            // followed.
-            unsafe { function(&raw mut handle, base.0) }
-        })?;
-        match code {
-            SUCCESS => {
-                let handle = MemHandle(handle.reserved.map(|byte| byte as u8));
-                self.memory.keep_handle(base, handle);
-                Ok(handle)
-            }
-            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => {
-                Err(self.refusal(base, "a 64-byte handle of this memory"))
-            }
-            code => Err(scope.error(symbol.name, code)),
-        }
-    }
-
-    /// Maps another process' plain memory.
-    pub(crate) fn open_plain(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
-        let scope = self.driver.on_device(device)?;
-        let symbol = &self.driver.symbols.hipIpcOpenMemHandle;
-        let flags = self.driver.version().lazy_peer_access();
-        let bytes = Handle { reserved: handle.0.map(|byte| byte as _) };
-        let _sharing = self.memory.sharing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut base = 0;
-        let code = scope.code(symbol, |function| {
-            // SAFETY: `hipIpcOpenMemHandle` writes one address: `base` is one. It checks the handle's bytes.
-            unsafe { function(&raw mut base, bytes, flags) }
-        })?;
-        if code != SUCCESS {
-            return Err(self.open_error(device, handle, code));
-        }
-        match self.driver_range(&scope, DevicePtr(base)) {
-            Ok(range) => {
-                self.memory.opened(base, range.len, device);
-                Ok(DevicePtr(base))
-            }
-            Err(error) => {
-                // What cannot be measured cannot be checked by anybody: it is closed, and the caller told why.
-                let _ = scope.call(&self.driver.symbols.hipIpcCloseMemHandle, |function| {
-                    // SAFETY: `hipIpcCloseMemHandle` asks for an address that was opened: above, and nobody saw it.
-                    unsafe { function(base) }
-                });
-                Err(error)
-            }
-        }
-    }
-
-    /// Unmaps what `open_plain` mapped. Waits for all work of the device.
+    /// Unmaps what `open_handle` mapped. Waits for all work of the device.
     ///
     /// # Safety
     ///

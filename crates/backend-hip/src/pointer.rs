@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use gpu_api::{AddressRange, DevicePtr, Error, MemoryKind, PointerInfo, Result, Sharing};
+use gpu_api::{AddressRange, DevicePtr, Error, GpuPointers, MemoryKind, PointerInfo, Result, Sharing};
 
 use crate::backend::HipBackend;
 use crate::call::Scope;
@@ -10,9 +10,9 @@ use crate::error::{INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FO
 use crate::memory::Origin;
 use crate::sys::{MemoryType, PointerAttributes};
 
-impl HipBackend {
-    /// Finds the allocation that an address lies in.
-    pub(crate) fn range_of(&self, ptr: DevicePtr) -> Result<AddressRange> {
+// SAFETY: the condition of `GpuPointers`: what is told is what the table or the runtime says of the address.
+unsafe impl GpuPointers for HipBackend {
+    fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         if let Some((range, _)) = self.memory.find(ptr) {
             return Ok(range);
         }
@@ -20,28 +20,7 @@ impl HipBackend {
         self.driver_range(&scope, ptr)
     }
 
-    /// Asks the runtime for the allocation that an address lies in.
-    pub(crate) fn driver_range(&self, scope: &Scope<'_>, ptr: DevicePtr) -> Result<AddressRange> {
-        let symbol = &self.driver.symbols.hipMemGetAddressRange;
-        let (mut base, mut len) = (0, 0);
-        let code = scope.code(symbol, |function| {
-            // SAFETY: `hipMemGetAddressRange` writes an address and a size: `base` and `len` are such. The address is
-            // looked up, not followed.
-            unsafe { function(&raw mut base, &raw mut len, ptr.0) }
-        })?;
-        match code {
-            SUCCESS => Ok(AddressRange { base: DevicePtr(base), len: len as u64 }),
-            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND => Err(Error::Invalid {
-                what: "the address",
-                got: ptr.to_string(),
-                must: "one in an allocation that the driver knows",
-            }),
-            code => Err(scope.error(symbol.name, code)),
-        }
-    }
-
-    /// Says where an address comes from and how it can be shared.
-    pub(crate) fn kind_of(&self, ptr: DevicePtr) -> Result<PointerInfo> {
+    fn classify(&self, ptr: DevicePtr) -> Result<PointerInfo> {
         if let Some((range, entry)) = self.memory.find(ptr) {
             let (kind, sharing) = match entry.origin {
                 Origin::Plain | Origin::Adopted => (MemoryKind::Plain, Some(Sharing::Handle)),
@@ -69,10 +48,32 @@ impl HipBackend {
         let range = self.driver_range(&scope, ptr).ok();
         Ok(PointerInfo { kind, range, device: self.driver.numbered(found.device), sharing: None })
     }
+}
+
+impl HipBackend {
+    /// Asks the runtime for the allocation that an address lies in.
+    pub(crate) fn driver_range(&self, scope: &Scope<'_>, ptr: DevicePtr) -> Result<AddressRange> {
+        let symbol = &self.driver.symbols.hipMemGetAddressRange;
+        let (mut base, mut len) = (0, 0);
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `hipMemGetAddressRange` writes an address and a size: `base` and `len` are such. The address is
+            // looked up, not followed.
+            unsafe { function(&raw mut base, &raw mut len, ptr.0) }
+        })?;
+        match code {
+            SUCCESS => Ok(AddressRange { base: DevicePtr(base), len: len as u64 }),
+            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND => Err(Error::Invalid {
+                what: "the address",
+                got: ptr.to_string(),
+                must: "one in an allocation that the driver knows",
+            }),
+            code => Err(scope.error(symbol.name, code)),
+        }
+    }
 
     /// Makes the error of memory that cannot be exported: why, and what to change.
     pub(crate) fn refusal(&self, base: DevicePtr, what: &'static str) -> Error {
-        let info = match self.kind_of(base) {
+        let info = match self.classify(base) {
             Ok(info) => info,
             Err(error) => return error,
         };

@@ -37,7 +37,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu_api::{DeviceId, DevicePtr, Error, GpuBackend, RawStream, Result};
+use gpu_api::{DeviceId, DevicePtr, Error, GpuCopies, GpuDevices, GpuStreams, RawStream, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 

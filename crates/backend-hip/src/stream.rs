@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::panic::{self, AssertUnwindSafe};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
-use gpu_api::{CaptureStatus, DeviceId, Error, RawStream, Result, StreamIdentity, StreamInfo};
+use gpu_api::vendor::queued::{self, QueuedFunction};
+use gpu_api::{CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamIdentity, StreamInfo};
 
 use crate::backend::HipBackend;
 use crate::call;
@@ -67,12 +67,10 @@ impl Streams {
     }
 }
 
-/// A function that a stream calls once. The queue holds one count of it, the enqueuer another until it knows whether
-/// it was queued.
-type Queued = Mutex<Option<Box<dyn FnOnce() + Send>>>;
-
-impl HipBackend {
-    pub(crate) fn stream_create(&self, device: DeviceId) -> Result<RawStream> {
+// SAFETY: the condition of `GpuStreams`: `true` and success are `hipStreamQuery`'s and `hipStreamSynchronize`'s, which the
+// manual gives to work that has completed.
+unsafe impl GpuStreams for HipBackend {
+    fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
         let scope = self.driver.on_device(device)?;
         let mut made = ptr::null_mut();
         scope.call(&self.driver.symbols.hipStreamCreateWithFlags, |function| {
@@ -84,10 +82,7 @@ impl HipBackend {
         Ok(raw)
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive, and nobody uses it afterwards.
-    pub(crate) unsafe fn stream_destroy(&self, raw: RawStream) -> Result<()> {
+    unsafe fn destroy_stream(&self, raw: RawStream) -> Result<()> {
         let scope = self.driver.on_stream(raw)?;
         self.streams.remove(raw);
         scope.call(&self.driver.symbols.hipStreamDestroy, |function| {
@@ -97,10 +92,7 @@ impl HipBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn stream_query(&self, raw: RawStream) -> Result<bool> {
+    unsafe fn query_stream(&self, raw: RawStream) -> Result<bool> {
         let scope = self.driver.on_stream(raw)?;
         let symbol = &self.driver.symbols.hipStreamQuery;
         let code = scope.code(symbol, |function| {
@@ -114,10 +106,7 @@ impl HipBackend {
         }
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn stream_synchronize(&self, raw: RawStream) -> Result<()> {
+    unsafe fn synchronize_stream(&self, raw: RawStream) -> Result<()> {
         let scope = self.driver.on_stream(raw)?;
         scope.call(&self.driver.symbols.hipStreamSynchronize, |function| {
             // SAFETY: `hipStreamSynchronize` asks for a stream that is alive: our caller vouches for it.
@@ -125,10 +114,7 @@ impl HipBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn stream_describe(&self, raw: RawStream) -> Result<StreamInfo> {
+    unsafe fn stream_info(&self, raw: RawStream) -> Result<StreamInfo> {
         // The number that the runtime gives would do for our own streams too, but old runtimes give none, and one
         // stream must not have two identities.
         if let Some(known) = self.streams.get(raw) {
@@ -154,32 +140,7 @@ impl HipBackend {
         Ok(StreamInfo { identity: StreamIdentity(identity), device: raw.device, context: 0 })
     }
 
-    /// Asks for the device of a stream that somebody else made.
-    ///
-    /// # Safety
-    ///
-    /// `raw` is alive, and no default stream.
-    pub(crate) unsafe fn device_of(&self, raw: RawStream) -> Result<DeviceId> {
-        if let Some(device) = self.driver.only_device() {
-            return Ok(device);
-        }
-        let scope = self.driver.anywhere()?;
-        let symbol = &self.driver.symbols.hipStreamGetDevice;
-        if symbol.function.is_none() {
-            return Err(error::foreign_stream(raw));
-        }
-        let mut ordinal = 0;
-        scope.call(symbol, |function| {
-            // SAFETY: `hipStreamGetDevice` writes one integer: `ordinal` is one. Our caller vouches for the stream.
-            unsafe { function(call::stream(raw), &raw mut ordinal) }
-        })?;
-        self.driver.numbered(ordinal).ok_or_else(|| error::foreign_stream(raw))
-    }
-
-    /// # Safety
-    ///
-    /// `raw` is alive.
-    pub(crate) unsafe fn stream_capture(&self, raw: RawStream) -> Result<CaptureStatus> {
+    unsafe fn capture_status(&self, raw: RawStream) -> Result<CaptureStatus> {
         let scope = self.driver.on_stream(raw)?;
         let symbol = &self.driver.symbols.hipStreamIsCapturing;
         if symbol.function.is_none() {
@@ -201,25 +162,21 @@ impl HipBackend {
         }
     }
 
-    /// # Safety
-    ///
-    /// `raw` is alive, and no thread begins to capture it during the call.
-    pub(crate) unsafe fn stream_host_function(&self, raw: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
+    unsafe fn host_function(&self, raw: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
         // A graph may run more than once, and the function can be called only once.
-        // SAFETY: `stream_capture` asks for a stream that is alive: our caller vouches for it.
-        if unsafe { self.stream_capture(raw) }? != CaptureStatus::None {
+        // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
+        if unsafe { self.capture_status(raw) }? != CaptureStatus::None {
             return Err(Error::Capturing { stream: raw.handle, remedy: "queue host functions outside the capture" });
         }
         let scope = self.driver.on_stream(raw)?;
-        let ours: Arc<Queued> = Arc::new(Mutex::new(Some(function)));
-        let theirs = Arc::into_raw(Arc::clone(&ours)).cast_mut().cast::<c_void>();
+        let (ours, theirs) = QueuedFunction::new(function);
         let launch = &self.driver.symbols.hipLaunchHostFunc;
         let result = if launch.function.is_some() {
             scope.call(launch, |launch| {
                 // SAFETY: `hipLaunchHostFunc` asks for a function that takes the address beside it and calls no
-                // runtime: `run_queued` does, and our trait asks the latter of the closure. Our caller vouches for the
+                // runtime: `queued::run` does, and our trait asks the latter of the closure. Our caller vouches for the
                 // stream.
-                unsafe { launch(call::stream(raw), run_queued, theirs) }
+                unsafe { launch(call::stream(raw), queued::run, theirs) }
             })
         } else {
             // ROCm 5.2 has only the older call.
@@ -229,11 +186,33 @@ impl HipBackend {
             })
         };
         if result.is_err() {
-            // An error may be that of earlier work, and then the function may be queued all the same. Its count stays
-            // with the queue for good; the closure itself is taken back, so that it is never called after an error.
-            drop(ours.lock().unwrap_or_else(PoisonError::into_inner).take());
+            ours.take_back();
         }
         result
+    }
+}
+
+impl HipBackend {
+    /// Asks for the device of a stream that somebody else made.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is alive, and no default stream.
+    pub(crate) unsafe fn device_of(&self, raw: RawStream) -> Result<DeviceId> {
+        if let Some(device) = self.driver.only_device() {
+            return Ok(device);
+        }
+        let scope = self.driver.anywhere()?;
+        let symbol = &self.driver.symbols.hipStreamGetDevice;
+        if symbol.function.is_none() {
+            return Err(error::foreign_stream(raw));
+        }
+        let mut ordinal = 0;
+        scope.call(symbol, |function| {
+            // SAFETY: `hipStreamGetDevice` writes one integer: `ordinal` is one. Our caller vouches for the stream.
+            unsafe { function(call::stream(raw), &raw mut ordinal) }
+        })?;
+        self.driver.numbered(ordinal).ok_or_else(|| error::foreign_stream(raw))
     }
 }
 
@@ -254,37 +233,13 @@ pub(crate) fn require(raw: RawStream, device: DeviceId) -> Result<()> {
 ///
 /// # Safety
 ///
-/// `queued` is a count of a [`Queued`] that is this call's to give back.
+/// `queued` is what `QueuedFunction::new` gave, for this call.
 unsafe extern "C" fn run_called_back(_stream: Stream, status: Code, queued: *mut c_void) {
     if status == SUCCESS {
-        // SAFETY: `run_queued` asks for the count that this call gives back.
-        unsafe { run_queued(queued) };
-        return;
-    }
-    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the runtime calls once
-    // what was queued outside a capture.
-    let queued: Arc<Queued> = unsafe { Arc::from_raw(queued.cast_const().cast::<Queued>()) };
-    // What is dropped here may panic, and a panic must not unwind into the runtime.
-    if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(|| drop(queued))) {
-        std::mem::forget(payload);
-    }
-}
-
-/// Runs what a stream reached.
-///
-/// # Safety
-///
-/// `queued` is a count of a [`Queued`] that is this call's to give back.
-unsafe extern "C" fn run_queued(queued: *mut c_void) {
-    // SAFETY: `Arc::from_raw` asks for what `Arc::into_raw` gave, once: the runtime calls once
-    // what was queued outside a capture.
-    let queued: Arc<Queued> = unsafe { Arc::from_raw(queued.cast_const().cast::<Queued>()) };
-    let function = queued.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(function) = function {
-        // A panic must not unwind into the runtime. The panic hook has told of it; what it carries may itself panic
-        // when it is dropped.
-        if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(function)) {
-            std::mem::forget(payload);
-        }
+        // SAFETY: `queued::run` has our condition.
+        unsafe { queued::run(queued) }
+    } else {
+        // SAFETY: `queued::discard` has our condition.
+        unsafe { queued::discard(queued) }
     }
 }

@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{DeviceId, Error, HostPtr, MAX_BATCH, RawStream, Result, StreamOp, WordPtr};
+use gpu_api::vendor::checks;
+use gpu_api::{DeviceId, Error, GpuWords, HostPtr, RawStream, Result, StreamOp, WordPtr};
 
 use crate::backend::HipBackend;
 use crate::call;
@@ -27,19 +28,11 @@ impl Registrations {
     }
 }
 
-impl HipBackend {
-    /// # Safety
-    ///
-    /// The bytes are mapped, readable and writable, and stay so until they are unregistered.
-    pub(crate) unsafe fn words_register(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
-        let page = rustix::param::page_size();
-        if !start.0.is_multiple_of(page) || !len.is_multiple_of(page) || len == 0 || start.0 == 0 {
-            return Err(Error::Invalid {
-                what: "the range of words",
-                got: format!("{len} bytes at {start:?}"),
-                must: "whole pages",
-            });
-        }
+// SAFETY: the condition of `GpuWords`: `hipStreamWriteValue64` comes after all work queued before, says the manual, and is
+// used only where a probe saw it there.
+unsafe impl GpuWords for HipBackend {
+    unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
+        checks::whole_pages(start, len)?;
         let scope = self.driver.anywhere()?;
         let address: *mut c_void = ptr::with_exposed_provenance_mut(start.0);
         // SAFETY: `register` asks for memory that is mapped until it is unregistered: our caller vouches for it.
@@ -62,10 +55,7 @@ impl HipBackend {
         Ok(WordPtr(words))
     }
 
-    /// # Safety
-    ///
-    /// No operation on the words is unfinished on any stream of this process.
-    pub(crate) unsafe fn words_unregister(&self, start: HostPtr) -> Result<()> {
+    unsafe fn unregister_words(&self, start: HostPtr) -> Result<()> {
         let device = self.registrations.lock().remove(&start.0).ok_or_else(|| Error::Invalid {
             what: "the address",
             got: format!("{start:?}, which is not registered"),
@@ -81,17 +71,8 @@ impl HipBackend {
         })
     }
 
-    /// # Safety
-    ///
-    /// `stream` is alive, and every word lies in a registration that outlives the operation.
-    pub(crate) unsafe fn words_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
-        if ops.is_empty() || ops.len() > MAX_BATCH {
-            return Err(Error::Invalid {
-                what: "the number of operations",
-                got: ops.len().to_string(),
-                must: "1 to 255",
-            });
-        }
+    unsafe fn stream_batch(&self, stream: RawStream, ops: &[StreamOp]) -> Result<()> {
+        checks::batch(ops)?;
         if !self.driver.proved(Step::Words) {
             return Err(error::unproved("a stream's operation on words"));
         }

@@ -4,7 +4,8 @@
 //! beginning of a version, anything else that is found fails; without it, the case is named after what is found.
 
 use backend_hip::{HipBackend, Inspection};
-use gpu_api::{Error, GpuBackend};
+use gpu_api::Error;
+use gpu_api::groups::*;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Functions that are in every runtime from the version on; what is in none of the rows is in all.

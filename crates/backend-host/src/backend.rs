@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use gpu_api::groups::*;
 use gpu_api::{
     Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid,
-    Error, EventHandle, EventKind, GpuBackend, HostMemory, HostPtr, KernelPages, MAX_BATCH, MemHandle, MemoryInfo,
-    PointerInfo, RawEvent, RawStream, Result, Sharing, StreamIdentity, StreamInfo, StreamOp, WordPtr,
+    Error, EventHandle, EventKind, HostMemory, HostPtr, KernelPages, MAX_BATCH, MemHandle, MemoryInfo, PointerInfo,
+    RawEvent, RawStream, Result, Sharing, StreamIdentity, StreamInfo, StreamOp, WordPtr,
 };
 
 use crate::config::HostConfig;
@@ -77,7 +78,7 @@ impl HostBackend {
         Ok(Arc::new(HostBackend { config, tables, waits, broken, next: AtomicU64::new(FIRST_NUMBER), _device_file }))
     }
 
-    /// Sets what [`GpuBackend::capture_status`] says of a stream.
+    /// Sets what [`GpuStreams::capture_status`] says of a stream.
     ///
     /// While it is not [`CaptureStatus::None`] nothing can be queued on the stream: a GPU would put it into a graph,
     /// and this library never wants that.
@@ -201,12 +202,8 @@ fn word(word: WordPtr) -> *const AtomicU64 {
     word.0 as *const AtomicU64
 }
 
-// SAFETY: what safe code relies on:
-// - `alloc` maps a fresh memfd each time, at an address where nothing is mapped;
-// - `query_event` compares with a number that the stream's worker sets after all operations before it have run, and
-//   `query_stream` looks whether its queue is empty and its worker idle;
-// - words are written by the stream's worker, in the order of its queue.
-unsafe impl GpuBackend for HostBackend {
+// SAFETY: `GpuDevices`: what is promised is done.
+unsafe impl GpuDevices for HostBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Host
     }
@@ -257,7 +254,10 @@ unsafe impl GpuBackend for HostBackend {
     fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
         self.config.signs_of_life.iter().map(|folder| folder.join(pid.to_string())).collect()
     }
+}
 
+// SAFETY: `GpuMemory`: `alloc` maps a fresh memfd each time, at an address where nothing is mapped.
+unsafe impl GpuMemory for HostBackend {
     fn alloc(&self, device: DeviceId, len: u64, sharing: Sharing) -> Result<Allocation> {
         self.check_device("alloc", device)?;
         self.tables().memories.alloc(device, len, sharing)
@@ -271,6 +271,17 @@ unsafe impl GpuBackend for HostBackend {
         Ok(())
     }
 
+    unsafe fn close(&self, base: DevicePtr) -> Result<()> {
+        self.check_device("close", DeviceId(0))?;
+        self.block_while_waiting();
+        let unmapped = self.tables().memories.close(base)?;
+        drop(unmapped);
+        Ok(())
+    }
+}
+
+// SAFETY: `GpuPointers`: what is told is in the tables.
+unsafe impl GpuPointers for HostBackend {
     fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         let tables = self.tables();
         tables.ranges.range(ptr).map_or_else(|| tables.memories.range(ptr), Ok)
@@ -288,7 +299,10 @@ unsafe impl GpuBackend for HostBackend {
         }
         Ok(tables.ranges.classify(ptr).unwrap_or_else(|| tables.memories.classify(ptr)))
     }
+}
 
+// SAFETY: `GpuHostMemory`: `host_alloc` maps fresh pages each time.
+unsafe impl GpuHostMemory for HostBackend {
     fn host_alloc(&self, device: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         self.check_device("host_alloc", device)?;
         if len == 0 {
@@ -307,7 +321,10 @@ unsafe impl GpuBackend for HostBackend {
             None => Err(driver("host_free", DeviceId(0), INVALID_VALUE)),
         }
     }
+}
 
+// SAFETY: `GpuHandles`: a handle names its file by inode, which is compared.
+unsafe impl GpuHandles for HostBackend {
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         self.tables().memories.export_handle(base)
     }
@@ -316,7 +333,10 @@ unsafe impl GpuBackend for HostBackend {
         self.check_device("open_handle", device)?;
         self.tables().memories.open(device, handle)
     }
+}
 
+// SAFETY: `GpuDescriptors`: a descriptor is the file itself, sealed and long enough.
+unsafe impl GpuDescriptors for HostBackend {
     fn export_fd(&self, base: DevicePtr) -> Result<OwnedFd> {
         self.tables().memories.export_fd(base)
     }
@@ -337,15 +357,10 @@ unsafe impl GpuBackend for HostBackend {
         let files = fds.collect::<Result<_>>()?;
         self.tables().memories.import_several(device, files, len, access)
     }
+}
 
-    unsafe fn close(&self, base: DevicePtr) -> Result<()> {
-        self.check_device("close", DeviceId(0))?;
-        self.block_while_waiting();
-        let unmapped = self.tables().memories.close(base)?;
-        drop(unmapped);
-        Ok(())
-    }
-
+// SAFETY: `GpuEvents`: `query_event` compares with a number that the stream's worker sets after all operations before it.
+unsafe impl GpuEvents for HostBackend {
     fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
         self.check_device("create_event", device)?;
         let event = Arc::new(Event::new(kind)?);
@@ -398,7 +413,10 @@ unsafe impl GpuBackend for HostBackend {
             None => Err(driver("destroy_event", DeviceId(0), INVALID_VALUE)),
         }
     }
+}
 
+// SAFETY: `GpuStreams`: a stream is idle when its queue is empty and its worker waits.
+unsafe impl GpuStreams for HostBackend {
     fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
         self.check_device("create_stream", device)?;
         let stream = Stream::start(device, self.broken[device.0 as usize].clone())?;
@@ -452,7 +470,40 @@ unsafe impl GpuBackend for HostBackend {
         self.queue("host_function", stream)?.push(function);
         Ok(())
     }
+}
 
+// SAFETY: `GpuCopies`: a copy writes the range that it was given.
+unsafe impl GpuCopies for HostBackend {
+    unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
+        let from = from as usize;
+        self.queue("copy_to_device", stream)?.push(move || move_bytes(from, to.0 as usize, len));
+        Ok(())
+    }
+
+    unsafe fn copy_to_host(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
+        let to = to as usize;
+        self.queue("copy_to_host", stream)?.push(move || move_bytes(from.0 as usize, to, len));
+        Ok(())
+    }
+
+    unsafe fn copy(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
+        self.queue("copy", stream)?.push(move || move_bytes(from.0 as usize, to.0 as usize, len as usize));
+        Ok(())
+    }
+
+    unsafe fn fill(&self, stream: RawStream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
+        self.queue("fill", stream)?.push(move || {
+            // SAFETY: `write_bytes` asks for a range that is valid for writes: the caller of `fill` keeps it so until
+            // the fill is done. Other processes may touch it at once, as with any device memory; nothing here reads
+            // it, and no reference to it exists.
+            unsafe { std::ptr::write_bytes(to.0 as *mut u8, byte, len as usize) };
+        });
+        Ok(())
+    }
+}
+
+// SAFETY: `GpuWords`: words are written by the stream's worker, in the order of its queue.
+unsafe impl GpuWords for HostBackend {
     unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
         if !start.0.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || len == 0 {
             let got = format!("{len} bytes at {start:?}");
@@ -523,33 +574,6 @@ unsafe impl GpuBackend for HostBackend {
                     }
                 }
             }
-        });
-        Ok(())
-    }
-
-    unsafe fn copy_to_device(&self, stream: RawStream, to: DevicePtr, from: *const u8, len: usize) -> Result<()> {
-        let from = from as usize;
-        self.queue("copy_to_device", stream)?.push(move || move_bytes(from, to.0 as usize, len));
-        Ok(())
-    }
-
-    unsafe fn copy_to_host(&self, stream: RawStream, to: *mut u8, from: DevicePtr, len: usize) -> Result<()> {
-        let to = to as usize;
-        self.queue("copy_to_host", stream)?.push(move || move_bytes(from.0 as usize, to, len));
-        Ok(())
-    }
-
-    unsafe fn copy(&self, stream: RawStream, to: DevicePtr, from: DevicePtr, len: u64) -> Result<()> {
-        self.queue("copy", stream)?.push(move || move_bytes(from.0 as usize, to.0 as usize, len as usize));
-        Ok(())
-    }
-
-    unsafe fn fill(&self, stream: RawStream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
-        self.queue("fill", stream)?.push(move || {
-            // SAFETY: `write_bytes` asks for a range that is valid for writes: the caller of `fill` keeps it so until
-            // the fill is done. Other processes may touch it at once, as with any device memory; nothing here reads
-            // it, and no reference to it exists.
-            unsafe { std::ptr::write_bytes(to.0 as *mut u8, byte, len as usize) };
         });
         Ok(())
     }

@@ -11,7 +11,8 @@
 //!
 //! ```
 //! use backend_host::{HostBackend, HostConfig};
-//! use gpu_api::{DeviceId, GpuBackend, Sharing};
+//! use gpu_api::groups::*;
+//! use gpu_api::{DeviceId, Sharing};
 //!
 //! let backend = HostBackend::new(HostConfig::default())?;
 //! let memory = backend.alloc(DeviceId(0), 4096, Sharing::Fd)?;

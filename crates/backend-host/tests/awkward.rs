@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use backend_host::{HostBackend, HostConfig};
+use gpu_api::groups::*;
 use gpu_api::{
-    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, GpuBackend, RawStream, Result, Sharing, StreamOp,
-    WordPtr,
+    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, RawStream, Result, Sharing, StreamOp, WordPtr,
 };
 
 const FIRST: DeviceId = DeviceId(0);

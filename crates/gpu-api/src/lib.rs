@@ -6,7 +6,7 @@
 //! 2. [`memory`]: addresses, allocations, handles that another process can open.
 //! 3. [`stream`]: queues of GPU work, events, and the 64-bit words that order work across processes.
 //! 4. [`range`]: memory apart from addresses, and addresses to map it on.
-//! 5. [`backend`]: [`GpuBackend`], the trait that a vendor implements over the three above.
+//! 5. [`backend`]: [`GpuBackend`], the traits that a vendor implements over those above.
 //! 6. [`region`]: [`RegionSource`], where blocks come from, and [`Reclaim`], who can give some back.
 //! 7. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a forked child.
 //! 8. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
@@ -34,6 +34,8 @@
 //! let e = Error::NotCompiled { backend: BackendKind::Cuda };
 //! assert_eq!(e.to_string(), "the cuda backend is not compiled in; build with the feature `cuda`");
 //! ```
+//!
+//! [`vendor`] has what every vendor's backend would write the same way. A backend's own type has its methods by the traits of the groups, which [`groups`] has all of.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod backend;
@@ -46,8 +48,19 @@ pub mod pages;
 pub mod range;
 pub mod region;
 pub mod stream;
+pub mod vendor;
 
-pub use backend::{Gpu, GpuBackend, StreamInfo, refuse_capture};
+pub use backend::{
+    Gpu, GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory, GpuMemory,
+    GpuPointers, GpuStreams, GpuWords, StreamInfo, refuse_capture,
+};
+/// The traits of a backend, to call the methods of a backend's own type.
+pub mod groups {
+    pub use crate::{
+        GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory, GpuMemory,
+        GpuPointers, GpuRanges, GpuStore, GpuStreams, GpuWords,
+    };
+}
 pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
 pub use error::{DriverError, Error, Result};
 pub use fork::ForkGuard;

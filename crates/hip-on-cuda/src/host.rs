@@ -7,9 +7,10 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use backend_host::{HostBackend, HostConfig};
+use gpu_api::groups::*;
 use gpu_api::{
-    Access, DeviceId, DevicePtr, Error, EventHandle, EventKind, GpuBackend, HostMemory, HostPtr, MemHandle, MemoryKind,
-    RawEvent, RawStream, Sharing, StreamOp, WordPtr,
+    Access, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle, MemoryKind, RawEvent,
+    RawStream, Sharing, StreamOp, WordPtr,
 };
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 

@@ -97,30 +97,38 @@ unsafe impl GpuStore for Fake {}
 // SAFETY: `GpuRanges`: it gives none.
 unsafe impl GpuRanges for Fake {}
 
-// SAFETY: `GpuBackend` asks that live allocations do not overlap: bases only rise. There is neither an event nor a
-// stream.
-unsafe impl GpuBackend for Fake {
+// SAFETY: `GpuDevices`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuDevices for Fake {
     fn kind(&self) -> BackendKind {
         BackendKind::Host
     }
+
     fn device_count(&self) -> Result<u32> {
         Ok(self.devices)
     }
+
     fn device_info(&self, device: DeviceId) -> Result<DeviceInfo> {
         let uuid = DeviceUuid([device.0 as u8; 16]);
         Ok(DeviceInfo { device, uuid, name: "fake".into(), total_bytes: self.state().room })
     }
+
     fn memory_info(&self, _: DeviceId) -> Result<MemoryInfo> {
         let used = self.live_bytes();
         let room = self.state().room;
         Ok(MemoryInfo { free_bytes: room - used, total_bytes: room })
     }
+
     fn caps(&self, _: DeviceId) -> Result<Caps> {
         Ok(Caps { handle: true, fd: true, granularity: GRANULARITY, ..Caps::default() })
     }
+
     fn device_files(&self) -> &[&'static str] {
         &[]
     }
+}
+
+// SAFETY: `GpuMemory`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuMemory for Fake {
     fn alloc(&self, device: DeviceId, len: u64, _: Sharing) -> Result<Allocation> {
         self.call("alloc")?;
         let mut state = self.state();
@@ -135,6 +143,7 @@ unsafe impl GpuBackend for Fake {
         state.allocs += 1;
         Ok(Allocation { base: DevicePtr(base), len: rounded })
     }
+
     unsafe fn free(&self, base: DevicePtr) -> Result<()> {
         let mut state = self.state();
         if state.refuses_free {
@@ -144,19 +153,25 @@ unsafe impl GpuBackend for Fake {
         state.freed.push(Freed::Device(len));
         Ok(())
     }
-    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
-        self.call("export")?;
-        if self.state().refuses_export {
-            return Err(Fake::failure("export"));
-        }
-        let mut handle = [0; 64];
-        handle[..8].copy_from_slice(&base.0.to_le_bytes());
-        Ok(MemHandle(handle))
+
+    unsafe fn close(&self, _: DevicePtr) -> Result<()> {
+        unreachable!()
     }
-    fn export_fd(&self, _: DevicePtr) -> Result<OwnedFd> {
-        let (end, _) = std::io::pipe().expect("a pipe");
-        Ok(end.into())
+}
+
+// SAFETY: `GpuPointers`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuPointers for Fake {
+    fn address_range(&self, _: DevicePtr) -> Result<AddressRange> {
+        unreachable!()
     }
+
+    fn classify(&self, _: DevicePtr) -> Result<PointerInfo> {
+        unreachable!()
+    }
+}
+
+// SAFETY: `GpuHostMemory`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuHostMemory for Fake {
     fn host_alloc(&self, _: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         let mut state = self.state();
         state.host.push(memory);
@@ -170,6 +185,7 @@ unsafe impl GpuBackend for Fake {
         state.host_live.insert(start, (memory, words));
         Ok(HostPtr(start.next_multiple_of(64)))
     }
+
     unsafe fn host_free(&self, ptr: HostPtr) -> Result<()> {
         let mut state = self.state();
         let start = state.host_live.range(..=ptr.0).next_back().map(|(&start, _)| start);
@@ -178,83 +194,129 @@ unsafe impl GpuBackend for Fake {
         state.freed.extend(freed);
         Ok(())
     }
+}
 
-    fn address_range(&self, _: DevicePtr) -> Result<AddressRange> {
-        unreachable!()
+// SAFETY: `GpuHandles`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuHandles for Fake {
+    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
+        self.call("export")?;
+        if self.state().refuses_export {
+            return Err(Fake::failure("export"));
+        }
+        let mut handle = [0; 64];
+        handle[..8].copy_from_slice(&base.0.to_le_bytes());
+        Ok(MemHandle(handle))
     }
-    fn classify(&self, _: DevicePtr) -> Result<PointerInfo> {
-        unreachable!()
-    }
+
     fn open_handle(&self, _: DeviceId, _: &MemHandle) -> Result<DevicePtr> {
         unreachable!()
     }
+}
+
+// SAFETY: `GpuDescriptors`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuDescriptors for Fake {
+    fn export_fd(&self, _: DevicePtr) -> Result<OwnedFd> {
+        let (end, _) = std::io::pipe().expect("a pipe");
+        Ok(end.into())
+    }
+
     fn import_fd(&self, _: DeviceId, _: BorrowedFd<'_>, _: u64, _: Access) -> Result<DevicePtr> {
         unreachable!()
     }
-    unsafe fn close(&self, _: DevicePtr) -> Result<()> {
-        unreachable!()
-    }
+}
+
+// SAFETY: `GpuEvents`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuEvents for Fake {
     fn create_event(&self, _: DeviceId, _: EventKind) -> Result<RawEvent> {
         unreachable!()
     }
+
     unsafe fn record_event(&self, _: RawEvent, _: RawStream) -> Result<()> {
         unreachable!()
     }
+
     unsafe fn query_event(&self, _: RawEvent) -> Result<bool> {
         unreachable!()
     }
+
     unsafe fn stream_wait_event(&self, _: RawStream, _: RawEvent) -> Result<()> {
         unreachable!()
     }
+
     unsafe fn event_handle(&self, _: RawEvent) -> Result<EventHandle> {
         unreachable!()
     }
+
     fn open_event(&self, _: DeviceId, _: &EventHandle) -> Result<RawEvent> {
         unreachable!()
     }
+
     unsafe fn destroy_event(&self, _: RawEvent) -> Result<()> {
         unreachable!()
     }
+}
+
+// SAFETY: `GpuStreams`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuStreams for Fake {
     fn create_stream(&self, _: DeviceId) -> Result<RawStream> {
         unreachable!()
     }
+
     unsafe fn destroy_stream(&self, _: RawStream) -> Result<()> {
         unreachable!()
     }
+
     unsafe fn query_stream(&self, _: RawStream) -> Result<bool> {
         unreachable!()
     }
+
     unsafe fn synchronize_stream(&self, _: RawStream) -> Result<()> {
         unreachable!()
     }
+
     unsafe fn stream_info(&self, _: RawStream) -> Result<StreamInfo> {
         unreachable!()
     }
+
     unsafe fn capture_status(&self, _: RawStream) -> Result<CaptureStatus> {
         unreachable!()
     }
+
     unsafe fn host_function(&self, _: RawStream, _: Box<dyn FnOnce() + Send>) -> Result<()> {
         unreachable!()
     }
-    unsafe fn register_words(&self, _: HostPtr, _: usize) -> Result<WordPtr> {
-        unreachable!()
-    }
-    unsafe fn unregister_words(&self, _: HostPtr) -> Result<()> {
-        unreachable!()
-    }
-    unsafe fn stream_batch(&self, _: RawStream, _: &[StreamOp]) -> Result<()> {
-        unreachable!()
-    }
+}
+
+// SAFETY: `GpuCopies`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuCopies for Fake {
     unsafe fn copy_to_device(&self, _: RawStream, _: DevicePtr, _: *const u8, _: usize) -> Result<()> {
         unreachable!()
     }
+
     unsafe fn copy_to_host(&self, _: RawStream, _: *mut u8, _: DevicePtr, _: usize) -> Result<()> {
         unreachable!()
     }
+
     unsafe fn copy(&self, _: RawStream, _: DevicePtr, _: DevicePtr, _: u64) -> Result<()> {
         unreachable!()
     }
+
     unsafe fn fill(&self, _: RawStream, _: DevicePtr, _: u8, _: u64) -> Result<()> {
+        unreachable!()
+    }
+}
+
+// SAFETY: `GpuWords`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+unsafe impl GpuWords for Fake {
+    unsafe fn register_words(&self, _: HostPtr, _: usize) -> Result<WordPtr> {
+        unreachable!()
+    }
+
+    unsafe fn unregister_words(&self, _: HostPtr) -> Result<()> {
+        unreachable!()
+    }
+
+    unsafe fn stream_batch(&self, _: RawStream, _: &[StreamOp]) -> Result<()> {
         unreachable!()
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use backend_cuda::CudaBackend;
-use gpu_api::{Error, EventKind, GpuBackend, RawStream, Sharing, StreamOp, WordPtr};
+use gpu_api::groups::*;
+use gpu_api::{Error, EventKind, RawStream, Sharing, StreamOp, WordPtr};
 
 use crate::fake::{self, GPU};
 use crate::{Case, Library};

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpu_api::{Access, DeviceId, DevicePtr, Error, GpuBackend, HostMemory, MemoryKind, Sharing};
+use gpu_api::groups::*;
+use gpu_api::{Access, DeviceId, DevicePtr, Error, HostMemory, MemoryKind, Sharing};
 
 use crate::fake::{self, GPU, Kind};
 use crate::{Case, Library};

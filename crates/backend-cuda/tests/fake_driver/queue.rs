@@ -4,7 +4,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use gpu_api::{CaptureStatus, Error, EventKind, GpuBackend, HostPtr, RawStream, StreamOp, WordPtr};
+use gpu_api::groups::*;
+use gpu_api::{CaptureStatus, Error, EventKind, HostPtr, RawStream, StreamOp, WordPtr};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::fake::{self, GPU, Kind};

@@ -2,7 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use gpu_api::{Access, DeviceId, DevicePtr, Error, GpuBackend, GpuRanges, GpuStore, RawMemory, Sharing};
+use gpu_api::groups::*;
+use gpu_api::{Access, DeviceId, DevicePtr, Error, RawMemory, Sharing};
 
 use crate::fake::{self, GPU, Kind};
 use crate::{Case, Library};

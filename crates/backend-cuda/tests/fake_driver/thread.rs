@@ -5,9 +5,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use backend_cuda::CudaBackend;
+use gpu_api::groups::*;
 use gpu_api::{
-    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, GpuBackend, HostMemory, HostPtr, RawStream, Result,
-    Sharing,
+    Access, CaptureStatus, DeviceId, DevicePtr, Error, EventKind, HostMemory, HostPtr, RawStream, Result, Sharing,
 };
 use gpu_api::{EventHandle, StreamOp};
 

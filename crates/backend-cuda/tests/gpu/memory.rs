@@ -6,7 +6,8 @@ use std::ptr;
 
 use backend_cuda::launch::Application;
 use cudarc::driver::CudaContext;
-use gpu_api::{Access, DevicePtr, Error, GpuBackend, HostMemory, MemoryKind, Result, Sharing};
+use gpu_api::groups::*;
+use gpu_api::{Access, DevicePtr, Error, HostMemory, MemoryKind, Result, Sharing};
 
 use crate::{Case, GPU, case, cuda, wait_until, write_on};
 

@@ -5,7 +5,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use backend_cuda::launch::Application;
-use gpu_api::{Error, EventKind, GpuBackend, HostPtr, RawStream, Result, Sharing, StreamOp, WordPtr};
+use gpu_api::groups::*;
+use gpu_api::{Error, EventKind, HostPtr, RawStream, Result, Sharing, StreamOp, WordPtr};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::{Case, GPU, case, cuda, median, wait_until, write_on};

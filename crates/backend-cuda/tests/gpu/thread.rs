@@ -7,7 +7,8 @@ use std::thread;
 use backend_cuda::launch::{Application, CAPTURE_GLOBAL};
 use cudarc::driver::result::ctx;
 use cudarc::driver::sys;
-use gpu_api::{Access, CaptureStatus, Error, EventKind, GpuBackend, HostMemory, RawStream, Result, Sharing, StreamOp};
+use gpu_api::groups::*;
+use gpu_api::{Access, CaptureStatus, Error, EventKind, HostMemory, RawStream, Result, Sharing, StreamOp};
 
 use crate::queue::Page;
 use crate::{Case, GPU, case, cuda, wait_until};

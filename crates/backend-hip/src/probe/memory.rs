@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 
-use gpu_api::{Access, GpuBackend, Sharing};
+use gpu_api::{Access, GpuDescriptors, GpuMemory, Sharing};
 
 use super::{Runtime, Seen, expect, told};
 

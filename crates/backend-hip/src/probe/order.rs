@@ -5,7 +5,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-use gpu_api::{EventHandle, EventKind, GpuBackend, HostPtr, RawEvent, RawStream, Sharing, StreamOp, WordPtr};
+use gpu_api::{
+    EventHandle, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuStreams, GpuWords, HostPtr, RawEvent, RawStream,
+    Sharing, StreamOp, WordPtr,
+};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{Runtime, Seen, expect, told};

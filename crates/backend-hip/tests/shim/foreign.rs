@@ -4,7 +4,8 @@ use std::env;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use gpu_api::{GpuBackend, MemHandle, Sharing};
+use gpu_api::groups::*;
+use gpu_api::{MemHandle, Sharing};
 
 use crate::GPU;
 

@@ -3,7 +3,8 @@
 use std::ffi::c_int;
 
 use backend_hip::{HipBackend, Proof, Step};
-use gpu_api::{DeviceId, Error, EventKind, GpuBackend, Sharing};
+use gpu_api::groups::*;
+use gpu_api::{DeviceId, Error, EventKind, Sharing};
 
 use crate::library::{exchange_mode, get_device, get_last_error, set_device};
 use crate::{Case, GPU, Library, WHOLE, hip, proved, version};

@@ -1,6 +1,7 @@
 //! Plain, virtual and foreign memory.
 
-use gpu_api::{Access, DevicePtr, Error, GpuBackend, MemoryKind, Sharing};
+use gpu_api::groups::*;
+use gpu_api::{Access, DevicePtr, Error, MemoryKind, Sharing};
 
 use crate::foreign::Exporter;
 use crate::library::{free, malloc};

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use backend_hip::probe::prove;
 use backend_hip::{Findings, Step};
-use gpu_api::{DeviceId, GpuBackend};
+use gpu_api::DeviceId;
+use gpu_api::groups::*;
 
 use crate::{Case, GPU, Library, WHOLE, proved};
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use gpu_api::{DeviceId, Error, GpuBackend, RawStream};
+use gpu_api::groups::*;
+use gpu_api::{DeviceId, Error, RawStream};
 
 use crate::library::{stream_create, stream_destroy};
 use crate::{Case, GPU, Library, WHOLE, hip};

@@ -1,0 +1,72 @@
+//! Memory in other processes: handles and file descriptors.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::GpuDevices;
+use crate::{Access, DeviceId, DevicePtr, MemHandle, Result};
+
+/// Sharing by 64-byte handle.
+///
+/// # Safety
+///
+/// For implementors: what a handle opens is the memory that it was made for, and stays mapped until `close`.
+pub unsafe trait GpuHandles {
+    /// Gets the 64-byte handle of the allocation that starts at `base`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for memory that has none, with what to change.
+    fn export_handle(&self, base: DevicePtr) -> Result<MemHandle>;
+
+    /// Maps another process' allocation; the address is its base.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] when the handle's allocation is gone, or when this process exported it (CUDA's code 201).
+    fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr>;
+}
+
+/// Sharing by file descriptor.
+///
+/// # Safety
+///
+/// For implementors: what a descriptor maps is the memory that it was made for, of the length that was asked for, and stays
+/// mapped until `close`.
+pub unsafe trait GpuDescriptors: GpuDevices {
+    /// Exports the allocation that starts at `base` as a file descriptor, which is closed on exec. An open descriptor
+    /// keeps the memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] for memory that was not made to be shared that way.
+    fn export_fd(&self, base: DevicePtr) -> Result<OwnedFd>;
+
+    /// Maps `len` bytes of another process' allocation from its file descriptor.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] when the descriptor holds fewer than `len` bytes or is no device memory.
+    fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr>;
+
+    /// Maps several of another process' allocations side by side, `len` bytes of each, as one: what `close` and
+    /// `address_range` are told is the whole.
+    ///
+    /// A descriptor is asked for when the one before it is mapped, and closed once it is itself, so no more than one of
+    /// them need be open at a time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] on a backend that cannot, [`Error::Invalid`] as [`import_fd`](GpuDescriptors::import_fd), for
+    /// no descriptor at all, and for a length that is no multiple of [`Caps::granularity`]; what a descriptor's own
+    /// `Err` says.
+    fn import_fds(
+        &self,
+        device: DeviceId,
+        fds: &mut dyn ExactSizeIterator<Item = Result<OwnedFd>>,
+        len: u64,
+        access: Access,
+    ) -> Result<DevicePtr> {
+        let _ = (device, fds, len, access);
+        Err(self.unsupported("one mapping of several allocations"))
+    }
+}
