@@ -21,6 +21,17 @@ def full(session: gpu_ipc.Session, count: int, value: float) -> Array:
     return torch.full((count,), value, dtype=torch.float32, device=f"cuda:{session.device.ordinal}")
 
 
+def view(block: gpu_ipc.Block, device: gpu_ipc.Device) -> Array:
+    """Make an array of float32 of a block's bytes; it keeps the block."""
+    if device.kind == "host":
+        import numpy
+
+        return numpy.from_dlpack(block).view(numpy.float32)
+    import torch
+
+    return torch.from_dlpack(block).view(torch.float32)
+
+
 def taken(received: gpu_ipc.Received) -> Array:
     """Make an array of what was claimed; it alone keeps the lease."""
     if received.device.kind == "host":

@@ -23,11 +23,17 @@ pub(crate) struct Lent(Arc<Owned>);
 pub(crate) struct Owned {
     pub block: SentBlock,
     pub session: Arc<Shared>,
+    /// It is a segment of PyTorch's allocator, which hands out parts of it again and again.
+    pub is_segment: bool,
 }
 
 impl Lent {
     pub fn new(block: SentBlock, session: &Arc<Shared>) -> Lent {
-        Lent(Arc::new(Owned { block, session: session.clone() }))
+        Lent(Arc::new(Owned { block, session: session.clone(), is_segment: false }))
+    }
+
+    pub fn segment(block: SentBlock, session: &Arc<Shared>) -> Lent {
+        Lent(Arc::new(Owned { block, session: session.clone(), is_segment: true }))
     }
 
     pub fn of(owned: Arc<Owned>) -> Lent {

@@ -38,6 +38,7 @@ mod received;
 mod session;
 mod stats;
 mod streams;
+mod torch_pool;
 mod waiting;
 
 /// The native half of `gpu_ipc`.

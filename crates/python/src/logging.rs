@@ -40,6 +40,11 @@ pub(crate) fn tell(py: Python<'_>, line: Line) {
     }
 }
 
+/// Leaves an error to be logged, from any thread.
+pub(crate) fn error_later(text: String) {
+    process().keeper.log(Line { level: 40, text });
+}
+
 /// Logs an error from a Python thread.
 pub(crate) fn error(py: Python<'_>, text: String) {
     tell(py, Line { level: 40, text });

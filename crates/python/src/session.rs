@@ -21,7 +21,7 @@ use crate::layout::Layout;
 use crate::process::process;
 use crate::stats::{Collected, ShutdownReport, Stats};
 use crate::waiting::{duration, in_slices};
-use crate::{logging, streams};
+use crate::{logging, streams, torch_pool};
 
 /// How many adopted storages one look checks.
 const LOOK_AT: usize = 64;
@@ -48,6 +48,10 @@ impl Shared {
         &self.gpu
     }
 
+    pub fn session(&self) -> &gpu_ipc::Session {
+        &self.session
+    }
+
     /// Forgets a block that is being dropped.
     pub fn forget_block(&self, start: u64) {
         if !self.guard.is_child() {
@@ -55,7 +59,8 @@ impl Shared {
         }
     }
 
-    fn note_block(&self, lent: &Lent) {
+    /// Lets arrays of this process be found to lie in a block.
+    pub fn note_block(&self, lent: &Lent) {
         let entry = (lent.block().len(), Arc::downgrade(lent.owned()));
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).insert(lent.start(), entry);
     }
@@ -360,6 +365,19 @@ impl Session {
         if many { PyList::new(py, lists) } else { Ok(lists.swap_remove(0)) }
     }
 
+    /// Make a pool of PyTorch whose tensors are born in the session's memory, and shared without another mapping.
+    ///
+    /// Use it as ``with torch.cuda.use_mem_pool(session.torch_pool()):``. One pool for each device and process; calls
+    /// after the first give the same. Tensors keep the session's memory after it was closed, but none can be made then:
+    /// PyTorch raises its ``OutOfMemoryError``.
+    ///
+    /// Raises:
+    ///     Unsupported: the session is not on a CUDA device.
+    ///     Invalid: another session of this process has the device's pool.
+    fn torch_pool<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        torch_pool::open(py, &self.shared)
+    }
+
     /// Make an addressee of whichever participants claim first.
     ///
     /// Args:
@@ -548,16 +566,19 @@ impl Session {
         if let Some(error) = array::refusal(dlpack::Device::of(&shared.gpu), view.device, len) {
             return Err(error);
         }
-        if let Some(lent) = shared.block_at(first, len) {
-            let offset = view.start - lent.start();
-            return Ok(Prepared { lent, layout: Layout { offset, ..layout }, pending });
-        }
-        let lent = self.adopt(py, view.keeper, first, len)?;
+        let lent = match shared.block_at(first, len) {
+            Some(lent) if !lent.owned().is_segment => {
+                let offset = view.start - lent.start();
+                return Ok(Prepared { lent, layout: Layout { offset, ..layout }, pending });
+            }
+            // PyTorch would hand the bytes out again when the tensor is gone, so its storage is kept as if adopted.
+            segment => self.adopt(py, view.keeper, first, len, segment.as_ref())?,
+        };
         Ok(Prepared { lent, layout, pending })
     }
 
     /// Takes in memory of another allocator, which `keeper` keeps until nobody holds or maps it.
-    fn adopt(&self, py: Python<'_>, keeper: Keeper, first: u64, len: u64) -> PyResult<Lent> {
+    fn adopt(&self, py: Python<'_>, keeper: Keeper, first: u64, len: u64, segment: Option<&Lent>) -> PyResult<Lent> {
         let shared = &self.shared;
         let token = shared.next_token.fetch_add(1, Ordering::Relaxed);
         shared.adopted.lock().unwrap_or_else(PoisonError::into_inner).insert(token, keeper);
@@ -565,7 +586,11 @@ impl Session {
             // SAFETY: `adopt` asks that the range stays allocated until its token is back: the keeper holds the memory of its
             // allocator, and is dropped with the token; and that no other block overlaps it: two adoptions of one
             // array are two leases on memory that neither of them gives away.
-            let adopted = unsafe { shared.session.adopt(DevicePtr(first), len, AdoptToken(token)) };
+            let adopt = || unsafe { shared.session.adopt(DevicePtr(first), len, AdoptToken(token)) };
+            let adopted = match segment {
+                Some(segment) => segment.block().part(first - segment.start(), len, AdoptToken(token)),
+                None => adopt(),
+            };
             (adopted, shared.take_back())
         });
         drop(returned);

@@ -14,6 +14,8 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
     "command",
     [
         ["weights.py", "--rounds", "3", "--tensors", "200", "--readers", "4"],
+        ["camera.py", "--frames", "100", "--subscribers", "3"],
+        ["kv_handoff.py", "--requests", "20", "--decoders", "2"],
     ],
     ids=lambda command: command[0],
 )

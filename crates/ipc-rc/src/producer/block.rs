@@ -32,6 +32,8 @@ pub(crate) enum Origin {
     Source,
     /// Back to the owner, by its token.
     Adopted(AdoptToken),
+    /// Back to the owner of this part, by its token; the block itself goes on.
+    Part { token: AdoptToken, _whole: Arc<Block> },
 }
 
 /// Streams below which none is looked at whether it is still in use.
@@ -158,7 +160,9 @@ impl Drop for Block {
         // Before the counts, so that who sees in them that a block is gone finds its bytes free.
         match self.origin {
             Origin::Source => self.core.source.give_back(piece),
-            Origin::Adopted(token) => self.core.return_token(token, piece),
+            Origin::Adopted(token) => self.core.return_token(token, Some(piece)),
+            // Whoever maps the region may go on: its bytes stay the block's.
+            Origin::Part { token, .. } => self.core.return_token(token, None),
         }
         self.core.live.sub(len);
         if *self.limbo.get_mut() {
@@ -224,6 +228,46 @@ impl SentBlock {
     #[inline]
     pub fn share_with(&self, to: To, after: After<'_>, options: &ShareOptions) -> Result<Descriptor> {
         self.block.core.share(&self.block, to, after, options)
+    }
+
+    /// Makes a block of some of this one's bytes, for an allocator that hands out parts of it. The part is the
+    /// allocator's again when [`collect`](crate::Session::collect) returns `token`: when it was dropped and its last lease
+    /// has ended. It counts as outstanding on this block, which it keeps.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a range that is empty or does not lie in the block, [`Error::Closing`], [`Error::Forked`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{AdoptToken, After, Claims, Session, To};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu).socket(dir.path().join("s")).open()?;
+    /// let segment = session.alloc(1 << 20)?;
+    /// let tensor = segment.part(4096, 512, AdoptToken(7))?;
+    /// let ticket = tensor.share(To::Ticket(Claims::Once), After::Done)?;
+    /// assert_eq!((ticket.len(), segment.outstanding()), (512, 1));
+    /// assert!(tensor.cancel(&ticket)?);
+    /// drop(tensor);
+    /// assert_eq!(session.collect().tokens, [AdoptToken(7)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn part(&self, offset: u64, len: u64, token: AdoptToken) -> Result<SentBlock> {
+        let (whole, core) = (&*self.block, &self.block.core);
+        core.check_open()?;
+        if len == 0 || offset.checked_add(len).is_none_or(|end| end > whole.len()) {
+            return Err(Error::Invalid {
+                what: "the part of a block",
+                got: format!("{len} bytes at {offset} of {}", whole.len()),
+                must: "inside the block, and not empty",
+            });
+        }
+        let piece = Piece { region: whole.region().clone(), offset: whole.offset() + offset, len };
+        Ok(SentBlock::new(Block::new(core, piece, Origin::Part { token, _whole: whole.clone() })))
     }
 
     /// Takes a grant back that nobody has claimed, and says whether it did. A claim of it then gives `Revoked`. A ticket

@@ -88,7 +88,7 @@ pub(crate) struct Core {
     pub next_lapse: AtomicU64,
     /// A region that nobody maps any more goes back to the driver.
     pub trims: AtomicBool,
-    returned: Mutex<Vec<(AdoptToken, Piece)>>,
+    returned: Mutex<Vec<(AdoptToken, Option<Piece>)>>,
     /// How many of those there are. Changed under the lock, read without it.
     returned_count: AtomicUsize,
     drops: [Drops; SHARDS],
@@ -264,8 +264,8 @@ impl Core {
         }
     }
 
-    /// Keeps an adopted block's token until somebody collects.
-    pub fn return_token(&self, token: AdoptToken, piece: Piece) {
+    /// Keeps an adopted block's token until somebody collects. It waits for the unmapping of the piece that comes with it.
+    pub fn return_token(&self, token: AdoptToken, piece: Option<Piece>) {
         let mut returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
         returned.push((token, piece));
         self.returned_count.store(returned.len(), Ordering::Relaxed);
@@ -280,8 +280,9 @@ impl Core {
             return Vec::new();
         }
         let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        let mapped = returned.iter().filter(|(_, piece)| piece.region.is_pinned());
-        let mut mapped: Vec<RegionId> = mapped.map(|(_, piece)| piece.region.id()).collect();
+        let pieces = returned.iter().filter_map(|(_, piece)| piece.as_ref());
+        let mapped = pieces.filter(|piece| piece.region.is_pinned());
+        let mut mapped: Vec<RegionId> = mapped.map(|piece| piece.region.id()).collect();
         if mapped.len() < returned.len() {
             self.notices.push(SessionNotice::TokensReturned);
         }
@@ -299,7 +300,7 @@ impl Core {
         let mut tokens = Vec::new();
         // The owner may free the memory as soon as it has the token, so nobody may have it mapped.
         returned.retain(|(token, piece)| {
-            let free = !piece.region.is_pinned();
+            let free = piece.as_ref().is_none_or(|piece| !piece.region.is_pinned());
             if free {
                 tokens.push(*token);
             }
@@ -318,7 +319,7 @@ impl Core {
         }
         let waiting: Vec<_> = {
             let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
-            returned.iter().map(|(_, piece)| piece.region.id()).collect()
+            returned.iter().filter_map(|(_, piece)| Some(piece.as_ref()?.region.id())).collect()
         };
         self.ask_to_unmap_these(&waiting);
     }

@@ -1,0 +1,340 @@
+"""Other processes: started, forked, killed, interrupted, and the end of the interpreter."""
+
+import multiprocessing
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from multiprocessing.connection import Connection
+
+import numpy
+import pytest
+from conftest import WATCHDOG, settled, until
+
+import gpu_ipc
+
+
+def hear(pipe: Connection) -> object:
+    """Receive a message, and fail when none comes."""
+    assert pipe.poll(WATCHDOG), "the other process hangs"
+    return pipe.recv()
+
+
+def read_and_tell(path: str, pipe: Connection) -> None:
+    """Be a consumer: tell the sum of each array that comes, and keep the last."""
+    kept = None
+    with gpu_ipc.connect(path) as participant:
+        pipe.send(participant.id)
+        while (descriptor := pipe.recv()) is not None:
+            kept = numpy.from_dlpack(participant.claim(descriptor, timeout=WATCHDOG))
+            pipe.send(int(kept.sum()))
+    del kept
+
+
+def child_of(session: gpu_ipc.Session) -> tuple[multiprocessing.process.BaseProcess, Connection, gpu_ipc.ParticipantId]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=read_and_tell, args=(session.path, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    participant = hear(ours)
+    assert isinstance(participant, gpu_ipc.ParticipantId)
+    return process, ours, participant
+
+
+def test_a_spawned_process_reads(session: gpu_ipc.Session) -> None:
+    process, pipe, participant = child_of(session)
+    assert session.wait_for_participants(1, WATCHDOG) == [participant]
+    array = numpy.asarray(session.alloc(1000))
+    for value in range(3):
+        array[:] = value
+        pipe.send(session.share(array, to=participant))
+        assert hear(pipe) == 1000 * value
+    pipe.send(None)
+    process.join(WATCHDOG)
+    assert process.exitcode == 0
+    del array
+    until(lambda: settled(session), "the consumer's leases end with it")
+
+
+def test_what_a_killed_process_held_comes_back(session: gpu_ipc.Session) -> None:
+    process, pipe, participant = child_of(session)
+    pipe.send(session.share(session.alloc(1000), to=participant))
+    assert hear(pipe) is not None
+    assert session.stats().held == 1
+    holder = session.stats().holders[0]
+    assert (holder.pid, holder.leases, holder.bytes) == (process.pid, 1, 1000)
+    process.kill()
+    process.join()
+    until(lambda: settled(session), "its death is proven")
+    assert session.stats().deaths == 1
+    with pytest.raises(gpu_ipc.ParticipantGone):
+        session.share(session.alloc(1), to=participant)
+
+
+def test_a_thousand_rounds_leave_nothing(session: gpu_ipc.Session) -> None:
+    """A tenth of the consumers are killed while they hold an array, and one array is somebody else's."""
+    from gpu_ipc._gpu_ipc import _PlainMemory
+
+    rounds = int(os.environ.get("GPU_IPC_TEST_ROUNDS", "100"))
+    plain = numpy.from_dlpack(_PlainMemory(1 << 16, "host:0"))
+    counts = sys.getrefcount(plain)
+    process, pipe, participant = child_of(session)
+    for turn in range(rounds):
+        array = plain[turn : turn + 256] if turn % 2 else numpy.asarray(session.alloc(256))
+        array[:] = 1
+        pipe.send(session.share(array, to=participant))
+        assert hear(pipe) == 256
+        if turn % 10 == 9:
+            process.kill()
+            process.join()
+            process, pipe, participant = child_of(session)
+    pipe.send(None)
+    process.join(WATCHDOG)
+    del array
+    until(lambda: settled(session), "every lease ends")
+    until(lambda: sys.getrefcount(plain) == counts, "every reference is dropped")
+    session.trim()
+    stats = session.stats()
+    assert (stats.live_bytes, stats.leaked_blocks, stats.in_flight, stats.deaths) == (0, 0, 0, rounds // 10)
+
+
+def test_objects_of_a_parent_are_refused_in_a_forked_child(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant, tmp_path: pathlib.Path
+) -> None:
+    block = session.alloc(64)
+    array = numpy.asarray(block)
+    descriptor = session.share(block, to=participant.id)
+    received = participant.claim(descriptor)
+    log = tmp_path / "log"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            tries = [
+                lambda: session.share(array),
+                lambda: session.alloc(1),
+                lambda: session.stats(),
+                lambda: session.collect(),
+                lambda: session.wait_for_participants(1),
+                lambda: participant.claim(descriptor),
+                lambda: participant.try_claim(descriptor),
+                lambda: received.forward(),
+            ]
+            for place, attempt in enumerate(tries):
+                try:
+                    attempt()
+                except gpu_ipc.Forked as error:
+                    assert "own" in str(error) or "anew" in str(error), error
+                else:
+                    raise AssertionError(f"try {place} was let through")
+            # What it opens itself works.
+            with gpu_ipc.Session("host:0", str(tmp_path / "own")) as own, gpu_ipc.connect(own.path) as other:
+                again = other.claim(own.share(own.alloc(8), to=other.id))
+                assert len(again) == 8
+            code = 0
+        except BaseException as error:
+            log.write_text(repr(error))
+        finally:
+            # The parent's objects die here: nothing of them may change.
+            del block, array, received, descriptor
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, log.read_text()
+    assert session.stats().held == 1 and received.state == "ready"
+
+
+def test_what_must_not_be_pickled_says_what_to_send(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    received = participant.claim(session.share(session.alloc(1), to=participant.id))
+    for one, remedy in ((session, "path"), (participant, "path"), (received, "forward")):
+        with pytest.raises(gpu_ipc.Invalid, match=remedy):
+            pickle.dumps(one)
+
+
+def test_what_is_forwarded_outlives_who_forwarded_it(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    array = numpy.asarray(session.alloc(24)).reshape(4, 6)
+    array[:] = numpy.arange(24).reshape(4, 6)
+    received = participant.claim(session.share(array[1:, ::2], to=participant.id, meta=b"m"))
+    with gpu_ipc.connect(session.path) as second:
+        descriptor = received.forward(second.id, timeout=WATCHDOG)
+        received.release()
+        got = second.claim(descriptor, timeout=WATCHDOG)
+        assert numpy.array_equal(numpy.from_dlpack(got), array[1:, ::2]) and got.meta == b"m"
+        assert second.claim(descriptor.__class__(bytes(session.share(array, to=second)))).shape == (4, 6)
+
+
+# Shares one block with whoever claims it.
+PRODUCER = """
+import sys, gpu_ipc
+session = gpu_ipc.Session("host:0", sys.argv[1])
+block = session.alloc(8)
+print(bytes(session.share(block, to=session.ticket(None))).hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "session.wait_for_participants(1)",
+        "block.wait_released()",
+        "stopped.claim(ticket)",
+        "stopped.claim_many([ticket])",
+        "gpu_ipc.inspect(other, timeout=None)",
+        "gpu_ipc.connect(other, timeout=None)",
+        "session.close(timeout=None)",
+    ],
+)
+def test_ctrl_c_ends_every_wait(wait: str, tmp_path: pathlib.Path) -> None:
+    program = f"""
+        import os, signal, subprocess, sys, threading, time
+        import gpu_ipc
+
+        producer = subprocess.Popen(
+            [sys.executable, "-c", {PRODUCER!r}, {str(tmp_path / "other")!r}],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        ticket = bytes.fromhex(producer.stdout.readline())
+        other = {str(tmp_path / "other")!r}
+        session = gpu_ipc.Session("host:0", {str(tmp_path / "s")!r})
+        stopped = gpu_ipc.connect(other)
+        block = session.alloc(8)
+        keep = session.share(block, ttl=0)
+        os.kill(producer.pid, signal.SIGSTOP)
+
+        def wait():
+            {wait}
+
+        def tell():
+            # Where the main thread has given the interpreter's lock to this one, it is waiting.
+            while sys._current_frames()[threading.main_thread().ident].f_code is not wait.__code__:
+                time.sleep(0)
+            print("waiting", flush=True)
+
+        threading.Thread(target=tell).start()
+        try:
+            wait()
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        finally:
+            os.kill(producer.pid, signal.SIGKILL)
+            producer.wait()
+    """
+    program = textwrap.dedent(program)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "waiting\n", process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    told, error = process.communicate(timeout=WATCHDOG)
+    assert told == "interrupted\n", error
+
+
+NAMES = "session, participant, received, view, array, block, adopted"
+ENDS = {
+    "in order": f"del {NAMES}",
+    "against the order": f"del {', '.join(reversed(NAMES.split(', ')))}",
+    "by the module": "",
+    "kept by sys": f"import sys; sys.kept = [{NAMES}]",
+    "in a cycle": f"cycle = [{NAMES}]; cycle.append(cycle); del {NAMES}, cycle",
+    "at exit": """
+import atexit
+@atexit.register
+def late():
+    assert len(participant.claim(session.share(array, to=participant.id))) == 64
+""",
+    "while threads work": """
+import threading
+def work():
+    while True:
+        numpy.from_dlpack(participant.claim(session.share(array, to=participant.id)))
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+""",
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_the_interpreter_ends_quietly(end: str, tmp_path: pathlib.Path) -> None:
+    program = f"""
+import numpy
+import gpu_ipc
+from gpu_ipc._gpu_ipc import _PlainMemory
+session = gpu_ipc.Session("host:0", {str(tmp_path / "s")!r})
+participant = gpu_ipc.connect(session.path)
+block = session.alloc(64)
+array = numpy.asarray(block)
+received = participant.claim(session.share(array, to=participant.id))
+view = numpy.from_dlpack(received)
+adopted = participant.claim(session.share(_PlainMemory(4096, "host:0"), to=participant.id))
+{end}
+"""
+    ran = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG * 2,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+def test_many_threads_share_claim_and_drop_at_once(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    from gpu_ipc._gpu_ipc import _PlainMemory
+
+    plain = numpy.from_dlpack(_PlainMemory(1 << 16, "host:0"))
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for turn in range(200):
+                array = plain[seed:][: 100 + turn] if turn % 2 else numpy.asarray(session.alloc(100 + turn))
+                received = participant.claim(session.share(array, to=participant.id))
+                assert numpy.from_dlpack(received).shape == array.shape
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    until(lambda: settled(session), "nothing is held")
+
+
+def test_the_library_speaks_to_logging_and_prints_nothing(tmp_path: pathlib.Path) -> None:
+    program = textwrap.dedent(f"""
+        import logging, sys, time
+        lines = []
+        class Take(logging.Handler):
+            def emit(self, record):
+                lines.append((record.name, record.levelname, record.getMessage()))
+        if len(sys.argv) > 1:
+            logging.getLogger("gpu_ipc").addHandler(Take())
+            logging.getLogger("gpu_ipc").setLevel(logging.DEBUG)
+        import gpu_ipc
+        session = gpu_ipc.Session("host:0", {str(tmp_path / "s")!r})
+        end = time.monotonic() + 60
+        while len(sys.argv) > 1 and not lines:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert all(name == "gpu_ipc" for name, _, _ in lines)
+        assert len(sys.argv) == 1 or "session open" in lines[0][2], lines
+    """)
+    for arguments in ([], ["listen"]):
+        ran = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=WATCHDOG, check=False
+        )
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
