@@ -24,7 +24,7 @@ def test_a_tensor_arrives_as_it_is(
     session: gpu_ipc.Session, participant: gpu_ipc.Participant, name: str, way: str
 ) -> None:
     if session.device.kind != "host":
-        pytest.skip("a process cannot open its own memory on a GPU: gpu/consumer.py does this there")
+        pytest.skip("a process cannot open its own memory on a GPU: gpu/check.py does this there")
     tensor = born(session, 24, getattr(torch, name))
     tensor.view(torch.uint8)[:] = torch.arange(tensor.nbytes, dtype=torch.uint8) % 2
     for view in (tensor, tensor.reshape(2, 3, 4)[:, 1:, ::2], tensor.reshape(4, 6).t()):
