@@ -66,6 +66,8 @@ pub(crate) struct Core {
     pub live: Count,
     /// Blocks that were dropped and still exist.
     pub limbo: Count,
+    /// Whether it was said that very many blocks are in limbo.
+    pub warned_of_limbo: AtomicBool,
     /// Blocks that are kept for ever.
     pub leaked: Count,
     pub revoked: AtomicU64,
@@ -147,6 +149,7 @@ impl Core {
             waker: Waker::new()?,
             live: Count::default(),
             limbo: Count::default(),
+            warned_of_limbo: AtomicBool::new(false),
             leaked: Count::default(),
             revoked: AtomicU64::new(0),
             expired: AtomicU64::new(0),

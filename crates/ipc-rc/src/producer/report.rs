@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use gpu_api::{Holder, Reclaim, SourceUsage};
 
 use crate::producer::core::Core;
+use crate::producer::count::Amount;
 use crate::producer::ledger::Tally;
 use channel::os::clock::Tick;
 use channel::wire::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
@@ -114,6 +115,45 @@ impl Stats {
         let third = [expired, deaths, corrupt_words, tickets, participants, regions, reserved, in_use, pinned];
         third.into_iter().zip(&numbers[12..]).for_each(|(field, number)| *field = *number);
         stats
+    }
+}
+
+/// The blocks in limbo from which on a session warns: PyTorch's number (`CUDA_IPC_WARN_AFTER_X_BLOCKS_IN_LIMBO`).
+const MANY_IN_LIMBO: u64 = 1000;
+/// The most holders that a warning names.
+const NAMED: usize = 8;
+
+impl Core {
+    /// Warns, once, that very many blocks were dropped and are still held.
+    pub fn warn_of_limbo(&self, limbo: Amount) {
+        if limbo.blocks >= MANY_IN_LIMBO && !self.warned_of_limbo.swap(true, Ordering::Relaxed) {
+            let (blocks, bytes, holders) = (limbo.blocks, limbo.bytes, self.name_holders());
+            tracing::warn!(blocks, bytes, holders, "very many blocks were dropped and are still held");
+        }
+    }
+
+    /// Warns that the last handle of the session goes while blocks are held: they stay until their holders let go.
+    pub fn warn_of_end(&self) {
+        let live = self.live.sum();
+        let leases: u64 = self.holders().iter().map(|holder| holder.leases).sum();
+        if leases > 0 {
+            let (blocks, bytes, holders) = (live.blocks, live.bytes, self.name_holders());
+            tracing::warn!(blocks, bytes, holders, "a session ends while others hold blocks of it");
+        }
+    }
+
+    fn name_holders(&self) -> String {
+        let mut holders = self.holders();
+        holders.retain(|holder| holder.leases > 0);
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        let name = |holder: &Holder| {
+            format!("process {} ({}): {} leases, {} bytes", holder.pid, holder.command, holder.leases, holder.bytes)
+        };
+        let mut named: Vec<String> = holders.iter().take(NAMED).map(name).collect();
+        if holders.len() > NAMED {
+            named.push(format!("{} more", holders.len() - NAMED));
+        }
+        named.join("; ")
     }
 }
 

@@ -169,7 +169,9 @@ impl Service {
         }
         let settling = !self.leaving.is_empty()
             && (core.own_work.waiting() > 0 || core.fences.has_proofs() || core.lanes.owe(&core.fences));
-        let waits = core.limbo.sum().blocks > 0
+        let limbo = core.limbo.sum();
+        core.warn_of_limbo(limbo);
+        let waits = limbo.blocks > 0
             || core.waiters.load(Ordering::Relaxed) > 0
             || core.closing.load(Ordering::Relaxed)
             || settling;

@@ -370,6 +370,7 @@ impl Drop for Handle {
             // The parent's: its socket must stay open here, because that tells its peers that a copy lives.
             return;
         }
+        self.core.warn_of_end();
         self.core.closing.store(true, Ordering::Relaxed);
         self.core.waker.wake();
         // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
