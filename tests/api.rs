@@ -4,9 +4,9 @@ use std::fmt::Debug;
 
 use gpu_ipc::allocators::{Arena, ProcessState};
 use gpu_ipc::{
-    AdoptToken, After, ClaimError, Claims, Collected, Descriptor, Detected, Error, Gpu, GraphBlocks, LeaseId, Notice,
-    Participant, ParticipantBuilder, ReceivedBlock, SentBlock, Session, SessionBuilder, SessionReport, ShareOptions,
-    ShutdownReport, State, Stats, Stream, To, Wait,
+    AdoptToken, After, ClaimError, Claims, Collected, Connecting, Descriptor, Detected, Error, Gpu, GraphBlocks,
+    LeaseId, Notice, Participant, ParticipantBuilder, ReceivedBlock, SentBlock, Session, SessionBuilder, SessionReport,
+    ShareOptions, ShutdownReport, State, Stats, Stream, To, Wait,
 };
 
 fn crosses<T: Send + Sync + Debug + 'static>() {}
@@ -19,6 +19,7 @@ fn what_is_held_may_be_used_from_any_thread_and_shown() {
     crosses::<SentBlock>();
     crosses::<Participant>();
     crosses::<ParticipantBuilder>();
+    crosses::<Connecting>();
     crosses::<ReceivedBlock>();
     crosses::<GraphBlocks>();
     crosses::<Stream>();

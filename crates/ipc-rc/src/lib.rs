@@ -44,6 +44,7 @@ mod stream;
 pub use channel::wire::descriptor;
 pub use channel::wire::descriptor::{Descriptor, LeaseId, SessionId};
 pub use consumer::claim::{ClaimError, Wait};
+pub use consumer::connecting::Connecting;
 pub use consumer::graph::GraphBlocks;
 pub use consumer::inspect::{SessionReport, inspect, sessions, snapshot};
 pub use consumer::notice::Notice;

@@ -2,7 +2,7 @@
 //!
 //! | step | where |
 //! |---|---|
-//! | connect | [`participant`] |
+//! | connect | [`participant`], [`connecting`] |
 //! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`redeem`], [`mapping_cache`], [`mapping`], [`use_count`] |
 //! | use: address, slices, state; in a graph | [`received_block`], [`graph`] |
 //! | drop: release by CPU, or by a lane once the GPU is done | [`lease`], [`handle_count`], [`release_queue`] |
@@ -13,6 +13,7 @@
 
 pub(crate) mod asking;
 pub(crate) mod claim;
+pub(crate) mod connecting;
 pub(crate) mod graph;
 pub(crate) mod handle_count;
 pub(crate) mod hear;
