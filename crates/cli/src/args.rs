@@ -7,6 +7,13 @@ use lab::args::{BackendChoice, BenchConsumerOptions, BenchMemoryOptions, BenchOp
 use lab::size;
 use lab::torture::{MemberOptions, TortureOptions};
 
+use crate::objects::get::GetOptions;
+use crate::objects::keep::KeepOptions;
+use crate::objects::list::ObjectsOptions;
+use crate::objects::put::PutOptions;
+use crate::objects::remove::RmOptions;
+use crate::objects::serve::BrokerOptions;
+
 /// Share GPU memory between processes, and free it when the last one is done.
 #[derive(Parser, Debug)]
 #[command(name = "gpu-ipc", version, arg_required_else_help = true)]
@@ -17,6 +24,7 @@ Examples:
   gpu-ipc ls                                       which sessions are open here, and who holds what?
   gpu-ipc top                                      the same, live
   gpu-ipc snapshot --svg memory.svg                where does a session's memory lie? a map and a picture
+  gpu-ipc keep -- gpu-ipc broker                   own memory that outlives the process that filled it
   gpu-ipc torture --seconds 60                     does it hold while processes die at random?
   gpu-ipc bench                                    what does sharing cost beside the bare calls of the driver?
   gpu-ipc help demo                                everything about one command
@@ -101,6 +109,77 @@ Exit status:
   1  there is no such session, it does not answer or has no snapshot, or the picture cannot be written
   2  wrong usage")]
     Snapshot(SnapshotOptions),
+    /// Hold the descriptors of a broker, and start it again when it dies
+    #[command(after_help = "\
+Examples:
+  gpu-ipc keep -- gpu-ipc broker
+  gpu-ipc keep --dir /run/objects -- gpu-ipc broker --dir /run/objects --device cuda:0 --limit 40GiB
+
+Broker and keeper may each be killed at any moment, and no object is lost: docs/OBJECTS.md.
+
+Exit status:
+  0  the broker ended by itself
+  1  another keeper is in the directory, or the broker cannot be started
+  2  wrong usage")]
+    Keep(KeepOptions),
+    /// Own objects: GPU memory that outlives the process that filled it
+    #[command(after_help = "\
+Examples:
+  gpu-ipc keep -- gpu-ipc broker                   started again when it dies, with all its objects
+  gpu-ipc broker --device host:0 --limit 1GiB      without a keeper: objects go with it
+
+A broker that finds another one in its directory waits for its end.
+
+Exit status:
+  1  the directory or the keeper cannot be used
+  2  wrong usage")]
+    Broker(BrokerOptions),
+    /// List the objects of a broker, and who reads them
+    #[command(after_help = "\
+Examples:
+  gpu-ipc objects
+  gpu-ipc objects --json | jq '.objects[].readers'
+
+Exit status:
+  0  the objects were listed
+  1  no broker answers
+  2  wrong usage")]
+    Objects(ObjectsOptions),
+    /// Put files into an object, and print its epoch
+    #[command(after_help = "\
+Examples:
+  gpu-ipc put model model-00001.safetensors model-00002.safetensors
+  gpu-ipc put model weights.bin --expect 3         only if nobody was faster
+  gpu-ipc put model weights.bin --replace          where there is no room for two epochs
+
+Exit status:
+  0  the object is visible
+  1  it is not: the reason is on standard error
+  2  wrong usage")]
+    Put(PutOptions),
+    /// Write a part of an object to standard output
+    #[command(after_help = "\
+Examples:
+  gpu-ipc get model --parts                        which parts, of which type and shape
+  gpu-ipc get model --part lm_head.weight > lm_head.bin
+  gpu-ipc get model --epoch 3 --part lm_head.weight | sha256sum
+
+Exit status:
+  0  the bytes were written
+  1  there is no such object or part
+  2  wrong usage")]
+    Get(GetOptions),
+    /// Remove a name with all its epochs; who has one mapped keeps it
+    #[command(after_help = "\
+Examples:
+  gpu-ipc rm model
+  gpu-ipc rm model --epoch 3
+
+Exit status:
+  0  it is gone
+  1  there is no such name, or it is another user's
+  2  wrong usage")]
+    Rm(RmOptions),
     /// Find out why sharing does not work here, or that it does
     #[command(after_help = "\
 Examples:

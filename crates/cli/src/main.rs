@@ -4,12 +4,14 @@
 //! 2. `demo`: the main job with real processes.
 //! 3. `doctor`: what this machine can do, and what it lacks.
 //! 4. `sessions`: those on this host, and who holds what.
+//! 5. `objects`: memory that outlives the process that filled it.
 //!
 //! `torture` and `bench` are in the crate `lab`, and so is what all commands share.
 
 mod args;
 mod demo;
 mod doctor;
+mod objects;
 mod sessions;
 
 use std::process::ExitCode;
@@ -28,6 +30,12 @@ fn main() -> ExitCode {
         Command::Ls(options) => sessions::ls::run(&options),
         Command::Top(options) => sessions::top::run(&options),
         Command::Snapshot(options) => sessions::snapshot::run(&options),
+        Command::Keep(options) => objects::keep::run(&options),
+        Command::Broker(options) => objects::serve::run(&options),
+        Command::Objects(options) => objects::list::run(&options),
+        Command::Put(options) => objects::put::run(&options),
+        Command::Get(options) => objects::get::run(&options),
+        Command::Rm(options) => objects::remove::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::BenchConsumer(options) => bench::consumer::run(&options),

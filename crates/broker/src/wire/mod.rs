@@ -72,6 +72,25 @@ fn agree_between(ours: (u16, u16), theirs: (u16, u16)) -> Option<u16> {
 mod tests {
     use super::*;
 
+    /// Each row of a table in the documentation of a module that encodes is in the document.
+    #[test]
+    fn the_document_has_the_tables_of_the_modules() {
+        let document = include_str!("../../../../docs/WIRE.md");
+        let modules = [
+            include_str!("mod.rs"),
+            include_str!("../object/manifest.rs"),
+            include_str!("../keeper/notify.rs"),
+            include_str!("../server/bequest.rs"),
+        ];
+        for module in modules {
+            let rows: Vec<&str> = module.lines().filter_map(|line| line.strip_prefix("//! |")).collect();
+            assert!(rows.len() > 4);
+            for row in rows {
+                assert!(document.contains(&format!("\n|{row}\n")), "not in docs/WIRE.md: |{row}");
+            }
+        }
+    }
+
     #[test]
     fn two_sides_agree_on_the_highest_that_both_speak() {
         assert_eq!(agree_between((1, 3), (2, 5)), Some(3));

@@ -1,0 +1,45 @@
+//! `gpu-ipc keep`: holds the descriptors of a broker, and starts it again when it dies.
+
+use std::process::Command;
+
+use clap::Args as Arguments;
+use gpu_ipc::broker::keeper::process::Keeper;
+
+use super::Place;
+use lab::device::explain;
+use lab::{Outcome, output};
+
+/// What a keeper can be told.
+#[derive(Arguments, Debug)]
+pub struct KeepOptions {
+    /// Which broker.
+    #[command(flatten)]
+    pub place: Place,
+    /// Descriptors kept at most: one for each region and each manifest; else as many as the process may have open
+    #[arg(long, value_name = "N")]
+    pub most: Option<usize>,
+    /// The broker's command, with the same --dir
+    #[arg(last = true, required = true, num_args = 1..)]
+    pub command: Vec<String>,
+}
+
+/// Keeps until the broker ends by itself.
+pub fn run(options: &KeepOptions) -> Outcome {
+    match keep(options) {
+        Ok(outcome) => outcome,
+        Err(why) => output::fail(&why, false, Outcome::Finding),
+    }
+}
+
+fn keep(options: &KeepOptions) -> Result<Outcome, String> {
+    let dir = options.place.path()?;
+    let mut keeper = Keeper::open(&dir, options.most).map_err(|error| explain(&error))?;
+    let (program, arguments) = options.command.split_first().ok_or("no command")?;
+    let start = || {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command
+    };
+    let status = keeper.run(start).map_err(|error| explain(&error))?;
+    Ok(if status.success() { Outcome::Good } else { Outcome::Finding })
+}

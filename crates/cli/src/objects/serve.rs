@@ -1,0 +1,100 @@
+//! `gpu-ipc broker`: owns objects.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args as Arguments;
+use gpu_ipc::broker::{Broker, Limits, Options};
+use gpu_ipc::{BackendKind, Error, Gpu, detect_only};
+
+use super::Place;
+use lab::device::explain;
+use lab::{Outcome, output, size};
+
+/// What a broker can be told.
+#[derive(Arguments, Debug)]
+pub struct BrokerOptions {
+    /// Which broker.
+    #[command(flatten)]
+    pub place: Place,
+    /// A device that objects may lie on, as cuda:0 or host:0; may be given several times; else all of the first backend
+    /// that has one
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
+    pub device: Vec<(BackendKind, u32)>,
+    /// Bytes of all objects
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    pub limit: Option<u64>,
+    /// Bytes of the objects of one user
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    pub limit_per_uid: Option<u64>,
+    /// Epochs of a name that are kept
+    #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub keep_epochs: u32,
+    /// A user that may connect beside this one; may be given several times
+    #[arg(long, value_name = "UID")]
+    pub allow_uid: Vec<u32>,
+}
+
+/// Serves until the process ends.
+pub fn run(options: &BrokerOptions) -> Outcome {
+    let why = match serve(options) {
+        Ok(broker) => broker.run(),
+        Err(why) => why,
+    };
+    output::fail(&why, false, Outcome::Finding)
+}
+
+fn serve(options: &BrokerOptions) -> Result<Broker, String> {
+    let devices = options.device.clone();
+    let broker = Broker::open(Options {
+        dir: options.place.path()?,
+        gpus: Arc::new(move || find(&devices)),
+        limits: Limits {
+            bytes: options.limit.unwrap_or(u64::MAX),
+            bytes_per_uid: options.limit_per_uid.unwrap_or(u64::MAX),
+            epochs: options.keep_epochs as usize,
+            ..Limits::default()
+        },
+        allowed: options.allow_uid.clone(),
+        keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
+    });
+    broker.map_err(|error| explain(&error))
+}
+
+/// Finds the devices that were named, or all of the first backend that has one whose memory can be an object.
+fn find(named: &[(BackendKind, u32)]) -> gpu_ipc::Result<Vec<Gpu>> {
+    if named.is_empty() {
+        for kind in BackendKind::ALL {
+            let found = detect_only(kind)?;
+            let fit: Vec<Gpu> = found.gpus().iter().filter(|gpu| gpu.caps().ranges).cloned().collect();
+            if !fit.is_empty() {
+                return Ok(fit);
+            }
+        }
+    }
+    let mut gpus = Vec::new();
+    for &(kind, number) in named {
+        let found = detect_only(kind)?;
+        let gpu = found.gpus().iter().find(|gpu| gpu.device().0 == number);
+        match gpu {
+            Some(gpu) => gpus.push(gpu.clone()),
+            // The reason why there is no such backend says more than the number of the device.
+            None => {
+                found.backend(kind)?;
+                let got = format!("{kind}:{number}, of {} devices", found.gpus().len());
+                return Err(Error::Invalid { what: "a device", got, must: "one that this process sees" });
+            }
+        }
+    }
+    Ok(gpus)
+}
+
+/// Reads a device, as `cuda:0`.
+fn device(text: &str) -> Result<(BackendKind, u32), String> {
+    let (name, number) = text.split_once(':').unwrap_or((text, "0"));
+    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == name);
+    match (kind, number.parse()) {
+        (Some(kind), Ok(number)) => Ok((kind, number)),
+        _ => Err(format!("{text:?} is no device, as cuda:0, hip:1 or host:0 are")),
+    }
+}
