@@ -17,6 +17,8 @@ pub use sharing::{GpuDescriptors, GpuHandles};
 pub use streams::{GpuCopies, GpuStreams, StreamInfo, refuse_capture};
 pub use words::GpuWords;
 
+#[cfg(doc)]
+use crate::RawStream;
 use crate::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuRanges, GpuStore, Result, Sharing};
 
 /// What one GPU vendor provides for sharing memory between processes.

@@ -11,7 +11,7 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// What [`pci_address`](crate::GpuBackend::pci_address) gives.
+    /// What [`pci_address`](crate::GpuDevices::pci_address) gives.
     pub fn numa_node(&self) -> Result<Option<u32>> {
         let address = self.backend().pci_address(self.device())?;
         Ok(address.and_then(|address| node_of(Path::new("/sys/bus/pci/devices"), &address)))

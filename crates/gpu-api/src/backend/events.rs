@@ -1,5 +1,7 @@
 //! Events: points in the order of a stream's work.
 
+#[cfg(doc)]
+use crate::Error;
 use crate::{DeviceId, EventHandle, EventKind, RawEvent, RawStream, Result};
 
 /// Events: points in the order of a stream's work.

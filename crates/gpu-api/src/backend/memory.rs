@@ -1,5 +1,7 @@
 //! Memory of devices, and of the host for them.
 
+#[cfg(doc)]
+use crate::Error;
 use crate::{AddressRange, Allocation, DeviceId, DevicePtr, HostMemory, HostPtr, PointerInfo, Result, Sharing};
 
 /// Device memory: where it comes from, and how it goes back.

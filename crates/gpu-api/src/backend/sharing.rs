@@ -4,6 +4,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::GpuDevices;
 use crate::{Access, DeviceId, DevicePtr, MemHandle, Result};
+#[cfg(doc)]
+use crate::{Caps, Error};
 
 /// Sharing by 64-byte handle.
 ///

@@ -1,6 +1,8 @@
 //! Words in shared memory.
 
 use super::{GpuEvents, GpuStreams, refuse_capture};
+#[cfg(doc)]
+use crate::{Caps, Error};
 use crate::{HostPtr, RawEvent, RawStream, Result, StreamOp, WordPtr};
 
 /// 64-bit words in shared memory that streams write and wait for.
