@@ -33,7 +33,10 @@ fn keeps_the_blocks(before: bool) {
     wait_until("the death to be noticed", || producer.session.stats().quarantined == 1);
     // A whole other death, quarantine and burial pass.
     let mut other = Agent::start();
-    other.connect(&producer.session);
+    let id = other.connect(&producer.session);
+    let theirs = producer.block(2);
+    other.claim(&theirs.share(To::Participant(id), After::Done).expect("shared"));
+    drop(theirs);
     other.kill();
     wait_until("the other's burial", || producer.session.stats().deaths == 1);
     producer.session.collect();

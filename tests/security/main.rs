@@ -8,6 +8,7 @@ mod forged;
 mod quotas;
 mod stranger;
 mod users;
+mod way_in;
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ fn main() {
     if !has_users {
         println!("not root, or other users may not run this binary: the cases of other users are ignored");
     }
-    let mut trials = trials(&[forged::CASES, quotas::CASES, directory::CASES].concat(), true);
+    let mut trials = trials(&[forged::CASES, quotas::CASES, directory::CASES, way_in::CASES].concat(), true);
     trials.extend(self::trials(&[users::CASES, directory::USERS].concat(), has_users));
     libtest_mimic::run(&arguments, trials).exit();
 }

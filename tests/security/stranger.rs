@@ -92,6 +92,8 @@ pub fn hello(gpu: &Gpu, descendants: u16) -> Vec<u8> {
     body.extend(descendants.to_le_bytes());
     body.extend([0; 4]);
     body.extend(gpu.uuid().0);
+    // No name.
+    body.extend([0; 2]);
     body
 }
 

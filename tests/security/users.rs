@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use gpu_ipc::{Participant, Session};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use crate::stranger::{HELLO, INSPECT, REFUSED, Stranger, hear, hello, say};
+use crate::stranger::{HELLO, INSPECT, REFUSED, Stranger, WELCOME, hear, hello, say};
 use crate::{Case, Stage, open_gpu, wait_until};
 
 pub const CASES: &[Case] = &[
@@ -50,6 +50,40 @@ fn start(role: &str) -> Child {
     command.spawn().expect("it may run")
 }
 
+/// A role that runs as this user, and hears and says lines.
+pub struct Role {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Role {
+    pub fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("a pipe");
+        line.trim_end().to_owned()
+    }
+
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_ref().expect("piped"), "{line}").expect("it listens");
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts a role as this user.
+pub fn start_here(role: &str) -> Role {
+    let mut command = Command::new(std::env::current_exe().expect("a test binary has a path"));
+    let command = command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("it may run");
+    let lines = BufReader::new(child.stdout.take().expect("piped"));
+    Role { child, lines }
+}
+
 /// What another user tries; it says what came of it.
 pub fn run(role: &str) {
     let (what, path) = role.split_once(' ').unwrap_or((role, "/"));
@@ -74,6 +108,19 @@ pub fn run(role: &str) {
             said.expect("it listens");
             match hear(&socket) {
                 Some(heard) => println!("{} {} {}", heard.number, heard.fds.len(), heard.text(0)),
+                None => println!("hung up"),
+            }
+        }
+        // Connects, and says hello when it is told to.
+        "slow" => {
+            let socket = Stranger::connect(path).expect("it listens");
+            println!("connected");
+            std::io::stdin().read_line(&mut String::new()).expect("a pipe");
+            let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("it lives");
+            let said = say(&socket, HELLO, 0, &hello(&open_gpu(), 0), &[pidfd.as_fd()]);
+            match said.ok().and_then(|()| hear(&socket)) {
+                Some(heard) if heard.number == WELCOME => println!("welcome"),
+                Some(heard) => println!("{} {}", heard.number, heard.text(0)),
                 None => println!("hung up"),
             }
         }

@@ -308,7 +308,7 @@ mod tests {
             (
                 13,
                 Error::ParticipantGone { participant: ParticipantId(0x10) },
-                "participant 0x10 is gone; share with one that is connected",
+                "participant 16 is gone; share with one that is connected",
             ),
             (
                 14,

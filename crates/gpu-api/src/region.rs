@@ -21,7 +21,7 @@ pub struct ParticipantId(pub u64);
 
 impl fmt::Display for ParticipantId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "participant {:#x}", self.0)
+        write!(f, "participant {}", self.0)
     }
 }
 
@@ -205,7 +205,7 @@ pub struct Holder {
     pub participant: ParticipantId,
     /// Its process id as this process sees it; 0 when it is in a namespace that hides it.
     pub pid: u32,
-    /// The command it runs, for reading only.
+    /// What it called itself when it connected, or else the command it runs: for reading only.
     pub command: String,
     /// Leases that it was granted and has not ended.
     pub leases: u64,

@@ -379,7 +379,8 @@ impl Service {
 
     fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: &mut Vec<OwnedFd>) -> Result<(), (Refusal, String)> {
         let internal = |error: Error| (Refusal::Failed, workshop::explain(&error));
-        let uid = socket::peer_uid(socket.as_fd()).map_err(|e| (Refusal::Failed, e.to_string()))?;
+        let of = socket::credentials(socket.as_fd()).map_err(|e| (Refusal::Failed, e.to_string()))?;
+        let uid = of.uid;
         if uid != rustix::process::geteuid().as_raw() && !self.parts.allowed.contains(&uid) {
             return Err((Refusal::User, format!("uid {uid} may not connect to this broker")));
         }

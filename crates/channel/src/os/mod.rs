@@ -2,6 +2,7 @@
 
 pub mod blocking;
 pub mod clock;
+pub mod closer;
 pub mod poller;
 pub mod process;
 pub mod socket;

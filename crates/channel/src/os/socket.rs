@@ -16,11 +16,11 @@ mod peer;
 mod scratch;
 mod transfer;
 
-pub use connect::connect_within;
+pub use connect::{Connecting, connect_within};
 pub use directory::{list, runtime_dir, sweep_stale};
 pub use listener::{Listener, Place};
-pub use peer::{peer_pidfd, peer_uid};
-pub use transfer::{ReceiveOutcome, SendOutcome, receive, send, wait_ready};
+pub use peer::{Credentials, credentials, peer_pidfd};
+pub use transfer::{ReceiveOutcome, SendOutcome, hang_up, receive, receive_guarded, send, wait_ready};
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;

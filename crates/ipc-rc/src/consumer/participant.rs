@@ -19,7 +19,7 @@ use crate::consumer::notice::Notice;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::service::Service;
 use channel::os::process;
-use channel::os::socket::{self, ReceiveOutcome, SendOutcome};
+use channel::os::socket::{self, Connecting, ReceiveOutcome, SendOutcome};
 use channel::os::thread;
 use channel::shared::counter_file::CounterFile;
 use channel::trace_point;
@@ -33,6 +33,7 @@ pub struct ParticipantBuilder {
     access: Access,
     timeout: Option<Duration>,
     cache: Cache,
+    name: String,
 }
 
 impl ParticipantBuilder {
@@ -64,6 +65,14 @@ impl ParticipantBuilder {
         self
     }
 
+    /// Gives the participant a name for people: the producer's reports show it instead of the command that this process
+    /// runs. The first 32 bytes count.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
     /// Connects to a producer's session and starts the participant's thread.
     ///
     /// # Errors
@@ -74,8 +83,12 @@ impl ParticipantBuilder {
     pub fn connect(self, path: impl AsRef<Path>) -> Result<Participant> {
         let deadline = self.deadline();
         self.check()?;
-        let socket = socket::connect_within(path.as_ref(), deadline)?;
-        self.join(socket, deadline)
+        // The socket first: a child that is forked while the others are counted has a copy of it, and so keeps the proof of
+        // this process' death from being complete. The connection last: the session waits for no hello.
+        let socket = Connecting::new()?;
+        let kin = Kin::find(&self.gpu)?;
+        let socket = socket.connect_within(path.as_ref(), deadline)?;
+        self.join(socket, &kin, deadline)
     }
 
     /// Joins by a connection that somebody else made: passed on by another process that connected, or one end of a
@@ -92,7 +105,8 @@ impl ParticipantBuilder {
         self.check()?;
         let socket = connection.into();
         socket::take_over(&socket)?;
-        self.join(socket, deadline)
+        let kin = Kin::find(&self.gpu)?;
+        self.join(socket, &kin, deadline)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -110,22 +124,24 @@ impl ParticipantBuilder {
         Ok(())
     }
 
-    fn join(self, socket: OwnedFd, deadline: Option<Instant>) -> Result<Participant> {
-        let descendants = process::descendants_holding(self.gpu.backend().device_files())?;
-        let own = process::own_pidfd()?;
-        let mut fds: Vec<BorrowedFd<'_>> = vec![own.as_fd()];
-        fds.extend(descendants.iter().map(AsFd::as_fd));
+    fn join(self, socket: OwnedFd, kin: &Kin, deadline: Option<Instant>) -> Result<Participant> {
+        let mut fds: Vec<BorrowedFd<'_>> = vec![kin.own.as_fd()];
+        fds.extend(kin.descendants.iter().map(AsFd::as_fd));
         let hello = ToProducer::Hello {
             backend: self.gpu.kind(),
             device: self.gpu.uuid(),
-            descendants: u16::try_from(descendants.len()).unwrap_or(u16::MAX),
+            descendants: u16::try_from(kin.descendants.len()).unwrap_or(u16::MAX),
+            name: self.name.clone(),
         };
         let mut bytes = [0; MOST_BYTES];
         let len = hello.encode(&mut bytes);
         trace_point!("hello");
         match socket::send(socket.as_fd(), &bytes[..len], &fds) {
-            Ok(SendOutcome::Sent) => {}
-            Ok(_) => return Err(refused("the producer closed the connection", "start it, or look at its log")),
+            // One that has hung up may have said why.
+            Ok(SendOutcome::Sent | SendOutcome::HungUp) => {}
+            Ok(SendOutcome::Full) => {
+                return Err(refused("the producer closed the connection", "start it, or look at its log"));
+            }
             Err(source) => return Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", source)),
         }
         let welcome = self.welcome(socket, deadline)?;
@@ -194,6 +210,20 @@ impl ParticipantBuilder {
     }
 }
 
+/// The processes whose ends prove that this one's work on the device has ended.
+#[derive(Debug)]
+struct Kin {
+    own: OwnedFd,
+    descendants: Vec<OwnedFd>,
+}
+
+impl Kin {
+    fn find(gpu: &Gpu) -> Result<Kin> {
+        let descendants = process::descendants_holding(gpu.backend().device_files())?;
+        Ok(Kin { own: process::own_pidfd()?, descendants })
+    }
+}
+
 fn refused(why: &str, remedy: &'static str) -> Error {
     Error::Refused { why: why.to_owned(), remedy }
 }
@@ -214,7 +244,7 @@ impl Participant {
     pub fn builder(gpu: Gpu) -> ParticipantBuilder {
         let cache = Cache { bytes: gpu.info().total_bytes, regions: 1024 };
         let timeout = Some(Duration::from_secs(30));
-        ParticipantBuilder { gpu, access: Access::ReadWrite, timeout, cache }
+        ParticipantBuilder { gpu, access: Access::ReadWrite, timeout, cache, name: String::new() }
     }
 
     fn link(&self) -> &Arc<Link> {

@@ -28,7 +28,7 @@ impl Service {
         for _ in 0..PACKETS_A_TURN {
             let mut bytes = [0; MOST_BYTES];
             let mut fds = Vec::new();
-            let said = match socket::receive(peer.socket.as_fd(), &mut bytes, &mut fds) {
+            let said = match socket::receive_guarded(peer.socket.as_fd(), &mut bytes, &self.closer, &mut fds) {
                 Ok(ReceiveOutcome::Empty) => return,
                 Ok(ReceiveOutcome::HungUp) => None,
                 Ok(ReceiveOutcome::Packet(len)) => match ToProducer::decode(&bytes[..len], fds.len()) {
@@ -40,8 +40,8 @@ impl Service {
                     }
                 },
                 Err(error) => {
-                    tracing::warn!(participant = %id, %error, "a participant cannot be read");
-                    self.close(&peer);
+                    tracing::warn!(participant = %id, %error, "a participant cannot be read; it is granted nothing more");
+                    self.silence(key, &peer);
                     return;
                 }
             };
@@ -73,7 +73,6 @@ impl Service {
                     self.tell(&peer, &ToParticipant::Noted { request });
                 }
                 Some(ToProducer::Bye { request }) => {
-                    peer.proof().farewell = true;
                     self.close(&peer);
                     self.tell(&peer, &ToParticipant::Noted { request });
                 }

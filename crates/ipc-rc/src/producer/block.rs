@@ -5,6 +5,7 @@
 //! process, and whoever drops the last one gives the bytes back. Between the drop of the `SentBlock` and that moment the
 //! block is in limbo.
 
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,7 +70,6 @@ impl UsedOn {
 }
 
 /// A block, as ledgers and limbo hold it.
-#[derive(Debug)]
 pub(crate) struct Block {
     core: Arc<Core>,
     piece: ManuallyDrop<Piece>,
@@ -148,6 +148,13 @@ impl Block {
     }
 }
 
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (region, offset) = (self.region().id().0, self.offset());
+        write!(f, "Block {{ {} bytes of region {region} at {offset} }}", self.len())
+    }
+}
+
 impl Drop for Block {
     fn drop(&mut self) {
         if self.core.guard.is_child() {
@@ -159,7 +166,13 @@ impl Drop for Block {
         trace_point!("retire");
         // Before the counts, so that who sees in them that a block is gone finds its bytes free.
         match self.origin {
-            Origin::Source => self.core.source.give_back(piece),
+            Origin::Source => {
+                if self.core.ask_source(|source| source.give_back(piece)).is_none() {
+                    // Nobody knows whether its bytes are free: it stays counted.
+                    self.core.leaked.add(len);
+                    return;
+                }
+            }
             Origin::Adopted(token) => self.core.return_token(token, Some(piece)),
             // Whoever maps the region may go on: its bytes stay the block's.
             Origin::Part { token, .. } => self.core.return_token(token, None),
@@ -175,7 +188,6 @@ impl Drop for Block {
 ///
 /// The drop never blocks. If somebody still holds the block, or the producer's own queued work may touch it, it waits
 /// in limbo and is given back by a later collect.
-#[derive(Debug)]
 pub struct SentBlock {
     block: ManuallyDrop<Arc<Block>>,
 }
@@ -285,8 +297,10 @@ impl SentBlock {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the block may be another.
+    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the block may be another;
+    /// [`Error::Forked`].
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
+        self.block.core.check_fork()?;
         stream.refuse_per_thread()?;
         self.block.note_use(stream);
         Ok(())
@@ -348,6 +362,13 @@ impl SentBlock {
     /// Returns the region that it lies in and the offset there, in bytes, as a [snapshot](crate::snapshot) shows them.
     pub fn place(&self) -> (gpu_api::RegionId, u64) {
         (self.block.region().id(), self.block.offset())
+    }
+}
+
+impl fmt::Debug for SentBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (region, offset) = self.place();
+        write!(f, "SentBlock {{ {} bytes of region {} at {offset} }}", self.len(), region.0)
     }
 }
 

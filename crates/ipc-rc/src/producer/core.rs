@@ -1,6 +1,8 @@
 //! What a session's handles, blocks and threads share.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -39,7 +41,6 @@ const GLANCE: usize = 4;
 pub(crate) type Peers = Vec<Option<Arc<Peer>>>;
 
 /// A session's state. The handles of the user, every block, and the session's thread each hold one [`Arc`] of it.
-#[derive(Debug)]
 pub(crate) struct Core {
     pub id: SessionId,
     pub gpu: Gpu,
@@ -55,6 +56,8 @@ pub(crate) struct Core {
     pub max_slots: u64,
     pub start: Tick,
     pub peers: ArcSwap<Peers>,
+    /// Held from the moment a welcome is on the wire until its participant is in the table.
+    pub seating: Mutex<()>,
     pub places: LedgerTable,
     pub fences: Fences,
     pub tickets: Tickets,
@@ -82,6 +85,10 @@ pub(crate) struct Core {
     /// There are such blocks. Changed under the lock, read without it.
     pub watches_releases: AtomicBool,
     pub notices: Notices<SessionNotice>,
+    /// The thread has removed the socket's name.
+    pub is_unlinked: AtomicBool,
+    /// The thread has panicked.
+    has_failed: AtomicBool,
     /// Participants that have gone wait for what streams of ours owe to their words.
     pub settles: AtomicBool,
     /// No more sharing; the thread ends when nothing is held.
@@ -141,6 +148,7 @@ impl Core {
             max_slots: settings.max_slots,
             start: Tick::now(),
             peers: ArcSwap::default(),
+            seating: Mutex::default(),
             places: LedgerTable::default(),
             fences: Fences::default(),
             tickets: Tickets::default(),
@@ -159,6 +167,8 @@ impl Core {
             watched: Mutex::default(),
             watches_releases: AtomicBool::new(false),
             notices: Notices::new()?,
+            is_unlinked: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
             settles: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             next_lapse: AtomicU64::new(Tick::NEVER.millis()),
@@ -178,7 +188,29 @@ impl Core {
     #[inline]
     pub fn check_open(&self) -> Result<()> {
         self.check_fork()?;
-        if self.closing.load(Ordering::Relaxed) { Err(Error::Closing) } else { Ok(()) }
+        if self.closing.load(Ordering::Relaxed) { Err(self.why_closed()) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn why_closed(&self) -> Error {
+        if !self.has_failed.load(Ordering::Relaxed) {
+            return Error::Closing;
+        }
+        let panicked = std::io::Error::other("it panicked");
+        Error::system("the session's thread", "look for its panic in the log, and open another session", panicked)
+    }
+
+    /// Refuses every later share: the thread has panicked.
+    pub fn fail(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
+        self.closing.store(true, Ordering::Relaxed);
+        tracing::error!(session = %self.id, "the session's thread panicked: nothing more is shared, and participants are told");
+    }
+
+    /// Asks the source of regions something; `None` when that panics.
+    pub fn ask_source<T>(&self, ask: impl FnOnce(&dyn RegionSource) -> T) -> Option<T> {
+        let answer = catch_unwind(AssertUnwindSafe(|| ask(&*self.source)));
+        answer.inspect_err(|_| tracing::error!(session = %self.id, "the session's source of regions panicked")).ok()
     }
 
     /// Looks for ended leases and finished work everywhere; the blocks found are given back if these were the last.
@@ -419,7 +451,7 @@ impl Core {
         Holder {
             participant: peer.id,
             pid: peer.pid,
-            command: peer.command.clone(),
+            command: peer.name.clone(),
             leases: tally.in_flight + tally.held + tally.corrupt,
             bytes: tally.bytes,
             mappings: peer.mappings() as u64,
@@ -431,6 +463,12 @@ impl Core {
     /// Says whether something is out that only polling can find: leases, or the producer's own work.
     pub fn has_leases(&self) -> bool {
         self.own_work.waiting() > 0 || self.tickets.live() > 0 || self.places.all().any(|ledger| !ledger.is_empty())
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
@@ -456,6 +494,9 @@ impl Reclaim for Core {
     }
 
     fn holders(&self) -> Vec<Holder> {
+        if self.guard.is_child() {
+            return Vec::new();
+        }
         let now = Tick::now();
         self.peers.load().iter().flatten().map(|peer| self.holder(peer, now)).collect()
     }
@@ -466,6 +507,9 @@ impl Reclaim for Core {
 
     fn lent(&self, most: usize) -> Vec<Lent> {
         let mut lent = Vec::new();
+        if self.guard.is_child() {
+            return lent;
+        }
         for peer in self.peers.load().iter().flatten() {
             peer.ledger.each(|block| {
                 if lent.len() < most {

@@ -8,8 +8,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use gpu_api::ParticipantId;
-
 use crate::producer::block::Block;
 use crate::producer::ledger::Ledger;
 use crate::producer::share::MOST_PARTICIPANTS;
@@ -38,14 +36,16 @@ impl LedgerTable {
         self.ledgers[place].get().is_none_or(|ledger| Arc::strong_count(ledger) == 1)
     }
 
-    /// Gives a vacant place to a participant. Called by the session's thread alone.
-    pub fn seat(&self, place: usize, owner: ParticipantId) -> Arc<Leases> {
+    /// Returns the ledger of a vacant place, for whoever is to be seated there. Called by the session's thread alone.
+    pub fn reserve(&self, place: usize) -> Arc<Leases> {
         debug_assert!(self.is_vacant(place));
-        let ledger = self.ledgers[place].get_or_init(|| Arc::new(Ledger::new()));
-        ledger.open(owner);
+        self.ledgers[place].get_or_init(|| Arc::new(Ledger::new())).clone()
+    }
+
+    /// Counts a place among those that were ever taken. Called by the session's thread alone.
+    pub fn note_use(&self, place: usize) {
         // After the ledger is there: whoever reads the number finds them all.
         self.used.fetch_max(place + 1, Ordering::Release);
-        ledger.clone()
     }
 
     /// Returns a place's ledger, whosever it is.

@@ -1,13 +1,12 @@
 //! A participant, as its producer knows it.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use gpu_api::{Error, Gpu, HostPtr, ParticipantId, Region, RegionId, Result};
+use gpu_api::{Error, Gpu, HostPtr, ParticipantId, Region, RegionId, Result, WordPtr};
 
 use crate::producer::block::Block;
 use crate::producer::fence::Words;
@@ -16,6 +15,7 @@ use crate::producer::ledger_table::Leases;
 use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::producer::told::{Told, Wish};
 use channel::os::clock::Tick;
+use channel::os::closer::Foreign;
 use channel::shared::counter_file::CounterFile;
 use channel::wire::descriptor::Descriptor;
 use channel::wire::lease_address::LeaseAddress;
@@ -31,8 +31,6 @@ pub(crate) struct Proof {
     pub exited: bool,
     /// No copy of its socket is open any more.
     pub hung_up: bool,
-    /// It said goodbye, its leases ended and its regions unmapped.
-    pub farewell: bool,
     /// Descendants that it named and that are still alive.
     pub descendants: usize,
     /// When the proof was complete.
@@ -54,12 +52,13 @@ pub(crate) type Forwarded = Result<Box<Descriptor>, (RefusalCode, String)>;
 pub(crate) struct Peer {
     pub id: ParticipantId,
     pub pid: u32,
-    pub command: String,
+    /// What it calls itself, or else the command that it runs.
+    pub name: String,
     /// The participant is in this very process.
     pub local: bool,
-    pub socket: OwnedFd,
-    pub pidfd: OwnedFd,
-    pub descendants: Vec<OwnedFd>,
+    pub socket: Foreign,
+    pub pidfd: Foreign,
+    pub descendants: Vec<Foreign>,
     /// Files that the driver shows while GPU work of the process may run, with their inodes: a pid is used again.
     signs_of_life: Vec<(PathBuf, u64)>,
     /// At its place; its own until it leaves.
@@ -78,11 +77,11 @@ pub(crate) struct Peer {
 pub(crate) struct Arrival {
     pub id: ParticipantId,
     pub pid: u32,
-    pub command: String,
+    /// What it calls itself, or else the command that it runs.
+    pub name: String,
     pub local: bool,
-    pub socket: OwnedFd,
-    pub pidfd: OwnedFd,
-    pub descendants: Vec<OwnedFd>,
+    pub pidfd: Foreign,
+    pub descendants: Vec<Foreign>,
 }
 
 /// Finds the inode of a file, if it is there.
@@ -97,48 +96,37 @@ impl Peer {
         self.signs_of_life.iter().any(|sign| with_inode(sign.0.clone()).as_ref() == Some(sign))
     }
 
-    /// Makes the record, with a first counter file.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::System`] without memory or descriptors, and what the driver gives for the file's registration.
-    pub fn new(arrival: Arrival, gpu: &Gpu, seat: impl FnOnce() -> Arc<Leases>) -> Result<Peer> {
-        let file = Arc::new(CounterFile::create(Leases::next_file_slots(0))?);
-        let mut registrations = Vec::new();
-        let registered = if gpu.caps().stream_writes {
-            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the peer keeps the
-            // file, and `registrations` are ended before the peer goes, or leaked with it.
-            let words = unsafe { gpu.backend().register_words(file.start(), file.bytes()) }?;
-            registrations.push(file.start());
-            Some(words)
-        } else {
-            None
-        };
-        let ledger = seat();
-        ledger.add_file(&file);
-        Ok(Peer {
+    /// Makes the record. `registered` is where the first counter file starts and where streams see it.
+    pub fn new(
+        arrival: Arrival,
+        gpu: &Gpu,
+        socket: Foreign,
+        ledger: Arc<Leases>,
+        file: &Arc<CounterFile>,
+        registered: Option<(HostPtr, WordPtr)>,
+    ) -> Peer {
+        Peer {
             id: arrival.id,
             pid: arrival.pid,
-            command: arrival.command,
+            name: arrival.name,
             local: arrival.local,
-            socket: arrival.socket,
+            socket,
             pidfd: arrival.pidfd,
             proof: Mutex::new(Proof {
                 exited: false,
                 hung_up: false,
-                farewell: false,
                 descendants: arrival.descendants.len(),
                 complete: None,
             }),
             descendants: arrival.descendants,
             signs_of_life: gpu.backend().signs_of_life(arrival.pid).into_iter().filter_map(with_inode).collect(),
-            words: Words::new(file.clone(), registered),
+            words: Words::new(file.clone(), registered.map(|(_, words)| words)),
             ledger,
             gone: AtomicBool::new(false),
             told: Mutex::default(),
-            files: Mutex::new(vec![file]),
-            registrations: Mutex::new(registrations),
-        })
+            files: Mutex::new(vec![file.clone()]),
+            registrations: Mutex::new(registered.iter().map(|(start, _)| *start).collect()),
+        }
     }
 
     /// Grants a lease, adding a counter file within the quota when all slots are in use.
@@ -178,11 +166,6 @@ impl Peer {
             self.ledger.add_file(&file);
             files.push(file);
         }
-    }
-
-    /// Returns its first counter file, which comes with the welcome.
-    pub fn first_file(&self) -> Arc<CounterFile> {
-        lock(&self.files)[0].clone()
     }
 
     /// Returns one of its counter files.

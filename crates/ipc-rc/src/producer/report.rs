@@ -1,5 +1,6 @@
 //! What a session holds and who holds it, as data.
 
+use std::fmt;
 use std::sync::atomic::Ordering;
 
 use gpu_api::{Holder, Reclaim, SourceUsage};
@@ -42,7 +43,7 @@ pub struct Stats {
     pub revoked: u64,
     /// Grants taken back because nobody claimed them in time, so far.
     pub expired: u64,
-    /// Participants buried so far.
+    /// Participants that died with leases or mappings and are buried, so far.
     pub deaths: u64,
     /// Words found corrupt so far.
     pub corrupt_words: u64,
@@ -57,7 +58,7 @@ pub struct Stats {
 }
 
 /// What was still held when a shutdown's time was over.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ShutdownReport {
     /// Nothing was held any more.
@@ -66,8 +67,26 @@ pub struct ShutdownReport {
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Of those, blocks that this process itself has: their [`SentBlock`](crate::SentBlock) is not dropped.
+    pub own_blocks: u64,
     /// Those who hold leases or mappings.
     pub holders: Vec<Holder>,
+}
+
+impl fmt::Display for ShutdownReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.clean {
+            return f.write_str("nothing is held");
+        }
+        write!(f, "{} blocks of {} bytes are held", self.blocks, self.bytes)?;
+        if self.own_blocks > 0 {
+            write!(f, "; {} by this process itself: drop them", self.own_blocks)?;
+        }
+        for Holder { participant, pid, command, leases, mappings, .. } in &self.holders {
+            write!(f, "; {participant} ({command}, process {pid}) has {leases} leases and {mappings} mappings")?;
+        }
+        Ok(())
+    }
 }
 
 impl Stats {
@@ -214,7 +233,7 @@ impl Core {
             deaths: self.deaths.load(Ordering::Relaxed),
             corrupt_words: self.corrupt_words.load(Ordering::Relaxed),
             tickets: self.tickets.live() as u64,
-            source: self.source.usage(),
+            source: self.ask_source(|source| source.usage()).unwrap_or_default(),
             ..Stats::default()
         };
         for peer in self.peers.load().iter().flatten() {
@@ -240,6 +259,8 @@ impl Core {
             clean: live.blocks == 0 && holders.is_empty(),
             blocks: live.blocks,
             bytes: live.bytes,
+            // Read after: a block that is dropped meanwhile is nobody's own.
+            own_blocks: live.blocks.saturating_sub(self.limbo.sum().blocks),
             holders,
         }
     }

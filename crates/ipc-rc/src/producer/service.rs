@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,17 +14,20 @@ use std::time::{Duration, Instant};
 use gpu_api::{ParticipantId, Reclaim, RegionId, Result};
 
 use crate::gpu_event::GpuEvent;
+use crate::producer::admission::Greeting;
 use crate::producer::block::keep_for_ever;
 use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
+use crate::producer::notice::SessionNotice;
 use crate::producer::peer::Peer;
 use crate::producer::reclaimed::ReclaimedBlocks;
 use crate::producer::share::{find, place_of};
 use channel::os::blocking::Blocking;
 use channel::os::clock::Tick;
+use channel::os::closer::Closer;
 use channel::os::poller::Poller;
 use channel::os::process;
-use channel::os::socket::Listener;
+use channel::os::socket::{self, Listener};
 use channel::trace_point;
 use channel::wire::message::ToParticipant;
 
@@ -51,9 +55,13 @@ pub(crate) struct Service {
     pub(super) allowed: Vec<u32>,
     pub(super) own_pidfd: OwnedFd,
     poller: Poller,
-    watches: HashMap<u64, Watch>,
+    pub(super) watches: HashMap<u64, Watch>,
     /// Connections that have not said hello yet, the oldest first.
-    pub(super) greetings: BTreeMap<u64, OwnedFd>,
+    pub(super) greetings: BTreeMap<u64, Greeting>,
+    /// Closes what others sent.
+    pub(super) closer: Closer,
+    /// Connections are left in the backlog for a while.
+    is_deaf: bool,
     next_key: u64,
     pub(super) next_serial: u64,
     poll: Duration,
@@ -80,6 +88,8 @@ impl Service {
             allowed,
             watches: HashMap::new(),
             greetings: BTreeMap::new(),
+            closer: Closer::default(),
+            is_deaf: false,
             next_key: 0,
             next_serial: 1,
             poll: POLL.0,
@@ -101,10 +111,30 @@ impl Service {
 
     /// Runs until nothing is left to do, ever.
     pub fn run(mut self) {
-        while !self.is_finished() {
-            self.turn();
+        // Whatever panics, a source of regions or whoever listens to the log, somebody is told.
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            while !self.is_finished() {
+                self.turn();
+            }
+        }));
+        match ran {
+            Ok(()) => self.finish(),
+            Err(_) => self.fail(),
         }
-        self.finish();
+    }
+
+    /// Tells everybody that nobody looks after the session any more. What is held stays: this end proves nothing.
+    fn fail(mut self) {
+        self.core.fail();
+        if let Some(listener) = self.listener.take() {
+            let _ = listener.unlink();
+        }
+        self.core.is_unlinked.store(true, Ordering::Relaxed);
+        for peer in self.core.peers.load().iter().flatten() {
+            socket::hang_up(&peer.socket);
+        }
+        self.core.notices.push(SessionNotice::Failed);
+        self.core.announce_change();
     }
 
     /// Waits for something to do, and does it.
@@ -114,6 +144,8 @@ impl Service {
             if let Err(error) = listener.unlink() {
                 tracing::warn!(%error, "the session's socket file stays; the next session to open removes it");
             }
+            self.core.is_unlinked.store(true, Ordering::Relaxed);
+            self.core.announce_change();
             for peer in self.core.peers.load().iter().flatten() {
                 // One who cannot be told sees the hang-up.
                 let _ = self.core.outbox.push(peer, &ToParticipant::Closing, None);
@@ -136,7 +168,8 @@ impl Service {
                 Some(Watch::Descendant(id, _)) => self.note(key, id, |peer| peer.proof().descendants -= 1),
             }
         }
-        self.welcome_arrivals();
+        self.accept_arrivals();
+        self.listen_again();
         self.flush();
         self.expire();
         // Before the burials: what a participant has ended before it went keeps it no longer, and nothing else may wake this
@@ -182,7 +215,7 @@ impl Service {
         let watches = core.watches_releases.load(Ordering::Relaxed);
         let poll = if (waits && unseen) || watches {
             Some(self.poll)
-        } else if reminded || core.outbox.is_waiting() || words() {
+        } else if reminded || core.outbox.is_waiting() || self.is_deaf || words() {
             Some(POLL.1)
         } else {
             None
@@ -221,6 +254,35 @@ impl Service {
         let asked: Vec<RegionId> = mapped.iter().copied().filter(|region| !self.wanted.contains(region)).collect();
         self.core.ask_to_unmap_these(&asked);
         self.wanted = mapped;
+    }
+
+    /// Leaves connections in the backlog until fewer wait for their close.
+    pub(super) fn pause_listening(&mut self) {
+        self.listen(false);
+    }
+
+    fn listen_again(&mut self) {
+        if self.is_deaf && !self.closer.is_crowded() {
+            self.listen(true);
+        }
+    }
+
+    fn listen(&mut self, listens: bool) {
+        let Some(listener) = &self.listener else { return };
+        let key = self.watches.iter().find(|(_, watch)| **watch == Watch::Listener).map(|(&key, _)| key);
+        let Some(key) = key else { return };
+        if listens {
+            self.poller.resume(listener.as_fd(), key);
+        } else {
+            self.poller.pause(listener.as_fd(), key);
+        }
+        self.is_deaf = !listens;
+    }
+
+    /// Reads no more of a participant that speaks nonsense or has shut its end for writing: its hang-up alone is awaited.
+    pub(super) fn silence(&mut self, key: u64, peer: &Arc<Peer>) {
+        self.poller.pause(peer.socket.as_fd(), key);
+        self.close(peer);
     }
 
     pub(super) fn watch(&mut self, fd: BorrowedFd<'_>, watch: Watch) -> Result<u64> {
@@ -317,20 +379,25 @@ impl Service {
         let now = Instant::now();
         let peers = self.core.peers.load_full();
         for peer in peers.iter().flatten() {
-            let (dead, departed) = {
+            let (dead, hung_up) = {
                 let mut proof = peer.proof();
                 if proof.complete.is_some() && peer.shows_life() {
                     // The driver's own sign is the last: the quarantine begins when it is gone.
                     proof.complete = Some(now);
                 }
                 let over = proof.complete.is_some_and(|complete| now.duration_since(complete) >= self.core.quarantine);
-                (over, proof.farewell && proof.hung_up)
+                (over, proof.hung_up)
             };
-            if dead {
+            // Nobody speaks for it any more, and it has nothing: it needs no proof of its death, and may not be dead.
+            if hung_up && peer.ledger.is_empty() && peer.mappings() == 0 {
+                self.let_go(peer);
+                self.core.notices.push(SessionNotice::Left { participant: peer.id });
+                self.core.announce_change();
+            } else if dead {
                 let mut out = ReclaimedBlocks::new();
                 peer.ledger.bury(&mut out);
                 let grave = out.len();
-                self.end(peer);
+                self.let_go(peer);
                 self.core.deaths.fetch_add(1, Ordering::Relaxed);
                 if self.core.gpu.caps().shared_context {
                     // In a shared context a process' death proves nothing about its GPU work.
@@ -340,35 +407,31 @@ impl Service {
                 }
                 trace_point!("bury");
                 tracing::debug!(participant = %peer.id, leases = grave, "a dead participant's leases are ended");
-                self.core.announce_change();
-            } else if departed && peer.ledger.is_empty() && peer.mappings() == 0 {
-                self.end(peer);
+                self.core.notices.push(SessionNotice::Left { participant: peer.id });
                 self.core.announce_change();
             }
         }
     }
 
-    /// Takes a participant out of the table.
-    fn end(&mut self, peer: &Arc<Peer>) {
+    /// The one way out: a participant's watches, kept messages, place and mappings go, and it stays among those that leave
+    /// until no stream of ours owes it a word. Also for one whose welcome failed, which was in no table.
+    pub(super) fn let_go(&mut self, peer: &Arc<Peer>) {
+        peer.gone.store(true, Ordering::Relaxed);
         let unmapped = peer.forget_mappings();
         self.unmapped |= !unmapped.is_empty();
         self.core.note_unpinned(&unmapped);
-        let keys: Vec<u64> = self
-            .watches
-            .iter()
-            .filter(|(_, watch)| match watch {
-                Watch::Socket(id) | Watch::Process(id) | Watch::Descendant(id, _) => *id == peer.id,
-                _ => false,
-            })
-            .map(|(&key, _)| key)
-            .collect();
-        for key in keys {
-            match self.watches.get(&key).copied() {
-                Some(Watch::Process(_)) => self.unwatch(key, peer.pidfd.as_fd()),
-                Some(Watch::Descendant(_, n)) => self.unwatch(key, peer.descendants[n].as_fd()),
-                _ => self.unwatch(key, peer.socket.as_fd()),
+        self.watches.retain(|_, watch| {
+            let (is_its, fd) = match *watch {
+                Watch::Socket(id) => (id == peer.id, &peer.socket),
+                Watch::Process(id) => (id == peer.id, &peer.pidfd),
+                Watch::Descendant(id, n) if id == peer.id => (true, &peer.descendants[n]),
+                _ => return true,
+            };
+            if is_its {
+                self.poller.remove(fd.as_fd());
             }
-        }
+            !is_its
+        });
         self.core.outbox.forget(peer.id);
         peer.words.close();
         peer.words.want_proof();
@@ -377,7 +440,9 @@ impl Service {
         let place = place_of(peer.id);
         self.core.peers.rcu(|peers| {
             let mut peers = Vec::clone(peers);
-            peers[place] = None;
+            if let Some(seat) = peers.get_mut(place).filter(|seat| seat.as_ref().is_some_and(|it| it.id == peer.id)) {
+                *seat = None;
+            }
             peers
         });
         peer.ledger.leave();

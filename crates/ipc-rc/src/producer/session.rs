@@ -1,5 +1,6 @@
 //! Sessions: what a producer opens.
 
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use crate::producer::core::Core;
 use crate::producer::ledger::Effort;
 use crate::producer::notice::SessionNotice;
 use crate::producer::report::{ShutdownReport, Stats};
-use crate::producer::share::{After, ShareOptions, To};
+use crate::producer::share::{After, ShareOptions, To, find};
 use channel::os::socket;
 use channel::wire::descriptor::{Descriptor, SessionId};
 
@@ -46,10 +47,9 @@ use channel::wire::descriptor::{Descriptor, SessionId};
 /// assert!(report.clean, "still held by {:?}", report.holders);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Session(Arc<Handle>);
 
-#[derive(Debug)]
 struct Handle {
     core: ManuallyDrop<Arc<Core>>,
     path: PathBuf,
@@ -280,6 +280,12 @@ impl Session {
         peers.iter().flatten().filter(|peer| !peer.gone.load(Ordering::Relaxed)).map(|peer| peer.id).collect()
     }
 
+    /// Returns what a participant that is connected calls itself, or else the command that it runs.
+    pub fn participant_name(&self, participant: ParticipantId) -> Option<String> {
+        let peers = self.core().peers.load();
+        find(&peers, participant).map(|peer| peer.name.clone())
+    }
+
     /// Waits until at least `count` participants are connected, and lists them.
     ///
     /// # Errors
@@ -319,9 +325,10 @@ impl Session {
         self.core().source.trim()
     }
 
-    /// Says what is held and by whom.
+    /// Says what is held and by whom; in a forked child that nothing is.
     pub fn stats(&self) -> Stats {
-        self.core().stats()
+        let core = self.core();
+        if core.guard.is_child() { Stats::default() } else { core.stats() }
     }
 
     /// Gives the session to an allocator that wants to know whom to ask when memory is short.
@@ -332,19 +339,29 @@ impl Session {
 
     /// Shares nothing more, closes the socket, and waits until nothing is held or `timeout` has passed.
     ///
-    /// Whatever the report says is still held stays safe: the session's thread goes on until it ends.
+    /// Whatever the report says is still held stays safe: the session's thread goes on until it ends. Blocks that the caller
+    /// itself has not dropped are held too, and the report counts them apart. In a forked child nothing is done, and the
+    /// report is not clean.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
-        if !core.guard.is_child() {
-            core.closing.store(true, Ordering::Relaxed);
-            core.waker.wake();
-            let deadline = Instant::now().checked_add(timeout);
-            core.wait_until(deadline, || {
-                core.collect(Effort::Everything);
-                core.shutdown_report().clean.then_some(())
-            });
+        if core.guard.is_child() {
+            return ShutdownReport::default();
         }
+        core.closing.store(true, Ordering::Relaxed);
+        core.waker.wake();
+        let deadline = Instant::now().checked_add(timeout);
+        core.wait_until(deadline, || {
+            core.collect(Effort::Everything);
+            // The thread removes the socket's name first of all.
+            (core.is_unlinked.load(Ordering::Relaxed) && core.shutdown_report().clean).then_some(())
+        });
         core.shutdown_report()
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("id", &self.id()).field("path", &self.0.path).finish_non_exhaustive()
     }
 }
 

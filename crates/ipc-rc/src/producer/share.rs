@@ -1,7 +1,7 @@
 //! Sharing: a fence, a grant, a descriptor.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use gpu_api::{Error, ParticipantId, Result};
@@ -92,8 +92,7 @@ impl Core {
                 let fence = match after {
                     After::Done => None,
                     After::Stream(stream) => {
-                        let peers = self.peers.load();
-                        let peer = addressee(&peers, id)?;
+                        let peer = self.addressee(id)?;
                         let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
                         block.note_use(stream);
                         let fence = self.fences.queue(&self.gpu, stream, id, &peer.words)?;
@@ -176,12 +175,20 @@ impl Core {
 
     /// Queues one value for every participant among the grants, and returns the fences by place.
     fn fence_all(&self, grants: &[(&Arc<Block>, To)], stream: &Stream) -> Result<Vec<Option<Fence>>> {
-        let peers = self.peers.load();
+        let mut peers = self.peers.load();
+        let known = |peers: &[Option<Arc<Peer>>], to: &To| match to {
+            To::Participant(id) => find(peers, *id).is_some(),
+            To::Ticket(_) => true,
+        };
+        if !grants.iter().all(|(_, to)| known(&peers, to)) {
+            self.await_seating();
+            peers = self.peers.load();
+        }
         let mut addressees: Vec<(&Arc<Peer>, Option<Fence>)> = Vec::new();
         let mut seen = vec![false; peers.len()];
         for (_, to) in grants {
             let To::Participant(id) = *to else { continue };
-            let peer = addressee(&peers, id)?;
+            let peer = seated(&peers, id)?;
             if !std::mem::replace(&mut seen[place_of(id)], true) {
                 addressees.push((peer, None));
             }
@@ -267,9 +274,22 @@ impl Core {
         let ledger = self.places.get(place_of(id)).ok_or_else(gone)?;
         match ledger.grant(id, block, now, time_to_live) {
             Ok(lease) => Ok(lease),
-            Err(Refusal::Gone) => Err(gone()),
-            Err(Refusal::Full) => self.grant(addressee(&self.peers.load(), id)?, block, now, time_to_live),
+            Err(Refusal::Gone | Refusal::Full) => self.grant(&self.addressee(id)?, block, now, time_to_live),
         }
+    }
+
+    /// Finds a participant that can be granted something; one that is being seated at this moment is waited for.
+    fn addressee(&self, id: ParticipantId) -> Result<Arc<Peer>> {
+        seated(&self.peers.load(), id).cloned().or_else(|_| {
+            self.await_seating();
+            seated(&self.peers.load(), id).cloned()
+        })
+    }
+
+    /// Waits until whoever has read its welcome is in the table.
+    #[cold]
+    fn await_seating(&self) {
+        drop(self.seating.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Grants a lease in a participant's own file.
@@ -365,7 +385,7 @@ enum Named {
 }
 
 /// Finds a participant that can be granted something.
-fn addressee(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Result<&Arc<Peer>> {
+fn seated(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Result<&Arc<Peer>> {
     find(peers, id).filter(|peer| !peer.gone.load(Ordering::Relaxed)).ok_or(Error::ParticipantGone { participant: id })
 }
 

@@ -10,42 +10,62 @@ use rustix::io::Errno;
 
 use super::{address_of, new_socket};
 
-/// Connects to a producer's socket.
+/// A socket that is not connected yet.
+///
+/// It is made before the process' descendants are counted, so that a child forked after that has a copy of it, which keeps
+/// the proof of death from being complete; and connected after, so that nobody waits at the session while they are.
+#[derive(Debug)]
+pub struct Connecting(OwnedFd);
+
+impl Connecting {
+    /// Makes the socket.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] when no file descriptor is left.
+    pub fn new() -> Result<Connecting> {
+        new_socket().map(Connecting)
+    }
+
+    /// Connects to a producer's socket, trying again while its backlog is full.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connect`] when nobody answers at that path, [`Error::Invalid`] for a path that is too long.
+    pub fn connect_within(self, path: &Path, deadline: Option<Instant>) -> Result<OwnedFd> {
+        let address = address_of(path)?;
+        loop {
+            let error = match rustix::net::connect(&self.0, &address) {
+                Ok(()) => return Ok(self.0),
+                Err(e) => connect_error(path, e),
+            };
+            if !is_backlog_full(&error) || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(error);
+            }
+            // A full backlog wakes nobody when it empties.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Connects for whoever has no descendants to name.
 ///
 /// # Errors
 ///
-/// [`Error::Connect`] when nobody answers at that path; [`is_backlog_full`] tells the one case in which the same call
-/// can succeed a moment later. [`Error::Invalid`] for a path that is too long, [`Error::System`] when no file
-/// descriptor is left.
+/// As [`Connecting::connect_within`].
+pub fn connect_within(path: &Path, deadline: Option<Instant>) -> Result<OwnedFd> {
+    Connecting::new()?.connect_within(path, deadline)
+}
+
+/// Connects at once, or says why not.
+#[cfg(test)]
 pub(super) fn connect(path: &Path) -> Result<OwnedFd> {
-    let address = address_of(path)?;
-    let socket = new_socket()?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) => Ok(socket),
-        Err(e) => Err(connect_error(path, e)),
-    }
+    connect_within(path, Some(Instant::now()))
 }
 
 /// Says whether a `connect` failed only because more participants came at once than the producer had taken in.
 pub(super) fn is_backlog_full(error: &Error) -> bool {
     matches!(error, Error::Connect { source: Some(e), .. } if Errno::from_io_error(e) == Some(Errno::AGAIN))
-}
-
-/// Connects, trying again while the producer's backlog is full.
-///
-/// # Errors
-///
-/// As `connect`.
-pub fn connect_within(path: &Path, deadline: Option<Instant>) -> Result<OwnedFd> {
-    loop {
-        match connect(path) {
-            Err(error) if is_backlog_full(&error) && deadline.is_none_or(|deadline| Instant::now() < deadline) => {
-                // A full backlog wakes nobody when it empties.
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            done => return done,
-        }
-    }
 }
 
 fn connect_error(path: &Path, e: Errno) -> Error {

@@ -3,8 +3,17 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// Returns the user whose process called `connect`.
-pub fn peer_uid(fd: impl AsFd) -> io::Result<u32> {
+/// Who called `connect`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Credentials {
+    /// The user.
+    pub uid: u32,
+    /// The process; 0 when it is in a namespace that hides it.
+    pub pid: u32,
+}
+
+/// Returns the user and the process that called `connect`.
+pub fn credentials(fd: impl AsFd) -> io::Result<Credentials> {
     // rustix reads the same option into a pid that must not be 0, which it is for a peer in a hidden namespace.
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -21,7 +30,10 @@ pub fn peer_uid(fd: impl AsFd) -> io::Result<u32> {
             &raw mut len,
         )
     };
-    if answer == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Credentials { uid: peer.uid, pid: peer.pid.cast_unsigned() })
 }
 
 /// Returns a pidfd of the process that called `connect`; `None` before Linux 6.5 and for a process that is gone.
@@ -31,7 +43,7 @@ pub fn peer_uid(fd: impl AsFd) -> io::Result<u32> {
 pub fn peer_pidfd(fd: impl AsFd) -> Option<OwnedFd> {
     let mut pidfd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: as in `peer_uid`, with an integer.
+    // SAFETY: as in `credentials`, with an integer.
     let answer = unsafe {
         libc::getsockopt(
             fd.as_fd().as_raw_fd(),
@@ -63,11 +75,12 @@ mod tests {
         let listener = Listener::bind(&Place::Path { path: dir.join("s"), others: false }).expect("bind");
         let _here = connect(listener.path()).expect("connect");
         let there = listener.accept().expect("accept").expect("one that waits");
-        assert_eq!(peer_uid(&there).expect("its user"), rustix::process::geteuid().as_raw());
+        let us = Credentials { uid: rustix::process::geteuid().as_raw(), pid: std::process::id() };
+        assert_eq!(credentials(&there).expect("its user"), us);
         let pidfd = peer_pidfd(&there).expect("Linux 6.5 or later");
         assert!(same_process(pidfd.as_fd()).expect("a readable /proc"));
         let (no_socket, _) = io::pipe().expect("a pipe");
-        assert!(peer_uid(&no_socket).is_err());
+        assert!(credentials(&no_socket).is_err());
         assert!(peer_pidfd(&no_socket).is_none());
     }
 }

@@ -14,6 +14,7 @@ use rustix::net::{
 };
 
 use super::system_error;
+use crate::os::closer::{Closer, Foreign};
 use crate::wire::message::MOST_BYTES;
 
 /// The most descriptors that the kernel passes with one packet (`SCM_MAX_FD`).
@@ -106,6 +107,64 @@ pub fn receive(fd: impl AsFd, packet: &mut [u8; MOST_BYTES], fds: &mut Vec<Owned
         }
     }
     Ok(ReceiveOutcome::Packet(got.bytes))
+}
+
+/// Receives one packet of somebody who may mean harm; nothing that comes with it is closed by this thread.
+///
+/// The descriptors are taken while the packet still has its own copies, so that none of those is the last. What finds no
+/// room among this process' descriptors stays in the socket's queue.
+///
+/// # Errors
+///
+/// As [`receive`]; after `EMFILE` the packet is still there.
+pub fn receive_guarded(
+    fd: impl AsFd,
+    packet: &mut [u8; MOST_BYTES],
+    closer: &Closer,
+    fds: &mut Vec<Foreign>,
+) -> io::Result<ReceiveOutcome> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+    let got = loop {
+        match recvmsg(&fd, &mut [IoSliceMut::new(packet)], &mut control, flags) {
+            Ok(got) => break got,
+            Err(Errno::INTR | Errno::CONNRESET) => {}
+            Err(Errno::AGAIN) => return Ok(ReceiveOutcome::Empty),
+            Err(e) => return Err(e.into()),
+        }
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(came) = message {
+            fds.extend(came.map(|fd| closer.guard(fd)));
+        }
+    }
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::MFILE.into());
+    }
+    if got.bytes == 0 && has_hung_up(&fd) {
+        return Ok(ReceiveOutcome::HungUp);
+    }
+    loop {
+        match recvmsg(&fd, &mut [], &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT) {
+            Ok(_) | Err(Errno::AGAIN) => break,
+            Err(Errno::INTR | Errno::CONNRESET) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    if got.flags.contains(ReturnFlags::TRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet longer than any message"));
+    }
+    if got.bytes == 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "an empty packet"));
+    }
+    Ok(ReceiveOutcome::Packet(got.bytes))
+}
+
+/// Ends a connection for whoever has a copy of either end. What was sent can still be read.
+pub fn hang_up(fd: impl AsFd) {
+    // The only failure is a connection that has ended: that is what is wanted.
+    let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
 }
 
 /// Says whether the other end is closed in every process that had it. Packets of it may still be unread.

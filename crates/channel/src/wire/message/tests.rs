@@ -127,11 +127,8 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
 fn to_producer() -> impl Strategy<Value = ToProducer> {
     let backend = proptest::sample::select(BackendKind::ALL.to_vec());
     prop_oneof![
-        (backend, device(), 0..=MOST_DESCENDANTS as u16).prop_map(|(backend, device, descendants)| ToProducer::Hello {
-            backend,
-            device,
-            descendants
-        }),
+        (backend, device(), 0..=MOST_DESCENDANTS as u16, "[a-z é]{0,20}")
+            .prop_map(|(backend, device, descendants, name)| ToProducer::Hello { backend, device, descendants, name }),
         (any::<u64>(), region(), access(), lease())
             .prop_map(|(request, region, access, lease)| { ToProducer::MapRegion { request, region, access, lease } }),
         (any::<u64>(), proptest::collection::vec(ticket(), 1..=MOST_TICKETS)).prop_map(|(request, tickets)| {
@@ -269,11 +266,11 @@ proptest! {
 #[test]
 fn the_bytes_are_where_the_tables_say() {
     let mut packet = [0; MOST_BYTES];
-    let hello =
-        ToProducer::Hello { backend: BackendKind::Cuda, device: DeviceUuid(*b"0123456789abcdef"), descendants: 3 };
+    let (backend, device) = (BackendKind::Cuda, DeviceUuid(*b"0123456789abcdef"));
+    let hello = ToProducer::Hello { backend, device, descendants: 3, name: "decoder".into() };
     let len = hello.encode(&mut packet);
     let start = b"GI\x01\0\x01\0\x04\0\0\0\0\0\0\0\0\0";
-    assert_eq!(packet[..len], [&start[..], b"\x02\0\x03\0\0\0\0\0", b"0123456789abcdef"].concat());
+    assert_eq!(packet[..len], [&start[..], b"\x02\0\x03\0\0\0\0\0", b"0123456789abcdef", b"\x07\0decoder"].concat());
 
     let region = ToParticipant::Region {
         request: 9,

@@ -34,6 +34,8 @@ pub enum ToProducer {
         device: DeviceUuid,
         /// How many pidfds follow the first.
         descendants: u16,
+        /// What the participant calls itself, for people; empty for nothing.
+        name: String,
     },
     /// Asks for what it takes to map a region.
     MapRegion {
@@ -132,11 +134,12 @@ impl ToProducer {
         };
         let mut w = Writer::start(packet, number, self.fds(), request);
         match self {
-            ToProducer::Hello { backend, device, descendants } => {
+            ToProducer::Hello { backend, device, descendants, name } => {
                 w.put(&[*backend as u8, 0]);
                 w.put(&descendants.to_le_bytes());
                 w.put(&[0; 4]);
                 w.put(&device.0);
+                w.text(name);
             }
             ToProducer::MapRegion { region, access, lease, .. } => {
                 w.put(&region.0.to_le_bytes());
@@ -182,7 +185,7 @@ impl ToProducer {
                     return Err(malformed("the number of descendants", descendants, "at most 200"));
                 }
                 r.zeros::<4>()?;
-                ToProducer::Hello { backend, device: DeviceUuid(r.array()?), descendants }
+                ToProducer::Hello { backend, device: DeviceUuid(r.array()?), descendants, name: r.text()? }
             }
             MAP_REGION => {
                 let (region, access) = (RegionId(r.u64()?), r.access()?);

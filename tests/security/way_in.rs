@@ -1,0 +1,336 @@
+//! The way in and the way out: connections that end, stall or lie at every step, and what they leave behind.
+
+use std::fs;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use gpu_ipc::{After, Participant, ParticipantId, SessionNotice, Stream, To, Wait};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::net::Shutdown;
+
+use crate::stranger::{HELLO, Idler, REFUSED, Stranger, hear, hello, say};
+use crate::{Case, Stage, WATCHDOG, open_gpu, wait_until};
+
+pub const CASES: &[Case] = &[
+    ("way_in::who_leaves_after_the_welcome_is_no_participant", leaves_after_the_welcome),
+    ("way_in::who_leaves_before_the_welcome_harms_no_share", leaves_before_the_welcome),
+    ("way_in::every_step_that_fails_leaves_nothing", every_step),
+    ("way_in::descriptors_that_take_long_to_close_keep_nobody", lingering),
+    ("way_in::a_connection_that_is_shut_for_writing_costs_nothing", half_closed),
+    ("way_in::silent_connections_keep_out_no_other_process", silent),
+    ("way_in::words_are_unmapped_only_when_no_stream_owes_them_a_value", owed_words),
+    ("way_in::who_joins_and_leaves_is_told_by_name", told),
+    ("way_in::a_shut_down_session_leaves_no_socket", no_socket_left),
+];
+
+fn open_files() -> usize {
+    fs::read_dir("/proc/self/fd").expect("proc is mounted").count()
+}
+
+/// Counter files that this process has mapped.
+fn mapped_files() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").expect("proc is mounted");
+    maps.lines().filter(|line| line.contains("gpu-ipc-counters")).count()
+}
+
+/// A connect that fails after its welcome: the process lives on.
+fn leaves_after_the_welcome() {
+    let stage = Stage::new();
+    let idler = Idler::new();
+    let (files, maps) = (open_files(), mapped_files());
+    for _ in 0..300 {
+        drop(Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd()));
+    }
+    wait_until("the rows to go", || stage.session.participants() == [stage.honest.id()]);
+    wait_until("their files to go", || open_files() <= files && mapped_files() <= maps);
+    assert_eq!(stage.session.stats().deaths, 0, "nobody died");
+    stage.end();
+}
+
+/// Connections end between hello and welcome while a thread shares with everybody that is listed.
+fn leaves_before_the_welcome() {
+    let stage = Stage::new();
+    let idler = Idler::new();
+    let stream = Stream::create(&stage.gpu).expect("a stream");
+    let (block, done) = (stage.block(), AtomicBool::new(false));
+    let shared = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for id in stage.session.participants() {
+                    if let Ok(descriptor) = block.share(To::Participant(id), After::Stream(&stream)) {
+                        shared.fetch_add(1, Ordering::Relaxed);
+                        block.cancel(&descriptor).expect("it is ours");
+                    }
+                }
+            }
+        });
+        for n in 0..500 {
+            let socket = Stranger::connect(stage.session.socket_path()).expect("it listens");
+            say(&socket, HELLO, 0, &hello(&stage.gpu, 0), &[idler.fd()]).expect("said");
+            // Sometimes it stays until it can be shared with.
+            if n % 4 == 0 {
+                let _ = hear(&socket);
+            }
+        }
+        let before = shared.load(Ordering::Relaxed);
+        wait_until("more shares", || shared.load(Ordering::Relaxed) > before);
+        done.store(true, Ordering::Relaxed);
+    });
+    wait_until("the rows to go", || stage.session.participants() == [stage.honest.id()]);
+    drop((block, idler));
+    stage.end();
+}
+
+/// Every way that a newcomer can fail in, one after the other: nothing stays of it, and the next is served.
+fn every_step() {
+    let stage = Stage::new();
+    let idler = Idler::new();
+    let path = stage.session.socket_path().to_owned();
+    let (pipe, _other) = std::io::pipe().expect("a pipe");
+    let body = hello(&stage.gpu, 0);
+    let connect = || Stranger::connect(&path).expect("it listens");
+    let says = |number: u16, body: &[u8], fds: &[rustix::fd::BorrowedFd<'_>]| {
+        let socket = connect();
+        say(&socket, number, 0, body, fds).expect("said");
+        socket
+    };
+    let mut other_device = body.clone();
+    other_device[10] ^= 1;
+    let cases: &[(&str, &dyn Fn() -> OwnedFd, bool)] = &[
+        ("connects and goes", &connect, false),
+        ("says nothing that makes sense", &|| says(77, b"nonsense", &[]), true),
+        ("says hello with no pidfd", &|| says(HELLO, &body, &[]), true),
+        ("says hello with a pipe for a pidfd", &|| says(HELLO, &body, &[pipe.as_fd()]), true),
+        ("says hello for another device", &|| says(HELLO, &other_device, &[idler.fd()]), true),
+        ("says hello with too many descendants", &|| says(HELLO, &hello(&stage.gpu, 201), &[idler.fd(); 202]), true),
+        ("says hello and goes", &|| says(HELLO, &body, &[idler.fd()]), false),
+        (
+            "says hello and shuts its end",
+            &|| {
+                let socket = says(HELLO, &body, &[idler.fd()]);
+                rustix::net::shutdown(&socket, Shutdown::Both).expect("shut");
+                socket
+            },
+            false,
+        ),
+        (
+            "shuts its end and says hello never",
+            &|| {
+                let socket = connect();
+                rustix::net::shutdown(&socket, Shutdown::Write).expect("shut");
+                socket
+            },
+            false,
+        ),
+        (
+            "sends an empty packet",
+            &|| {
+                let socket = connect();
+                rustix::net::send(&socket, b"", rustix::net::SendFlags::empty()).expect("sent");
+                socket
+            },
+            false,
+        ),
+    ];
+    let files = open_files();
+    for (what, fail, refused) in cases {
+        for _ in 0..3 {
+            let socket = fail();
+            if *refused {
+                let heard = hear(&socket).unwrap_or_else(|| panic!("{what}: it is told nothing"));
+                assert_eq!(heard.number, REFUSED, "{what}");
+            }
+            drop(socket);
+        }
+        wait_until(what, || stage.session.participants() == [stage.honest.id()] && open_files() <= files);
+        let next = Participant::builder(stage.gpu.clone()).connect(&path).unwrap_or_else(|e| panic!("{what}: {e}"));
+        drop(next);
+        wait_until("the next to go", || stage.session.participants() == [stage.honest.id()] && open_files() <= files);
+    }
+    stage.end();
+}
+
+/// A TCP connection whose close takes an hour, and the end that keeps it so.
+fn slow_to_close() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut ours = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+    let (theirs, _) = listener.accept().expect("accepted");
+    rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(3600))).expect("it lingers");
+    ours.set_nonblocking(true).expect("not blocking");
+    while ours.write(&[0; 65_536]).is_ok() {}
+    (ours.into(), theirs)
+}
+
+/// Closes on a thread of its own: this process' copy may be the last.
+fn let_go(closes: impl Send + 'static) {
+    std::thread::spawn(move || drop(closes));
+}
+
+fn lingering() {
+    let stage = Stage::new();
+    let idler = Idler::new();
+    let mut kept = Vec::new();
+    for _ in 0..10 {
+        // Instead of a hello, with one, and from one who is let in.
+        let (slow, theirs) = slow_to_close();
+        kept.push(theirs);
+        let socket = Stranger::connect(stage.session.socket_path()).expect("it listens");
+        say(&socket, 77, 0, b"nonsense", &[slow.as_fd()]).expect("said");
+        let_go((socket, slow));
+        let (slow, theirs) = slow_to_close();
+        kept.push(theirs);
+        let socket = Stranger::connect(stage.session.socket_path()).expect("it listens");
+        say(&socket, HELLO, 0, &hello(&stage.gpu, 0), &[slow.as_fd()]).expect("said");
+        let_go((socket, slow));
+        let (slow, theirs) = slow_to_close();
+        kept.push(theirs);
+        let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
+        say(&stranger.socket, 77, 0, b"nonsense", &[slow.as_fd()]).expect("said");
+        // And one that nobody reads any more when the connection is closed.
+        say(&stranger.socket, 77, 0, b"nonsense", &[slow.as_fd()]).expect("said");
+        let_go((stranger, slow));
+    }
+    stage.check();
+    let late = Participant::builder(stage.gpu.clone()).timeout(Some(WATCHDOG)).connect(stage.session.socket_path());
+    drop(late.expect("nobody waits for a stranger's close"));
+    // A close ends when its other end does.
+    drop(kept);
+    stage.end();
+}
+
+/// The state of the session's thread, as the kernel names it.
+fn thread_states() -> Vec<char> {
+    let tasks = fs::read_dir("/proc/self/task").expect("proc is mounted").flatten();
+    let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    let sessions = stats.filter(|stat| stat.contains("(gpu-ipc-session)"));
+    sessions.filter_map(|stat| stat.rsplit(") ").next()?.chars().next()).collect()
+}
+
+fn half_closed() {
+    let stage = Stage::new();
+    let idler = Idler::new();
+    let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
+    rustix::net::shutdown(&stranger.socket, Shutdown::Write).expect("shut");
+    wait_until("it to be granted nothing more", || {
+        let block = stage.block();
+        block.share(To::Participant(ParticipantId(stranger.id)), After::Done).is_err()
+    });
+    // A thread that spins is hardly ever seen asleep, and never so often in a row.
+    let mut asleep = 0;
+    wait_until("the session's thread to sleep", || {
+        std::thread::sleep(Duration::from_millis(1));
+        asleep = if thread_states().contains(&'S') { asleep + 1 } else { 0 };
+        asleep == 50
+    });
+    stage.check();
+    drop(stranger);
+    wait_until("its row to go", || stage.session.participants() == [stage.honest.id()]);
+    stage.end();
+}
+
+/// One that is slow with its hello, and from another process any number that say nothing.
+fn silent() {
+    let stage = Stage::new();
+    let path = stage.session.socket_path();
+    let idler = Idler::new();
+    let mut slow = crate::users::start_here(&format!("slow {}", path.display()));
+    assert_eq!(slow.hear(), "connected");
+    let silent: Vec<OwnedFd> = (0..600).map(|_| Stranger::connect(path).expect("it listens")).collect();
+    // They are all taken in when one that comes after them is served.
+    drop(Stranger::join(path, &stage.gpu, idler.fd()));
+    slow.tell("go on");
+    assert_eq!(slow.hear(), "welcome", "a silent crowd of another process had it closed");
+    drop((silent, slow));
+    stage.end();
+}
+
+/// A participant writes into its words that all is done, and leaves, while a stream has yet to write there.
+fn owed_words() {
+    let stage = Stage::new();
+    let maps = mapped_files();
+    let mut idler = Idler::new();
+    let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
+    let stream = Stream::create(&stage.gpu).expect("a stream");
+    let (open, gate) = mpsc::channel::<()>();
+    let wait = Box::new(move || {
+        let _ = gate.recv();
+    });
+    // SAFETY: `host_function` asks for a live stream that nobody captures: this function keeps it until the gate opens.
+    unsafe { stage.gpu.backend().host_function(stream.raw(), wait) }.expect("queued");
+    let block = stage.block();
+    let to = To::Participant(ParticipantId(stranger.id));
+    let descriptor = block.share(to, After::Stream(&stream)).expect("shared");
+    assert_eq!(mapped_files(), maps + 1);
+    // SAFETY: `mmap` at no address of ours asks for nothing.
+    let words = unsafe {
+        mmap(std::ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &stranger.files[1], 0)
+    };
+    let words = words.expect("a counter file can be mapped").cast::<u64>();
+    for index in 512..1024 {
+        // SAFETY: `add` stays in the mapping of 1,024 words, which is never unmapped.
+        let word = unsafe { words.add(index) };
+        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid and that everybody uses atomically: one of a
+        // counter file.
+        unsafe { AtomicU64::from_ptr(word) }.store(1 << 60, Ordering::Relaxed);
+    }
+    assert!(block.cancel(&descriptor).expect("it is ours"));
+    drop(stranger);
+    idler.kill();
+    wait_until("its row to go", || stage.session.participants() == [stage.honest.id()]);
+    stage.check();
+    // Ours and the attacker's.
+    assert_eq!(mapped_files(), maps + 2, "its words were unmapped while a stream owes them a value");
+    open.send(()).expect("the stream waits");
+    stream.synchronize().expect("it runs");
+    drop(block);
+    wait_until("its words to be unmapped", || mapped_files() == maps + 1);
+    stage.end();
+}
+
+fn told() {
+    let stage = Stage::new();
+    let next = || {
+        let mut notice = None;
+        wait_until("a notice", || {
+            notice = stage.session.next_notice();
+            notice.is_some()
+        });
+        notice.expect("it came")
+    };
+    assert_eq!(next(), SessionNotice::Joined { participant: stage.honest.id() });
+    let builder = Participant::builder(stage.gpu.clone()).name("decoder");
+    let decoder = builder.connect(stage.session.socket_path()).expect("connected");
+    assert_eq!(next(), SessionNotice::Joined { participant: decoder.id() });
+    assert_eq!(stage.session.participant_name(decoder.id()).as_deref(), Some("decoder"));
+    let id = decoder.id();
+    let stats = stage.session.stats();
+    assert!(stats.holders.iter().any(|holder| holder.participant == id && holder.command == "decoder"), "{stats:?}");
+    let block = stage.block();
+    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
+    drop(decoder.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed"));
+    drop(decoder);
+    assert_eq!(next(), SessionNotice::Left { participant: id });
+    assert_eq!(stage.session.participant_name(id), None);
+    drop(block);
+    stage.end();
+}
+
+fn no_socket_left() {
+    for _ in 0..50 {
+        let dir = tempfile::tempdir().expect("a directory");
+        let session = gpu_ipc::Session::builder(open_gpu()).socket(dir.path().join("s")).open().expect("a session");
+        let own = session.alloc(4096).expect("there is room");
+        let report = session.shutdown(Duration::ZERO);
+        assert!(!report.clean && report.own_blocks == 1, "{report:?}");
+        assert_eq!(report.to_string(), "1 blocks of 4096 bytes are held; 1 by this process itself: drop them");
+        drop(own);
+        let report = session.shutdown(WATCHDOG);
+        assert!(report.clean, "{report}");
+        assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 0, "the socket's file stays");
+    }
+}
