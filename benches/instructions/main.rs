@@ -1,7 +1,7 @@
 //! What the paths of a lease cost in instructions, against upper bounds: `ci/instructions`.
 //!
 //! A count says the same on a slow machine and on a busy one, so it can fail a build where a time cannot. Each case runs
-//! in a process of its own, which is stepped through what is measured; `bounds.csv` holds the bounds. From the first mark on the
+//! in a process of its own, which is stepped through what is measured; `bounds.csv` holds the bounds. Beforehand the
 //! library's threads are stopped where they sleep, so none of them runs beside the case.
 //!
 //! ```text
@@ -243,8 +243,10 @@ fn one(name: &str, burden: u64) -> ExitCode {
         return ExitCode::FAILURE;
     };
     let mut pair = Pair::new(*limbo, burden);
-    (0..WARM).for_each(|_| round(&mut pair));
     stepper::submit();
+    // Before the first round: a collect by the session's thread would give slots back in another order.
+    stepper::hold_others_here();
+    (0..WARM).for_each(|_| round(&mut pair));
     pair.marks = true;
     (0..COUNTED).for_each(|_| round(&mut pair));
     // The library's threads stay stopped, and so cannot end anything.

@@ -14,11 +14,11 @@ pub const BASE: u64 = 0x5555_5555_4000;
 /// What is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// Instructions, while the child's other threads stand still.
+    /// Instructions.
     Instructions,
-    /// The same, and how often each address was the next to execute.
+    /// Instructions, and how often each address was the next to execute.
     Places,
-    /// System calls of the thread that marks, entries and returns, while the others run.
+    /// System calls of the thread that marks: entries and returns.
     Calls,
 }
 
@@ -47,6 +47,12 @@ pub fn fix_addresses(command: &mut Command) {
     unsafe { command.pre_exec(fix) };
 }
 
+/// Has the tracer stop all other threads of this process for good (child).
+pub fn hold_others_here() {
+    // SAFETY: `raise` has no conditions; the tracer takes the signal away.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
 /// Marks the beginning or the end of what is counted (child).
 #[inline(always)]
 pub fn mark() {
@@ -63,7 +69,7 @@ pub fn count(command: &mut Command, what: What) -> Result<Steps, String> {
     let mut child = command.spawn().map_err(|e| format!("no process: {e}"))?;
     let pid = child.id().cast_signed();
     let mut steps = Steps::default();
-    let (mut counting, mut alone) = (false, what == What::Calls);
+    let mut counting = false;
     loop {
         let mut status = 0;
         // Any child of this process, because the end of a thread that is held must be taken too.
@@ -86,10 +92,6 @@ pub fn count(command: &mut Command, what: What) -> Result<Steps, String> {
         if signal == libc::SIGTRAP {
             signal = 0;
             if is_mark(pid) {
-                if !alone {
-                    alone = true;
-                    hold_others(pid)?;
-                }
                 counting = !counting;
             } else if counting {
                 steps.count += 1;
@@ -97,6 +99,10 @@ pub fn count(command: &mut Command, what: What) -> Result<Steps, String> {
                     *steps.at.entry(place(pid)).or_default() += 1;
                 }
             }
+        }
+        if signal == libc::SIGSTOP {
+            signal = 0;
+            hold_others(pid)?;
         }
         let how = match what {
             _ if !counting => libc::PTRACE_CONT,
