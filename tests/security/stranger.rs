@@ -134,7 +134,13 @@ pub fn hear(socket: &OwnedFd) -> Option<Heard> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut packet)];
-    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+    let got = loop {
+        match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            // Told once, before what a session said that closed without reading all.
+            Err(rustix::io::Errno::CONNRESET) => {}
+            got => break got.ok()?,
+        }
+    };
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(came) = message {
