@@ -117,6 +117,12 @@ impl Depositor {
         }
     }
 
+    /// Tells the keeper that the broker serves.
+    pub fn ready(&self) {
+        // Without a keeper nobody needs to know.
+        let _ = self.tell(&Request::Ready, &[]);
+    }
+
     /// Says that this keeper has everything from here on.
     pub fn is_fed(&mut self, keeper: Incarnation) {
         self.fed = Some(keeper);

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `FDSTORE=1`, `FDNAME=name`, `FDPOLL=0` | 1 | keep the descriptor under the name, in place of what has it |
 //! | `FDSTOREREMOVE=1`, `FDNAME=name` | | let go of what has the name |
+//! | `READY=1` | | the broker serves: should it die, start it again at once |
 //! | `BARRIER=1` | 1 | all before has been done once this descriptor is closed |
 //! | `X_GPU_IPC_LIST=1` | 1, a socket | write the names to the socket |
 //! | `X_GPU_IPC_READ=1` | 1, a socket | write the names with their descriptors to the socket |
@@ -12,7 +13,7 @@
 //! back, each with up to 64 names, a line each, and for a read as many descriptors; the last packet is empty but for
 //! `.` and the keeper's incarnation. The keeper holds the socket from then on: its hang-up tells of the keeper's end.
 //!
-//! Other lines (`READY=1`, `STATUS=`) are passed over. sd_notify(3), sd_pid_notify_with_fds(3).
+//! Other lines (`STATUS=`) are passed over. sd_notify(3), sd_pid_notify_with_fds(3).
 
 /// The most bytes of a datagram: systemd's `NOTIFY_BUFFER_MAX`.
 pub const MOST_BYTES: usize = 4_096;
@@ -34,6 +35,8 @@ pub enum Request {
     List,
     /// Write names and descriptors to it.
     Read,
+    /// The broker serves.
+    Ready,
     /// Nothing that a keeper does.
     Other,
 }
@@ -50,6 +53,7 @@ pub fn parse(bytes: &[u8], fds: usize) -> Result<Request, String> {
         match line.split_once('=') {
             Some(("FDSTORE", "1")) => kind = Request::Store(String::new()),
             Some(("FDSTOREREMOVE", "1")) => kind = Request::Remove(String::new()),
+            Some(("READY", "1")) => kind = Request::Ready,
             Some(("BARRIER", "1")) => kind = Request::Barrier,
             Some(("X_GPU_IPC_LIST", "1")) => kind = Request::List,
             Some(("X_GPU_IPC_READ", "1")) => kind = Request::Read,
@@ -70,6 +74,7 @@ pub fn parse(bytes: &[u8], fds: usize) -> Result<Request, String> {
         Request::Store(_) => (Request::Store(named(name)?), 1),
         Request::Remove(_) => (Request::Remove(named(name)?), 0),
         Request::Other => return Ok(Request::Other),
+        Request::Ready => (Request::Ready, 0),
         other => (other, 1),
     };
     if fds == expected { Ok(request) } else { Err(format!("{request:?} came with {fds} descriptors, not {expected}")) }
@@ -83,7 +88,8 @@ pub fn encode(request: &Request) -> String {
         Request::Barrier => "BARRIER=1".into(),
         Request::List => "X_GPU_IPC_LIST=1".into(),
         Request::Read => "X_GPU_IPC_READ=1".into(),
-        Request::Other => "READY=1".into(),
+        Request::Ready => "READY=1".into(),
+        Request::Other => String::new(),
     }
 }
 
@@ -101,6 +107,7 @@ mod tests {
             (Request::Barrier, 1),
             (Request::List, 1),
             (Request::Read, 1),
+            (Request::Ready, 0),
         ] {
             assert_eq!(parse(encode(&request).as_bytes(), fds), Ok(request.clone()));
             parse(encode(&request).as_bytes(), fds + 1).expect_err("another number of descriptors");
@@ -119,7 +126,7 @@ mod tests {
             let error = parse(bytes, 1).expect_err(why);
             assert!(error.contains(why), "{error}");
         }
-        assert_eq!(parse(b"READY=1\nSTATUS=x", 0), Ok(Request::Other));
+        assert_eq!(parse(b"STATUS=x", 0), Ok(Request::Other));
     }
 
     proptest! {

@@ -32,8 +32,8 @@ pub const SOCKET: &str = "keeper";
 const SPARE: usize = 512;
 /// Readers that are written to, and leashes that are held.
 const MOST_READERS: usize = 16;
-/// A broker that dies sooner than this is started again later and later.
-const HEALTHY: Duration = Duration::from_secs(10);
+/// A broker that dies before it served is started again later and later.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Somebody who reads the shelf, or has read it and holds on to know of the keeper's end.
@@ -53,6 +53,8 @@ pub struct Keeper {
     shelf: Shelf<OwnedFd>,
     readers: VecDeque<Reader>,
     incarnation: [u8; 16],
+    /// The broker said that it serves.
+    ready: bool,
     _lock: File,
 }
 
@@ -81,7 +83,15 @@ impl Keeper {
         let mut incarnation = [0; 16];
         rustix::rand::getrandom(&mut incarnation, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::system("getrandom", "allow getrandom in this sandbox", e))?;
-        Ok(Keeper { socket, path, shelf: Shelf::new(most), readers: VecDeque::new(), incarnation, _lock: lock })
+        Ok(Keeper {
+            socket,
+            path,
+            shelf: Shelf::new(most),
+            readers: VecDeque::new(),
+            incarnation,
+            ready: false,
+            _lock: lock,
+        })
     }
 
     /// Returns the path of its socket, for `NOTIFY_SOCKET`.
@@ -95,13 +105,13 @@ impl Keeper {
     ///
     /// [`Error::System`] when the broker cannot be started at all.
     pub fn run(&mut self, mut start: impl FnMut() -> Command) -> Result<ExitStatus> {
-        let mut pause = Duration::from_millis(10);
+        let mut pause = FIRST_PAUSE;
         loop {
             let mut command = start();
             command.env("NOTIFY_SOCKET", &self.path);
             let remedy = "give the program and its arguments behind `--`";
             let mut child = command.spawn().map_err(|e| Error::system("starting the broker", remedy, e))?;
-            let began = Instant::now();
+            self.ready = false;
             let status = self.serve_until_exit(&mut child)?;
             // 0: it was told to stop. 2: it was told nonsense, and would be again.
             if matches!(status.code(), Some(0 | 2)) {
@@ -113,7 +123,7 @@ impl Keeper {
                 kept = self.shelf.len(),
                 "the broker died; it is started again"
             );
-            pause = if began.elapsed() > HEALTHY { Duration::from_millis(10) } else { (pause * 2).min(LONGEST_PAUSE) };
+            pause = if self.ready { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             self.serve_for(pause);
         }
     }
@@ -202,6 +212,7 @@ impl Keeper {
                 let with_files = request == Request::Read;
                 self.readers.push_back(Reader { socket, with_files, after: None, done: false });
             }
+            (Request::Ready, _) => self.ready = true,
             // A barrier is passed by closing what came with it.
             _ => {}
         }

@@ -91,13 +91,17 @@ impl Broker {
             Some(depositor) if depositor.fed().is_some() => Standing::Fed,
             Some(_) => Standing::Absent,
         };
+        let listener =
+            Listener::bind(&Place::Path { path: options.dir.join(SOCKET), others: !options.allowed.is_empty() })?;
+        if let Some(depositor) = &depositor {
+            depositor.ready();
+        }
         let deposit = deposit::start(depositor, inheritance.newest_tombs, teller)?;
         let mut catalogue = Catalogue::new(options.limits.clone());
         let restored = inheritance.objects.len() as u64;
         let actions = catalogue.restore(&inheritance.tombs, inheritance.objects, inheritance.next_seq);
-        let place = Place::Path { path: options.dir.join(SOCKET), others: !options.allowed.is_empty() };
         let service = Service::new(Parts {
-            listener: Listener::bind(&place)?,
+            listener,
             limits: options.limits,
             allowed: options.allowed,
             catalogue,

@@ -131,8 +131,12 @@ fn draft(identity: Identity, name: &str) -> Manifest {
 
 impl World {
     fn new() -> World {
+        World::with(limits())
+    }
+
+    fn with(limits: Limits) -> World {
         World {
-            catalogue: Catalogue::new(limits()),
+            catalogue: Catalogue::new(limits),
             jobs: Vec::new(),
             keeper: BTreeMap::new(),
             draws: BTreeMap::new(),
@@ -404,6 +408,17 @@ proptest! {
         }
         prop_assert!(before.is_subset(&world.visible()) || before == world.visible());
     }
+}
+
+/// The negative control: the model finds a broker that publishes without reading the slots.
+#[test]
+#[should_panic(expected = "though its leases were held")]
+fn the_control_a_broker_that_reads_no_slots_is_found() {
+    let mut world = World::with(Limits { reads_slots: false, ..limits() });
+    world.step(&Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false });
+    world.work(7);
+    world.step(&Step::Commit { who: 1, draw: 0 });
+    world.work(7);
 }
 
 #[test]

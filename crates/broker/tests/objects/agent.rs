@@ -24,8 +24,31 @@ const LIMIT: &str = "GPU_IPC_LIMIT";
 /// Makes a broker that publishes without reading the slots.
 const BLIND: &str = "GPU_IPC_BLIND";
 
-/// The device of the tests: sparse memory, so that a large object costs nothing.
+/// Draws numbers that follow from a seed (xorshift).
+pub struct Draws(pub u64);
+
+impl Draws {
+    pub fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % most
+    }
+}
+
+/// Says whether the tests run on shared memory, and not on a GPU.
+pub fn is_host() -> bool {
+    std::env::var("GPU_IPC_TEST_BACKEND").map_or(true, |backend| backend != "cuda")
+}
+
+/// The device of the tests; on shared memory sparse, so that a large object costs nothing. One in a process: a driver's
+/// context is not for every connection.
 pub fn gpu() -> Gpu {
+    static GPU: std::sync::OnceLock<Gpu> = std::sync::OnceLock::new();
+    if !is_host() {
+        let cuda = || Gpu::new(backend_cuda::CudaBackend::load().expect("an NVIDIA driver"), DeviceId(0));
+        return GPU.get_or_init(|| cuda().expect("its device")).clone();
+    }
     let config = HostConfig::default().bytes_per_device(64 << 30);
     Gpu::new(HostBackend::new(config).expect("the host backend"), DeviceId(0)).expect("its device")
 }

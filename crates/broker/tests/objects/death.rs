@@ -3,7 +3,7 @@
 use broker::{Client, CreateOptions, Epoch, Standing};
 use rustix::process::Signal;
 
-use crate::agent::{Agent, Dir, client, fill, layout, put, seed_of};
+use crate::agent::{Agent, Dir, Draws, client, fill, layout, put, seed_of};
 use crate::step::KILL_AT;
 use crate::{Case, until};
 
@@ -15,6 +15,7 @@ pub const CASES: &[Case] = &[
     ("death::a_broker_at_every_step", a_broker_at_every_step),
     ("death::a_writer_at_every_step", a_writer_at_every_step),
     ("death::a_writers_memory_comes_back", a_writers_memory_comes_back),
+    ("death::at_random", at_random),
 ];
 
 /// Steps of a broker's life that a put, an open, a removal and a restart pass.
@@ -207,4 +208,85 @@ fn a_writers_memory_comes_back() {
     fill(&mut object, 3).expect("written");
     assert_eq!(object.commit(&[]).expect("queued").wait().expect("a commit"), Epoch(1));
     assert!(client.list().expect("a listing").aborted >= 1);
+}
+
+/// Kills and stops broker, keeper and a writer at random, while this process reads, verifies and advances. As often as
+/// `GPU_IPC_BROKER_KILLS` says, 20 times if it says nothing; `GPU_IPC_BROKER_SEED` draws other deaths.
+fn at_random() {
+    let number = |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().expect("a number"));
+    let (kills, mut draws) =
+        (number("GPU_IPC_BROKER_KILLS", 20), Draws(number("GPU_IPC_BROKER_SEED", 88_172_645_463_325_252)));
+    let dir = Dir::new();
+    let mut keeper = Agent::keeper(&dir);
+    let client = connected(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    let mut reader = client.open("model").expect("an object");
+    let at = reader.device_ptr("p3");
+    let mut writer = Agent::start("writer", &dir, &[]);
+    assert_eq!(writer.line(), "ready");
+    let (mut seed, mut highest) = (1, Epoch(1));
+    let mut fell = [0u64; 4];
+    for _ in 0..kills {
+        seed += 1;
+        writer.tell(&format!("model {seed}"));
+        // Anywhere in the put, from before its first message to after its end.
+        std::thread::sleep(std::time::Duration::from_micros(draws.below(4_000)));
+        let what = draws.below(8);
+        match what {
+            // Both never at once: the new keeper has everything before the next death.
+            0 => {
+                keeper.kill();
+                keeper = Agent::keeper(&dir);
+                until("the new keeper has everything", || client.list().is_ok_and(|list| list.keeper == "fed"));
+                fell[1] += 1;
+            }
+            1 => {
+                writer.kill();
+                fell[2] += 1;
+            }
+            2 => {
+                dir.signal_broker(Signal::STOP);
+                std::thread::sleep(std::time::Duration::from_micros(draws.below(2_000)));
+                dir.signal_broker(Signal::CONT);
+                fell[3] += 1;
+            }
+            _ => {
+                let first = dir.broker();
+                dir.signal_broker(Signal::KILL);
+                until("another broker", || dir.broker() != first && client.list().is_ok());
+                fell[0] += 1;
+            }
+        }
+        // Whatever fell, what is mapped is whole and stays where it is.
+        seed_of(&reader);
+        assert_eq!(reader.device_ptr("p3"), at);
+        if what == 1 {
+            writer = Agent::start("writer", &dir, &[]);
+            assert_eq!(writer.line(), "ready");
+        } else {
+            let answer = writer.line();
+            assert!(answer.starts_with("ok ") || answer.starts_with("error "), "{answer:?}");
+            if let Some(epoch) = answer.strip_prefix("ok ") {
+                let epoch = Epoch(epoch.parse().expect("an epoch"));
+                assert!(epoch > highest, "epoch {epoch} after {highest}");
+                let newest = client.open("model").expect("what was answered as committed is there");
+                assert!(newest.epoch() >= epoch && seed_of(&newest) == seed, "epoch {epoch} of seed {seed} is lost");
+            }
+        }
+        let newest = client.open("model").expect("a name that was never removed");
+        assert!(newest.epoch() >= highest, "epoch {} after {highest}", newest.epoch());
+        highest = newest.epoch();
+        seed_of(&newest);
+        reader.advance().expect("the newest");
+        assert_eq!(reader.device_ptr("p3"), at, "the addresses stay");
+    }
+    until("only visible objects are left", || {
+        client.list().is_ok_and(|list| list.objects.iter().all(|row| row.state == "visible"))
+    });
+    let list = client.list().expect("a listing");
+    assert!(list.objects.len() <= 2, "the last two epochs alone: {list:?}");
+    println!(
+        "killed: broker {} keeper {} writer {}, stopped: broker {}; epoch {highest}",
+        fell[0], fell[1], fell[2], fell[3]
+    );
 }
