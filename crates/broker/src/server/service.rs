@@ -3,7 +3,7 @@
 //! It never waits for anything but all of them at once. An answer that does not fit into a socket is dropped: whoever
 //! does not read will ask again.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -121,8 +121,6 @@ pub(super) struct Service {
     commits: u64,
     opens: u64,
     aborted: u64,
-    /// Work of messages that did not fit into a turn.
-    again: VecDeque<Participant>,
 }
 
 impl Service {
@@ -148,7 +146,6 @@ impl Service {
             commits: 0,
             opens: 0,
             aborted: 0,
-            again: VecDeque::new(),
         };
         let listener = service.key(Watch::Listener);
         service.poller.add(service.parts.listener.as_fd(), listener)?;
@@ -167,11 +164,7 @@ impl Service {
 
     fn turn(&mut self) {
         self.look_for_keeper();
-        let timeout = if self.again.is_empty() {
-            self.look_at.filter(|_| !self.looking).map(|at| at.saturating_duration_since(Instant::now()))
-        } else {
-            Some(Duration::ZERO)
-        };
+        let timeout = self.look_at.filter(|_| !self.looking).map(|at| at.saturating_duration_since(Instant::now()));
         for key in self.poller.wait(timeout) {
             match self.watches.get(&key).copied() {
                 Some(Watch::Listener) => self.accept(),
@@ -182,11 +175,6 @@ impl Service {
                 Some(Watch::Process(participant)) => self.note(participant, key, |proof| proof.exited = true),
                 Some(Watch::Descendant(participant, _)) => self.note(participant, key, |proof| proof.descendants -= 1),
                 None => {}
-            }
-        }
-        for _ in 0..self.again.len() {
-            if let Some(participant) = self.again.pop_front() {
-                self.hear(participant, u64::MAX);
             }
         }
         while let Ok(happened) = self.parts.happened.try_recv() {
@@ -486,15 +474,18 @@ impl Service {
                     self.hang_up(participant, key);
                     return;
                 }
+                // Half closed, or no participant of ours: nothing more is heard of it but its hang-up.
+                Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                    tracing::warn!(%error, participant = participant.0, "a participant is silenced");
+                    self.poller.pause(peer.socket.as_fd(), key);
+                    return;
+                }
                 // A packet that was lost is asked again.
                 Err(error) => {
                     tracing::warn!(%error, participant = participant.0, "a packet is lost");
                     return;
                 }
             }
-        }
-        if key == u64::MAX {
-            self.again.push_back(participant);
         }
     }
 
@@ -647,11 +638,7 @@ impl Service {
     fn hang_up(&mut self, participant: Participant, key: u64) {
         let Some(peer) = self.peers.get_mut(&participant) else { return };
         self.poller.remove(peer.socket.as_fd());
-        if key == u64::MAX {
-            self.watches.retain(|_, watch| *watch != Watch::Socket(participant));
-        } else {
-            self.watches.remove(&key);
-        }
+        self.watches.remove(&key);
         peer.proof.hung_up = true;
         self.parts.catalogue.hung_up(participant);
         self.bury(participant);

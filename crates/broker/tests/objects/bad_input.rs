@@ -27,6 +27,7 @@ pub const CASES: &[Case] = &[
     ("bad_input::out_of_memory_half_way_gives_all_back", out_of_memory_half_way_gives_all_back),
     ("bad_input::a_full_keeper_refuses_the_commit", a_full_keeper_refuses_the_commit),
     ("bad_input::questions_may_come_twice", questions_may_come_twice),
+    ("bad_input::a_half_closed_connection_costs_nothing", a_half_closed_connection_costs_nothing),
 ];
 
 fn started() -> (Dir, Agent) {
@@ -272,4 +273,30 @@ fn questions_may_come_twice() {
     raw.say(&ToBroker::Remove { request: 8, epoch: Epoch(0), name: "model".into() }, &[]);
     raw.say(&ToBroker::Remove { request: 9, epoch: Epoch(0), name: "model".into() }, &[]);
     until("it is removed", || matches!(raw.hear(), Some((ToClient::Removed { request: 9, .. }, _))));
+}
+
+fn a_half_closed_connection_costs_nothing() {
+    let (dir, _keeper) = started();
+    let client = client(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    let (raw, _file) = Raw::greeted(&dir);
+    raw.say(&ToBroker::Open { request: 1, selector: Selector::Latest("model".into()) }, &[]);
+    assert!(matches!(raw.hear(), Some((ToClient::Opened { .. }, _))));
+    raw.half_close();
+    // Processor time in hundredths of a second: a broker that asks the same socket again and again uses all there is.
+    let used = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", dir.broker())).expect("its row");
+        let fields: Vec<u64> =
+            stat.rsplit(')').next().expect("fields").split(' ').filter_map(|f| f.parse().ok()).collect();
+        // Fields 14 and 15 of proc_pid_stat(5); the first number behind the name is the fourth.
+        fields[10] + fields[11]
+    };
+    let readers = || client.list().expect("it answers").objects[0].readers.len();
+    let before = used();
+    let start = std::time::Instant::now();
+    until("a while has passed", || start.elapsed() > std::time::Duration::from_millis(500));
+    assert!(used() - before < 25, "{} hundredths of a second in half a second", used() - before);
+    assert_eq!(readers(), 1, "its lease lasts until it hangs up");
+    drop(raw);
+    until("it is forgotten", || readers() == 0);
 }

@@ -33,6 +33,11 @@ impl Raw {
         self.say_bytes(&bytes[..len], fds);
     }
 
+    /// Closes the half that this side writes to.
+    pub fn half_close(&self) {
+        rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write).expect("a connected socket");
+    }
+
     pub fn say_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let _ = send(&self.socket, bytes, fds).expect("sent");
     }
