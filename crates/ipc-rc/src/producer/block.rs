@@ -51,6 +51,11 @@ struct UsedOn {
 }
 
 impl UsedOn {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.streams.is_empty() && self.proofs.is_empty()
+    }
+
     /// Lets go of streams that nobody can queue work on any more: an event stands for what they have left to do.
     fn prune(&mut self, fences: &Fences) {
         if self.streams.len() < self.many.max(FEW_STREAMS) {
@@ -388,12 +393,16 @@ impl Drop for SentBlock {
         if block.has_tickets.load(Ordering::SeqCst) {
             core.tickets.end_of(&block);
         }
-        let used = std::mem::take(&mut *block.used_on.lock().unwrap_or_else(PoisonError::into_inner));
-        if used.streams.is_empty() && used.proofs.is_empty() {
+        let used = {
+            let mut used = block.used_on.lock().unwrap_or_else(PoisonError::into_inner);
+            // Most blocks are shared after nothing: what is empty is not moved.
+            if used.is_empty() { None } else { Some(std::mem::take(&mut *used)) }
+        };
+        let Some(used) = used else {
             core.look_on_drop();
             drop(block);
             return;
-        }
+        };
         let core = core.clone();
         let owed = |stream: &Stream| core.fences.debt(stream);
         let streams = used.streams.iter().map(|stream| &**stream);
