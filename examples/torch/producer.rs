@@ -133,7 +133,7 @@ struct Producer {
 impl Producer {
     fn block(&self, bytes: &[u8]) -> Result<Arc<SentBlock>> {
         let block = Arc::new(self.session.alloc(bytes.len() as u64)?);
-        upload(&self.stream, block.ptr(), bytes)?;
+        upload(&self.stream, block.device_ptr(), bytes)?;
         Ok(block)
     }
 
@@ -276,7 +276,7 @@ fn filled(producer: &Producer, consumer: &mut Consumer) -> Result<()> {
     for row in 0..20 {
         expected[1 + 20 * row] = 1;
     }
-    match download(&producer.stream, block.ptr(), 400)? == expected {
+    match download(&producer.stream, block.device_ptr(), 400)? == expected {
         true => Ok(()),
         false => Err("other bytes than those filled".into()),
     }
@@ -329,9 +329,9 @@ fn ordered(producer: &Producer, consumer: &mut Consumer, busy: u64) -> Result<()
     let (scratch, expected) = (producer.session.alloc(busy.max(1 << 20))?, vec![7; 4096]);
     let block = producer.block(&[0; 4096])?;
     for _ in 0..100 {
-        fill(&producer.stream, scratch.ptr(), 1, scratch.len())?;
+        fill(&producer.stream, scratch.device_ptr(), 1, scratch.len())?;
     }
-    fill(&producer.stream, block.ptr(), 7, block.len())?;
+    fill(&producer.stream, block.device_ptr(), 7, block.len())?;
     scratch.used_on(&producer.stream)?;
     let layout = Layout::contiguous(Dtype::U8, &[4096]);
     let (_, message) = producer.message(&block, &consumer.to, &layout)?;
@@ -354,7 +354,7 @@ fn row(producer: &Producer, consumer: &mut Consumer, count: usize) -> Result<()>
         }
         let block = Arc::new(producer.session.alloc(SMALL)?);
         // No wait here: the event tells the consumer's stream.
-        fill(&producer.stream, block.ptr(), (number % 251) as u8, SMALL)?;
+        fill(&producer.stream, block.device_ptr(), (number % 251) as u8, SMALL)?;
         consumer.wire.send(producer.message(&block, &consumer.to, &layout)?.1)?;
         if number % 64 == 63 {
             producer.sender.collect();
