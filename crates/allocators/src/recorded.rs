@@ -12,7 +12,7 @@ use crate::{Allocator, Completion, Work};
 /// # Examples
 ///
 /// ```
-/// /// use allocators::{Allocator, Bfc, BfcOptions, DeviceMemory, Recorded, Request};
+/// use allocators::{Allocator, Bfc, BfcOptions, DeviceMemory, Recorded, Request};
 /// # use backend_host::{HostBackend, HostConfig};
 /// # let gpu = gpu_api::Gpu::new(HostBackend::new(HostConfig::default())?, gpu_api::DeviceId(0))?;
 /// # let stream = gpu.backend().create_stream(gpu.device())?;

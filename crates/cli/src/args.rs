@@ -24,7 +24,11 @@ Examples:
   gpu-ipc ls                                       which sessions are open here, and who holds what?
   gpu-ipc top                                      the same, live
   gpu-ipc snapshot --svg memory.svg                where does a session's memory lie? a map and a picture
-  gpu-ipc keep -- gpu-ipc broker                   own memory that outlives the process that filled it
+  gpu-ipc keep -- gpu-ipc broker                   own memory that outlives its writer
+  gpu-ipc put model model.safetensors              fill an object of that broker with a file
+  gpu-ipc objects                                  which objects are there, and who reads them?
+  gpu-ipc get model --part embed.weight            write a part of it to standard output
+  gpu-ipc rm model                                 remove it; who has it mapped keeps it
   gpu-ipc torture --seconds 60                     does it hold while processes die at random?
   gpu-ipc bench                                    what does sharing cost beside the bare calls of the driver?
   gpu-ipc help demo                                everything about one command
