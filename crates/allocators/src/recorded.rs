@@ -20,7 +20,7 @@ use crate::{Allocator, Completion, Work};
 /// let placed = bfc.alloc(Request::new(1 << 20))?;
 /// // Kernels are queued that use it; then, without waiting for them:
 /// // SAFETY: the stream is alive.
-/// unsafe { Recorded::free_on(&bfc, placed.address, &gpu, stream) }?;
+/// unsafe { Recorded::free_on(&bfc, placed.address, &gpu, &[stream]) }?;
 /// # // SAFETY: the stream is alive, and nobody uses it afterwards.
 /// # unsafe { gpu.backend().destroy_stream(stream) }?;
 /// # Ok::<(), gpu_api::Error>(())
