@@ -75,7 +75,7 @@ impl ReceivedBlock {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the block may be another.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for the per-thread default stream (handle 2): the thread that drops the block may be another.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         self.link().guard.check("this block")?;
         stream.refuse_per_thread()?;
@@ -98,8 +98,8 @@ impl ReceivedBlock {
     ///
     /// # Errors
     ///
-    /// [`ClaimError::Capturing`] and a stream's [`Error::Mismatch`] as of a claim, [`ClaimError::Forked`], and
-    /// [`Error::Deadline`] after `timeout` (`None` waits for ever). The block stays held. That the producer died ends the
+    /// [`ClaimError::Capturing`] and a stream's [`Error::Mismatch`](gpu_api::Error::Mismatch) as of a claim, [`ClaimError::Forked`], and
+    /// [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for ever). The block stays held. That the producer died ends the
     /// wait: ask [`state`](ReceivedBlock::state).
     ///
     /// # Examples
@@ -180,7 +180,7 @@ impl ReceivedBlock {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a range that is empty or does not lie in the block.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for a range that is empty or does not lie in the block.
     pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<ReceivedBlock> {
         let (offset, len) = part_of(self.len, &range)?;
         Ok(ReceivedBlock { lease: self.lease.clone(), ptr: self.ptr.offset(offset), len })
@@ -207,7 +207,7 @@ impl ReceivedBlock {
     /// # Errors
     ///
     /// [`ClaimError::Refused`] with the producer's reason, [`ClaimError::ProducerGone`], [`ClaimError::Forked`], and
-    /// [`ClaimError::Backend`] with [`Error::Deadline`] after `timeout` (`None` waits for ever): what the producer may
+    /// [`ClaimError::Backend`] with [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for ever): what the producer may
     /// have granted by then lapses unclaimed. [`ClaimError::Stale`] for contents that were
     /// [poisoned](State::Poisoned).
     ///
