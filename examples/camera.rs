@@ -22,9 +22,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{
-    After, BackendKind, Claims, Descriptor, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session,
-    ShareOptions, State, Stream, To, Wait, detect,
+    After, BackendKind, Claims, Descriptor, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, State,
+    Stream, To, Wait, detect,
 };
 
 /// Bytes of a frame: pixels of four bytes.

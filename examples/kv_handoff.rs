@@ -15,9 +15,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use gpu_ipc::participant::Notice;
+use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Gpu, Notice, Participant, ReceivedBlock, Session, ShareOptions, State, Stream, To,
-    Wait, detect,
+    After, BackendKind, ClaimError, Gpu, Participant, ReceivedBlock, Session, State, Stream, To, Wait, detect,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 

@@ -16,10 +16,11 @@ use std::os::fd::AsFd;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use gpu_ipc::descriptor::BYTES;
+use gpu_ipc::participant::Notice;
+use gpu_ipc::session::SessionNotice;
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Claims, Gpu, Notice, Participant, ReceivedBlock, SentBlock, Session, SessionNotice,
-    Stream, To, Wait, detect,
+    After, BackendKind, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, Stream,
+    To, Wait, detect,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -169,7 +170,7 @@ fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
     // A connection waits for the producer's welcome, and so is made before the loop.
     let participant = Participant::builder(gpu).connect(socket)?;
     let (input, mut out) = (std::io::stdin(), std::io::stdout());
-    let (mut unread, mut queue, mut ended) = (VecDeque::new(), VecDeque::<[u8; BYTES]>::new(), false);
+    let (mut unread, mut queue, mut ended) = (VecDeque::new(), VecDeque::<[u8; Descriptor::BYTES]>::new(), false);
     // False while a claim waits for something that has not come.
     let mut try_claims = true;
     while !(ended && queue.is_empty()) {

@@ -16,10 +16,11 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu_ipc::descriptor::BYTES;
+use gpu_ipc::participant::Notice;
+use gpu_ipc::session::SessionNotice;
 use gpu_ipc::{
-    After, BackendKind, ClaimError, Claims, Gpu, Notice, Participant, ReceivedBlock, SentBlock, Session, SessionNotice,
-    Stream, To, Wait, detect,
+    After, BackendKind, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, Stream,
+    To, Wait, detect,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
@@ -203,7 +204,7 @@ async fn consumer(backend: &str, socket: &str) -> Result<(), Box<dyn Error>> {
         }
     }));
 
-    let mut descriptor = [0; BYTES];
+    let mut descriptor = [0; Descriptor::BYTES];
     while read(&mut input, &mut descriptor).await? {
         let block = claim(&participant, &again, &descriptor).await?;
         // A short copy, so the task waits for it; longer work belongs on a thread that may block.

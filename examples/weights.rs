@@ -159,7 +159,7 @@ fn train(stream: &Stream, block: &SentBlock, generation: u64) -> Result<(), Box<
 }
 
 /// Waits until the old generation is freed: one block is left, and its bytes are all that is taken.
-fn settled(session: &Session) -> Result<gpu_ipc::Stats, Box<dyn Error>> {
+fn settled(session: &Session) -> Result<gpu_ipc::session::Stats, Box<dyn Error>> {
     let start = Instant::now();
     loop {
         session.collect();

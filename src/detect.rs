@@ -47,7 +47,8 @@ pub fn detect() -> Result<Detected> {
 /// # Examples
 ///
 /// ```
-/// use gpu_ipc::{BackendKind, detect_only};
+/// use gpu_ipc::BackendKind;
+/// use gpu_ipc::backend::detect_only;
 /// let gpu = detect_only(BackendKind::Host)?.first(BackendKind::Host)?;
 /// assert_eq!(gpu.kind(), BackendKind::Host);
 /// # Ok::<(), gpu_ipc::Error>(())

@@ -1,45 +1,131 @@
 //! Share GPU memory between processes without copying it, and free it exactly when the last one is done, whoever dies.
 //!
-//! | what | where |
-//! |---|---|
-//! | which devices can be used, and why not the others | [`detect`], [`detect_only`] |
-//! | a producer: allocate, share, drop, collect | [`Session`], [`SentBlock`], [`To`], [`After`] |
-//! | the bytes that travel | [`Descriptor`] |
-//! | a consumer: connect, claim, use, drop | [`Participant`], [`ReceivedBlock`], [`Wait`], [`State`] |
-//! | streams that work is ordered on | [`Stream`] |
-//! | what a vendor provides | [`GpuBackend`], [`Gpu`] |
-//! | every allocator of the process | [`allocators`], [`process_state`], [`SessionBuilder::arena`] |
-//! | errors | [`Error`], [`ClaimError`] |
-//! | who holds what, from outside | [`sessions`], [`inspect`], [`snapshot`] |
+//! A producer allocates a block, shares it and drops it. The block stays in *limbo* until every process that claimed it
+//! has let go and its GPU work is done. A consumer that is killed gives back what it held, one that is stopped keeps it,
+//! and a descriptor that nobody claims is taken back after a time.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use gpu_ipc::{After, BackendKind, Participant, Session, Stream, To, Wait, detect};
+//!
+//! # let directory = tempfile::tempdir()?;
+//! let gpu = detect()?.first(BackendKind::Host)?; // or `Cuda`, or `Hip`
+//! let stream = Stream::create(&gpu)?;
+//! let session = Session::builder(gpu.clone());
+//! # let session = session.socket(directory.path().join("s"));
+//! let session = session.open()?;
+//! // Usually another process, which was told the path.
+//! let consumer = Participant::builder(gpu).connect(session.socket_path())?;
+//!
+//! let block = session.alloc(1 << 20)?;
+//! stream.write(&block, b"seven")?; // or a kernel writes to `block.device_ptr()`
+//! let descriptor = block.share(To::Participant(consumer.id()), After::Stream(&stream))?;
+//! drop(block); // never blocks: the block waits in limbo
+//!
+//! // `descriptor.as_bytes()` travels by any transport.
+//! let received = consumer.claim(descriptor.as_bytes(), Wait::Stream(&stream), None)?;
+//! let mut bytes = [0; 5];
+//! stream.read(&received, &mut bytes)?; // or a kernel reads `received.device_ptr()`
+//! assert_eq!(&bytes, b"seven");
+//! drop(received); // the memory is the producer's again
+//!
+//! drop(consumer);
+//! assert!(session.shutdown(Duration::from_secs(60)).clean);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Where things are
+//!
+//! | for | module | begins with |
+//! |---|---|---|
+//! | every program | the root | [`detect`], [`Session`], [`Participant`], [`Stream`], [`Error`] |
+//! | a producer: options, counts, notices | [`session`] | [`SessionBuilder`](session::SessionBuilder), [`ShareOptions`](session::ShareOptions), [`Stats`](session::Stats) |
+//! | a consumer: options, notices, graphs | [`participant`] | [`ParticipantBuilder`](participant::ParticipantBuilder), [`Notice`](participant::Notice) |
+//! | a tool that looks from outside | [`admin`] | [`sessions`](admin::sessions), [`inspect`](admin::inspect), [`snapshot`](admin::snapshot) |
+//! | every allocator of a process | [`allocators`] | [`process_state`](allocators::process_state), [`Arena`](allocators::Arena) |
+//! | a backend, or calls of the driver | [`backend`] | [`GpuBackend`](backend::GpuBackend), [`DevicePtr`](backend::DevicePtr) |
+//! | one vendor | [`host`], `cuda`, `hip` | `interop`, `probe` |
+//! | memory that outlives its maker | `broker` | `Client` |
+//! | tensors shared with PyTorch | `torch` | `TensorMessage` |
 //!
 //! `docs/EMBEDDING.md` goes through a whole program, and says what the library does inside a process: its threads, which
 //! call runs where, forks, containers. Sessions, participants, streams and what they give are `Send + Sync`, and all but
 //! [`SentBlock`] are cheap to clone. Sizes and offsets are bytes.
 //!
-//! Everything that examples take from `ipc_rc` and `gpu_api` is here, and what they take from `allocators` is in
-//! [`allocators`](mod@allocators).
+//! # Features
 //!
-//! ```
-//! use gpu_ipc::{BackendKind, Session, detect};
-//! let dir = tempfile::tempdir()?;
-//! let gpu = detect()?.first(BackendKind::Host)?;
-//! let session = Session::builder(gpu).socket(dir.path().join("s")).open()?;
-//! let block = session.alloc(1 << 20)?;
-//! assert_eq!(session.stats().live_blocks, 1);
-//! # drop(block);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! | feature | adds |
+//! |---|---|
+//! | `host` (default) | shared memory in place of a GPU: the reference backend |
+//! | `cuda` | NVIDIA GPUs, through the CUDA driver, loaded at run time |
+//! | `cudarc-0_19` | conversions from the types of cudarc 0.19: `cuda::interop` |
+//! | `hip` | AMD GPUs, through the HIP runtime, loaded at run time |
+//! | `broker` | objects: memory that outlives the process that filled it |
+//! | `torch` | tensors shared with an unmodified PyTorch, both ways |
+//!
+//! Features add up, and each builds on a machine without any driver: [`detect`] says at run time what is missing.
+//!
+//! # Platforms
+//!
+//! Linux 5.3 or later on x86-64. Both processes run on one machine, and each must see the device.
+//! `gpu-ipc doctor` says what a machine lacks.
+//!
+//! # Logs
+//!
+//! The library speaks through `tracing`. Its targets are the modules of its crates: `ipc_rc` (sessions and participants),
+//! `channel` (sockets and threads) and `broker`. What an error calls *the log* is `WARN` and `ERROR` there; `DEBUG` tells
+//! of connections, deaths and closings. The target `gpu_ipc::step` at `TRACE` names each step of a block's life.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod detect;
 mod state;
 
-pub use detect::{Detected, detect, detect_only};
-pub use gpu_api::*;
-pub use ipc_rc::*;
-pub use state::process_state;
+pub use detect::detect;
+pub use gpu_api::{BackendKind, Error, Gpu, ParticipantId, Result};
+pub use ipc_rc::{
+    After, ClaimError, Claims, Descriptor, Participant, ReceivedBlock, SentBlock, Session, State, Stream, To, Wait,
+};
+
+/// For a producer: what a [`Session`] is built from, what it counts and what it tells.
+pub mod session {
+    pub use ipc_rc::{
+        AdoptToken, Collected, Contents, LeaseId, SentSlice, SessionBuilder, SessionId, SessionNotice, ShareOptions,
+        ShutdownReport, Stats,
+    };
+}
+
+/// For a consumer: what a [`Participant`] is built from, what it is told, and blocks in a GPU's graphs.
+pub mod participant {
+    pub use ipc_rc::{Connecting, GraphBlocks, Notice, ParticipantBuilder};
+}
+
+/// For tools that look from outside: which sessions this host has, and who holds what.
+pub mod admin {
+    pub use gpu_api::Holder;
+    pub use ipc_rc::{SessionReport, inspect, sessions, snapshot};
+}
+
+/// For backends and for code that calls the driver itself: devices, memory, streams, events and the traits of a vendor.
+pub mod backend {
+    pub use gpu_api::{
+        Access, AddressRange, Allocation, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid,
+        DriverError, EventHandle, EventKind, Export, ForkGuard, GpuBackend, GpuCopies, GpuDescriptors, GpuDevices,
+        GpuEvents, GpuHandles, GpuHostMemory, GpuMemory, GpuPointers, GpuRanges, GpuStore, GpuStreams, GpuWords,
+        Holder, HostMemory, HostPtr, KernelPages, Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece,
+        PointerInfo, RawEvent, RawMemory, RawStream, Reclaim, Reclaimed, Region, RegionId, RegionSource, Sharing,
+        SourceUsage, StreamIdentity, StreamInfo, StreamOp, WordPtr, groups, vendor,
+    };
+
+    pub use crate::detect::{Detected, detect_only};
+}
 
 /// Allocators of device and host memory, and the value that owns those of a process.
-pub use ::allocators;
+pub mod allocators {
+    pub use ::allocators::*;
+
+    pub use crate::state::process_state;
+}
 
 /// NVIDIA GPUs.
 #[cfg(feature = "cuda")]

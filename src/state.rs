@@ -25,7 +25,7 @@ static STATE: OnceLock<ProcessState> = OnceLock::new();
 /// ```
 /// use gpu_ipc::allocators::{AllocatorAttributes, Request, VirtualDevice};
 ///
-/// let state = gpu_ipc::process_state()?;
+/// let state = gpu_ipc::allocators::process_state()?;
 /// let host = state.host_allocator(None, None)?;
 /// let placed = host.alloc(Request::new(1 << 20))?;
 /// host.free(placed.address)?;

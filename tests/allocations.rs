@@ -3,8 +3,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, Claims, DeviceId, Gpu, Participant, Session, To, Wait};
+use gpu_ipc::{After, Claims, Gpu, Participant, Session, To, Wait};
 
 thread_local!(static COUNT: Cell<u64> = const { Cell::new(0) });
 

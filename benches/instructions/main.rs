@@ -18,9 +18,11 @@ use std::hint::black_box;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use gpu_ipc::descriptor::Descriptor;
+use gpu_ipc::Descriptor;
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, DeviceId, Gpu, Participant, ReceivedBlock, SentBlock, Session, ShareOptions, To, Wait};
+use gpu_ipc::session::ShareOptions;
+use gpu_ipc::{After, Gpu, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
 
 use stepper::What;
 

@@ -15,8 +15,9 @@ use std::process::{Child, Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gpu_ipc::backend::Sharing;
 use gpu_ipc::torch::{Collected, Dtype, Fields, Layout, Recipient, SendId, Sender, TensorMessage};
-use gpu_ipc::{After, Gpu, SentBlock, Session, Sharing, Stream};
+use gpu_ipc::{After, Gpu, SentBlock, Session, Stream};
 use wire::{Checks, PATIENCE, Result, Wire, download, fill, gather, left_behind, open, pattern, upload};
 
 mod wire;

@@ -5,8 +5,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::torch::{Dtype, Layout};
-use gpu_ipc::{BackendKind, DevicePtr, Gpu, Stream, detect};
+use gpu_ipc::{BackendKind, Gpu, Stream, detect};
 
 /// Whoever takes longer hangs.
 pub const PATIENCE: Duration = Duration::from_secs(120);

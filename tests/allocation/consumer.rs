@@ -106,7 +106,7 @@ pub fn open_gpu() -> Gpu {
 }
 
 /// Writes a stamp into the first 8 bytes at an address.
-pub fn write_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::DevicePtr, stamp: u64) {
+pub fn write_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::backend::DevicePtr, stamp: u64) {
     let bytes = stamp.to_le_bytes();
     // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the stream
     // is synchronised before `bytes` goes, and every block here has 8 bytes.
@@ -114,7 +114,7 @@ pub fn write_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::DevicePtr,
     stream.synchronize().expect("it runs");
 }
 
-fn read_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::DevicePtr) -> u64 {
+fn read_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::backend::DevicePtr) -> u64 {
     let mut bytes = [0; 8];
     // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the stream
     // is synchronised before `bytes` is read, and every block here has 8 bytes.

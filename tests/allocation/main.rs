@@ -13,9 +13,9 @@ use gpu_ipc::allocators::{
     AllocatorAttributes, Arena, ArenaOptions, Bfc, BfcOptions, DeviceMemory, GrowingMemory, Growth, MemoryLimit,
     ProcessOptions, ProcessState, Recorded, Request, Snapshot, SubAllocator, VirtualDevice,
 };
-use gpu_ipc::{
-    After, Descriptor, Error, Gpu, ParticipantId, Piece, RegionSource, SentBlock, Session, SessionBuilder, To,
-};
+use gpu_ipc::backend::{Piece, RegionSource};
+use gpu_ipc::session::SessionBuilder;
+use gpu_ipc::{After, Descriptor, Error, Gpu, ParticipantId, SentBlock, Session, To};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use consumer::{Consumer, WATCHDOG, open_gpu, write_stamp};
@@ -242,7 +242,7 @@ fn two_streams() {
     let streams = [(); 2].map(|()| gpu_ipc::Stream::create(&gpu).expect("a stream"));
     for round in 0..200u64 {
         let placed = bfc.alloc(Request::new(2 * REGION).wait_until(Instant::now() + WATCHDOG)).expect("both get there");
-        streams.iter().for_each(|stream| write_stamp(&gpu, stream, gpu_ipc::DevicePtr(placed.address), round));
+        streams.iter().for_each(|stream| write_stamp(&gpu, stream, gpu_ipc::backend::DevicePtr(placed.address), round));
         // SAFETY: `work_on` asks for a live stream of the device: both live until the end.
         let other = unsafe { Recorded::work_on(&gpu, streams[1].raw()) }.expect("it is recorded");
         bfc.record_work(placed.address, other).expect("in use");
@@ -344,7 +344,7 @@ fn forked() {
 /// What somebody who looks from outside sees of a session.
 #[track_caller]
 fn seen(session: &Session) -> Snapshot {
-    let text = gpu_ipc::snapshot(session.socket_path(), Some(WATCHDOG)).expect("an answer");
+    let text = gpu_ipc::admin::snapshot(session.socket_path(), Some(WATCHDOG)).expect("an answer");
     Snapshot::from_json(&text).expect("a good snapshot")
 }
 
@@ -395,7 +395,7 @@ fn own_arena() {
     drop(block);
     assert_eq!(seen(&session).stats.bytes_in_use, 0);
     // It goes on answering.
-    gpu_ipc::inspect(session.socket_path(), Some(WATCHDOG)).expect("a report");
+    gpu_ipc::admin::inspect(session.socket_path(), Some(WATCHDOG)).expect("a report");
 }
 
 fn told_apart() {

@@ -3,8 +3,9 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{DeviceId, Gpu, Participant, Result, SentBlock, Stream, Wait};
+use gpu_ipc::{Gpu, Participant, Result, SentBlock, Stream, Wait};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::WATCHDOG;
@@ -163,7 +164,7 @@ fn live(gpu: &Gpu, socket: &str) -> Result<()> {
 }
 
 /// Reads the first 8 bytes at an address.
-pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::DevicePtr) -> Result<u64> {
+pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::backend::DevicePtr) -> Result<u64> {
     // Given up when nobody can say that the copy is done.
     let bytes = Box::leak(Box::new([0; 8]));
     // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: `bytes` is never

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, DeviceId, Error, Gpu, Participant, Result, Session, Stream, To, Wait};
+use gpu_ipc::{After, Error, Gpu, Participant, Result, Session, Stream, To, Wait};
 
 use crate::agent::{read_stamp, write_stamp};
 use crate::faulty::Faulty;

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu_ipc::groups::*;
-use gpu_ipc::{
-    Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DriverError,
-    Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, RawEvent, RawMemory,
-    RawStream, Result, Sharing, StreamInfo, StreamOp, WordPtr,
+use gpu_ipc::backend::groups::*;
+use gpu_ipc::backend::{
+    Access, AddressRange, Allocation, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DriverError, EventHandle,
+    EventKind, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, RawEvent, RawMemory, RawStream, Sharing,
+    StreamInfo, StreamOp, WordPtr,
 };
+use gpu_ipc::{BackendKind, Error, Result};
 
 /// The code of a call that was made to fail.
 pub const FAULT: u32 = 9999;

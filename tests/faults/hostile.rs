@@ -6,8 +6,9 @@ use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, DeviceId, Gpu, Participant, ParticipantId, ReceivedBlock, Session, Stream, To, Wait};
+use gpu_ipc::{After, Gpu, Participant, ParticipantId, ReceivedBlock, Session, Stream, To, Wait};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::agent::{Agent, read_stamp, write_stamp};

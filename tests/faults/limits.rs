@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, DeviceId, Gpu, ParticipantId, Session, Stream, To};
+use gpu_ipc::{After, Gpu, ParticipantId, Session, Stream, To};
 
 use crate::agent::{Agent, write_stamp};
 use crate::{Case, comes};

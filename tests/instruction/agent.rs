@@ -3,8 +3,9 @@
 use std::io::BufRead;
 use std::path::Path;
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, Descriptor, DeviceId, Gpu, Participant, ParticipantId, Session, Stream, To, Wait};
+use gpu_ipc::{After, Descriptor, Gpu, Participant, ParticipantId, Session, Stream, To, Wait};
 
 use crate::counter;
 
@@ -20,7 +21,7 @@ pub fn open_gpu() -> Gpu {
 }
 
 /// Writes a stamp into a block.
-pub fn write_stamp(gpu: &Gpu, ptr: gpu_ipc::DevicePtr, stamp: u64) {
+pub fn write_stamp(gpu: &Gpu, ptr: gpu_ipc::backend::DevicePtr, stamp: u64) {
     let stream = Stream::create(gpu).expect("a stream");
     let bytes = stamp.to_le_bytes();
     // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the stream is
@@ -30,7 +31,7 @@ pub fn write_stamp(gpu: &Gpu, ptr: gpu_ipc::DevicePtr, stamp: u64) {
 }
 
 /// Reads a stamp.
-pub fn read_stamp(gpu: &Gpu, ptr: gpu_ipc::DevicePtr) -> u64 {
+pub fn read_stamp(gpu: &Gpu, ptr: gpu_ipc::backend::DevicePtr) -> u64 {
     let stream = Stream::create(gpu).expect("a stream");
     let mut bytes = [0; 8];
     // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: as above.

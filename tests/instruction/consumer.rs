@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
-use gpu_ipc::{
-    After, Error, Gpu, Participant, ParticipantId, Piece, ReceivedBlock, RegionSource, Session, SourceUsage, To, Wait,
-};
+use gpu_ipc::backend::{Piece, RegionSource, SourceUsage};
+use gpu_ipc::{After, Error, Gpu, Participant, ParticipantId, ReceivedBlock, Session, To, Wait};
 
 use crate::agent::{hex, open_gpu, read_stamp, write_stamp};
 use crate::trace::Trace;

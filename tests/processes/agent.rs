@@ -13,10 +13,10 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{
-    After, ClaimError, Claims, DeviceId, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, Stream,
-    To, Wait,
+    After, ClaimError, Claims, Gpu, Participant, ParticipantId, ReceivedBlock, SentBlock, Session, Stream, To, Wait,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -194,7 +194,7 @@ pub fn open_host() -> (std::sync::Arc<HostBackend>, Gpu) {
 }
 
 /// Writes a stamp into the first 8 bytes at an address, in stream order, and waits for it.
-pub fn write_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::DevicePtr, stamp: u64) {
+pub fn write_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::backend::DevicePtr, stamp: u64) {
     let bytes = stamp.to_le_bytes();
     // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the stream
     // is synchronised before `bytes` goes, and every block here has 8 bytes.
@@ -203,7 +203,7 @@ pub fn write_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::DevicePtr, stamp: u
 }
 
 /// Reads a stamp.
-pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::DevicePtr) -> u64 {
+pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::backend::DevicePtr) -> u64 {
     let mut bytes = [0; 8];
     // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the stream
     // is synchronised before `bytes` is read, and every block here has 8 bytes.

@@ -63,7 +63,7 @@ fn another_device() {
     let mut consumer = Agent::start();
     consumer.connect(&producer.session);
     let backend = gpu_ipc::host::HostBackend::new(gpu_ipc::host::HostConfig::default().devices(2)).expect("it opens");
-    let second = gpu_ipc::Gpu::new(backend, gpu_ipc::DeviceId(1)).expect("there are two");
+    let second = gpu_ipc::Gpu::new(backend, gpu_ipc::backend::DeviceId(1)).expect("there are two");
     let error =
         Participant::builder(second.clone()).connect(producer.session.socket_path()).expect_err("another device");
     let text = error.to_string();
@@ -162,9 +162,10 @@ fn arguments() {
     let producer = Producer::new();
     assert!(matches!(producer.session.alloc(0), Err(Error::Invalid { .. })));
     assert!(matches!(producer.session.alloc(u64::MAX), Err(Error::OutOfMemory { .. } | Error::Invalid { .. })));
-    let stray = gpu_ipc::DevicePtr(0x1000);
+    let stray = gpu_ipc::backend::DevicePtr(0x1000);
     // SAFETY: `adopt` asks that the range stays allocated: it is refused.
-    let error = unsafe { producer.session.adopt(stray, 8, gpu_ipc::AdoptToken(1)) }.expect_err("nobody allocated it");
+    let error =
+        unsafe { producer.session.adopt(stray, 8, gpu_ipc::session::AdoptToken(1)) }.expect_err("nobody allocated it");
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     assert_eq!(producer.session.stats().live_blocks, 0);
 }

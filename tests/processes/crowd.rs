@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use gpu_ipc::backend::DeviceId;
+use gpu_ipc::session::{AdoptToken, SessionNotice};
 use gpu_ipc::{
-    AdoptToken, After, ClaimError, Claims, Descriptor, DeviceId, Gpu, Participant, ReceivedBlock, Session,
-    SessionNotice, State, Stream, To, Wait,
+    After, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, Session, State, Stream, To, Wait,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

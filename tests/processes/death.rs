@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, BackendKind, DeviceId, Error, Gpu, Participant, State, To, Wait};
+use gpu_ipc::{After, BackendKind, Error, Gpu, Participant, State, To, Wait};
 use rustix::process::Signal;
 
 use crate::agent::{Agent, hex, is_host, number, open_gpu, read_stamp, unhex};
@@ -236,7 +237,7 @@ fn stopped() {
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let block = producer.block(1);
-    let options = gpu_ipc::ShareOptions::default().time_to_live(None);
+    let options = gpu_ipc::session::ShareOptions::default().time_to_live(None);
     let index = consumer.claim(&block.share_with(To::Participant(id), After::Done, &options).expect("shared"));
     drop(block);
     consumer.signal(Signal::STOP);

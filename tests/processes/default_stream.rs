@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::thread;
 
+use gpu_ipc::backend::{DeviceId, RawStream};
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, DeviceId, Error, Gpu, Participant, RawStream, ReceivedBlock, SentBlock, State, Stream, To, Wait};
+use gpu_ipc::{After, Error, Gpu, Participant, ReceivedBlock, SentBlock, State, Stream, To, Wait};
 
 use crate::agent::{is_host, open_gpu};
 use crate::gate::Gate;
@@ -169,7 +170,7 @@ fn refused_later() {
     let block = both.producer.block(1);
     let descriptor = block.share(To::Participant(both.participant.id()), After::Done).expect("shared");
     let seen = both.claim(&descriptor, Wait::Host);
-    let graph = gpu_ipc::GraphBlocks::new();
+    let graph = gpu_ipc::participant::GraphBlocks::new();
     for refused in [block.used_on(&stream), seen.used_on(&stream), graph.launched_on(&stream)] {
         let error = refused.expect_err("another thread would mean another stream");
         assert!(matches!(error, Error::Invalid { what: "the stream", .. }), "{error:?}");

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-use gpu_ipc::{Gpu, HostPtr, Stream, StreamOp};
+use gpu_ipc::backend::{HostPtr, StreamOp};
+use gpu_ipc::{Gpu, Stream};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 const PAGE: usize = 4096;

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use gpu_ipc::{
-    After, Claims, DeviceId, Gpu, GraphBlocks, Participant, ParticipantId, SentBlock, Sharing, State, Stream, To, Wait,
-};
+use gpu_ipc::backend::{DeviceId, Sharing};
+use gpu_ipc::participant::GraphBlocks;
+use gpu_ipc::{After, Claims, Gpu, Participant, ParticipantId, SentBlock, State, Stream, To, Wait};
 
 use crate::agent::{Agent, WATCHDOG, hex, number, open_gpu, read_stamp, write_stamp};
 use crate::kernel::Kernels;

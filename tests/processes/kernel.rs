@@ -2,7 +2,8 @@
 
 use backend_cuda::CudaBackend;
 use backend_cuda::launch::{Application, CAPTURE_GLOBAL, Graph, Kernel};
-use gpu_ipc::{DeviceId, DevicePtr, Stream};
+use gpu_ipc::Stream;
+use gpu_ipc::backend::{DeviceId, DevicePtr};
 
 /// Longer than any case takes.
 const FOR_EVER: u64 = 600_000_000_000;

@@ -1,6 +1,7 @@
 //! The main job: share, claim, use, drop, collect.
 
-use gpu_ipc::{AdoptToken, After, Error, Participant, State, To, Wait};
+use gpu_ipc::session::AdoptToken;
+use gpu_ipc::{After, Error, Participant, State, To, Wait};
 
 use crate::agent::Agent;
 use crate::{Case, Producer, wait_until};
@@ -103,7 +104,7 @@ fn lapses_in_time() {
     let block = producer.block(1);
     let times = [20, 900].map(std::time::Duration::from_millis);
     let [brief, _longer] = times.map(|time| {
-        let options = gpu_ipc::ShareOptions::default().time_to_live(Some(time));
+        let options = gpu_ipc::session::ShareOptions::default().time_to_live(Some(time));
         block.share_with(To::Participant(id), After::Done, &options).expect("shared")
     });
     let mut expired = 0;
@@ -186,7 +187,7 @@ fn same_process() {
 fn adopted() {
     let producer = Producer::new();
     let backend = producer.gpu.backend();
-    let own = backend.alloc(producer.gpu.device(), 1 << 20, gpu_ipc::Sharing::Fd).expect("there is room");
+    let own = backend.alloc(producer.gpu.device(), 1 << 20, gpu_ipc::backend::Sharing::Fd).expect("there is room");
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let part = own.base.offset(4096);

@@ -122,11 +122,14 @@ impl Producer {
         Self::with(|builder| builder)
     }
 
-    fn with(choose: impl FnOnce(gpu_ipc::SessionBuilder) -> gpu_ipc::SessionBuilder) -> Producer {
+    fn with(choose: impl FnOnce(gpu_ipc::session::SessionBuilder) -> gpu_ipc::session::SessionBuilder) -> Producer {
         Self::on(agent::open_gpu(), choose)
     }
 
-    fn on(gpu: gpu_ipc::Gpu, choose: impl FnOnce(gpu_ipc::SessionBuilder) -> gpu_ipc::SessionBuilder) -> Producer {
+    fn on(
+        gpu: gpu_ipc::Gpu,
+        choose: impl FnOnce(gpu_ipc::session::SessionBuilder) -> gpu_ipc::session::SessionBuilder,
+    ) -> Producer {
         let dir = tempfile::tempdir().expect("a directory");
         let builder = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s"));
         let session = choose(builder).open().expect("a session");

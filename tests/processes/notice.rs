@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use gpu_ipc::{After, Claims, Error, Session, To, inspect, sessions};
+use gpu_ipc::admin::{inspect, sessions};
+use gpu_ipc::{After, Claims, Error, Session, To};
 use rustix::process::Signal;
 
 use crate::agent::{Agent, WATCHDOG};
@@ -134,7 +135,7 @@ fn room() {
     let dir = tempfile::tempdir().expect("a directory");
     let config = gpu_ipc::host::HostConfig::default().bytes_per_device(4 * REGION);
     let backend = gpu_ipc::host::HostBackend::new(config).expect("it opens");
-    let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::DeviceId(0)).expect("a device");
+    let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::backend::DeviceId(0)).expect("a device");
     let session = Session::builder(gpu).socket(dir.path().join("s")).region_bytes(REGION).open().expect("a session");
     let mut consumer = Agent::start();
     let id = consumer.connect(&session);

@@ -1,7 +1,8 @@
 //! The order of GPU work: fences from producer to consumer, releases from consumer to producer.
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, ClaimError, Claims, DeviceId, Error, Gpu, Participant, ReceivedBlock, State, Stream, To, Wait};
+use gpu_ipc::{After, ClaimError, Claims, Error, Gpu, Participant, ReceivedBlock, State, Stream, To, Wait};
 
 use crate::agent::{Agent, hex, is_host, number, open_host};
 use crate::gate::Gate;
@@ -174,12 +175,12 @@ fn kept_for_a_graph() {
     let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
     drop(block);
     let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
-    let graph = gpu_ipc::GraphBlocks::new();
-    backend.set_capture(capturing.raw(), gpu_ipc::CaptureStatus::Active);
+    let graph = gpu_ipc::participant::GraphBlocks::new();
+    backend.set_capture(capturing.raw(), gpu_ipc::backend::CaptureStatus::Active);
     received.used_on(&capturing).expect("a stream of its own");
     received.keep_for(&graph);
     drop(received);
-    backend.set_capture(capturing.raw(), gpu_ipc::CaptureStatus::None);
+    backend.set_capture(capturing.raw(), gpu_ipc::backend::CaptureStatus::None);
     session.collect();
     assert_eq!((session.stats().held, participant.kept_leases()), (1, 0), "the graph may be launched");
     // A launch that is still under way when the graph goes.
@@ -205,7 +206,7 @@ fn kept_after_a_launch() {
     drop(block);
     let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
     let launching = Stream::create(&producer.gpu).expect("a stream");
-    let graph = gpu_ipc::GraphBlocks::new();
+    let graph = gpu_ipc::participant::GraphBlocks::new();
     let let_go = Gate::close(&producer.gpu, &launching);
     graph.launched_on(&launching).expect("a stream of its own");
     received.keep_for(&graph);
@@ -230,7 +231,7 @@ fn under_capture() {
     let block = session.alloc(64).expect("there is room");
     let descriptor = block.share(to, After::Done).expect("shared");
 
-    backend.set_capture(stream.raw(), gpu_ipc::CaptureStatus::Active);
+    backend.set_capture(stream.raw(), gpu_ipc::backend::CaptureStatus::Active);
     let error = block.share(to, After::Stream(&stream)).expect_err("the stream is being captured");
     assert!(matches!(error, Error::Capturing { .. }), "{error}");
     let error = participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), None).expect_err("as above");
@@ -239,7 +240,7 @@ fn under_capture() {
     let received = participant.claim(descriptor.as_bytes(), Wait::None, None).expect("claimed");
     received.used_on(&stream).expect("a stream of its own");
     drop(received);
-    backend.set_capture(stream.raw(), gpu_ipc::CaptureStatus::None);
+    backend.set_capture(stream.raw(), gpu_ipc::backend::CaptureStatus::None);
     session.collect();
     assert_eq!((participant.kept_leases(), block.outstanding()), (1, 1), "a graph may still use the block");
 }

@@ -3,7 +3,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use gpu_ipc::{After, Claims, Error, ParticipantId, SentBlock, ShareOptions, To};
+use gpu_ipc::session::ShareOptions;
+use gpu_ipc::{After, Claims, Error, ParticipantId, SentBlock, To};
 
 use crate::agent::{Agent, hex, number};
 use crate::{Case, Producer, wait_until};

@@ -12,10 +12,10 @@ mod way_in;
 
 use std::time::{Duration, Instant};
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{
-    After, Descriptor, DeviceId, Gpu, Participant, ReceivedBlock, SentBlock, Session, SessionBuilder, To, Wait,
-};
+use gpu_ipc::session::SessionBuilder;
+use gpu_ipc::{After, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Whoever waits longer hangs.

@@ -103,7 +103,7 @@ fn mappings() {
         stranger.say(3, 0, &region.to_le_bytes());
     }
     stage.check();
-    let honest = |stats: &gpu_ipc::Stats| {
+    let honest = |stats: &gpu_ipc::session::Stats| {
         stats.holders.iter().find(|holder| holder.participant == stage.honest.id()).map(|holder| holder.mappings)
     };
     assert_eq!(honest(&stage.session.stats()), Some(1));

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use gpu_ipc::{After, Participant, ParticipantId, SessionNotice, Stream, To, Wait};
+use gpu_ipc::session::SessionNotice;
+use gpu_ipc::{After, Participant, ParticipantId, Stream, To, Wait};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::Shutdown;
 

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use gpu_ipc::DeviceUuid;
+use gpu_ipc::backend::DeviceUuid;
 use gpu_ipc::torch::{CounterFile, CounterName, Dtype, Fields, Layout, Released, SLOTS, TensorMessage};
 use libtest_mimic::{Arguments, Failed, Trial};
 

@@ -4,7 +4,8 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
-use gpu_ipc::{After, BackendKind, Participant, Piece, RegionSource, Session, SourceUsage, To, Wait, detect};
+use gpu_ipc::backend::{Piece, RegionSource, SourceUsage};
+use gpu_ipc::{After, BackendKind, Participant, Session, To, Wait, detect};
 
 fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).args(args).output().expect("the program was built")

@@ -4,8 +4,9 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::HostBackend;
-use gpu_ipc::{BackendKind, DeviceId, Gpu};
+use gpu_ipc::{BackendKind, Gpu};
 use libloading::{Library, Symbol};
 
 /// Calls of the vendor's that make a device current, which are the application's to make and so no part of a backend.

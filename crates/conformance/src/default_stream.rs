@@ -8,7 +8,8 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use gpu_ipc::{CaptureStatus, DeviceId, Error, EventKind, Gpu, RawStream, StreamOp};
+use gpu_ipc::backend::{CaptureStatus, DeviceId, EventKind, RawStream, StreamOp};
+use gpu_ipc::{Error, Gpu};
 
 use crate::current::make_current;
 use crate::event::Mark;

@@ -1,6 +1,7 @@
 //! Devices: what there is, and what it says it can do.
 
-use gpu_ipc::{DeviceId, Error, EventKind, Gpu, Sharing, StreamOp};
+use gpu_ipc::backend::{DeviceId, EventKind, Sharing, StreamOp};
+use gpu_ipc::{Error, Gpu};
 
 use crate::Case;
 use crate::queue::Queue;

@@ -1,6 +1,7 @@
 //! Events in one process.
 
-use gpu_ipc::{Error, EventKind, Gpu, RawEvent};
+use gpu_ipc::backend::{EventKind, RawEvent};
+use gpu_ipc::{Error, Gpu};
 
 use crate::queue::{Queue, alloc, free};
 use crate::{Case, wait_until};

@@ -1,6 +1,7 @@
 //! Memory: allocations, addresses, and what can be exported.
 
-use gpu_ipc::{Access, DevicePtr, Error, Gpu, HostMemory, MemoryKind, Sharing};
+use gpu_ipc::backend::{Access, DevicePtr, HostMemory, MemoryKind, Sharing};
+use gpu_ipc::{Error, Gpu};
 use std::os::fd::AsFd;
 
 use crate::Case;

@@ -3,7 +3,8 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use gpu_ipc::{Access, DevicePtr, Error, EventHandle, EventKind, Gpu, MemHandle, Sharing, StreamOp};
+use gpu_ipc::backend::{Access, DevicePtr, EventHandle, EventKind, MemHandle, Sharing, StreamOp};
+use gpu_ipc::{Error, Gpu};
 
 use crate::event::Mark;
 use crate::queue::{Queue, alloc, free};

@@ -3,7 +3,8 @@
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use gpu_ipc::{Allocation, CaptureStatus, DevicePtr, Gpu, RawStream};
+use gpu_ipc::Gpu;
+use gpu_ipc::backend::{Allocation, CaptureStatus, DevicePtr, RawStream};
 
 use crate::{Case, wait_until};
 

@@ -2,7 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use gpu_ipc::{Access, AddressRange, DevicePtr, Error, Gpu, MemoryKind, RawMemory};
+use gpu_ipc::backend::{Access, AddressRange, DevicePtr, MemoryKind, RawMemory};
+use gpu_ipc::{Error, Gpu};
 
 use crate::queue::Queue;
 use crate::{Case, PeerCase, Pipe};

@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gpu_ipc::{BackendKind, Error, EventKind, Gpu, HostPtr, MAX_BATCH, StreamOp, WordPtr};
+use gpu_ipc::backend::{EventKind, HostPtr, MAX_BATCH, StreamOp, WordPtr};
+use gpu_ipc::{BackendKind, Error, Gpu};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::queue::Queue;

@@ -4,7 +4,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 
 use conformance::{Pipe, cases, peer_cases};
-use gpu_ipc::{BackendKind, DeviceId, Gpu};
+use gpu_ipc::backend::DeviceId;
+use gpu_ipc::{BackendKind, Gpu};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 

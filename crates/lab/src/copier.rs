@@ -1,6 +1,7 @@
 //! A stream, and a buffer in host memory that contents of blocks go through.
 
-use gpu_ipc::{DevicePtr, Gpu, ReceivedBlock, Result, SentBlock, Stream};
+use gpu_ipc::backend::DevicePtr;
+use gpu_ipc::{Gpu, ReceivedBlock, Result, SentBlock, Stream};
 
 use crate::pattern;
 

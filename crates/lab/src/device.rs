@@ -1,6 +1,7 @@
 //! The device that a command works on.
 
-use gpu_ipc::{BackendKind, Error, Gpu, detect_only};
+use gpu_ipc::backend::detect_only;
+use gpu_ipc::{BackendKind, Error, Gpu};
 
 use crate::args::BackendChoice;
 

@@ -3,7 +3,8 @@
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_ipc::{BackendKind, Error, Gpu, SentBlock, Sharing};
+use gpu_ipc::backend::Sharing;
+use gpu_ipc::{BackendKind, Error, Gpu, SentBlock};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -257,7 +258,7 @@ pub(crate) struct PlainMemory {
 /// An allocation of the driver, freed by its drop.
 pub(crate) struct Plain {
     gpu: Gpu,
-    base: gpu_ipc::DevicePtr,
+    base: gpu_ipc::backend::DevicePtr,
 }
 
 impl Drop for Plain {

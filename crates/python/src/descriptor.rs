@@ -17,7 +17,7 @@
 
 use std::ffi::c_int;
 
-use gpu_ipc::{Error, descriptor::BYTES};
+use gpu_ipc::Error;
 use pyo3::buffer::PyBuffer;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -74,13 +74,20 @@ impl Descriptor {
     ///
     /// [`Error::BadDescriptor`] naming the first field that is wrong.
     pub fn decode(bytes: &[u8]) -> Result<Descriptor, Error> {
-        let grant = gpu_ipc::Descriptor::decode(bytes.get(..BYTES).unwrap_or(bytes))?;
-        if bytes.len() == BYTES {
+        let grant = gpu_ipc::Descriptor::decode(bytes.get(..gpu_ipc::Descriptor::BYTES).unwrap_or(bytes))?;
+        if bytes.len() == gpu_ipc::Descriptor::BYTES {
             return Ok(Descriptor { bytes: bytes.into(), layout: Layout::bytes(grant.len()), meta: 0 });
         }
         let bad = |what, got: String, must: &str| Error::BadDescriptor { what, got, must: must.into() };
-        if bytes.len() < AT_SHAPE + CRC || bytes[BYTES..BYTES + 4] != MAGIC || bytes[196] != VERSION {
-            return Err(bad("the layout", format!("{} bytes", bytes.len() - BYTES), "what `share` wrote, whole"));
+        if bytes.len() < AT_SHAPE + CRC
+            || bytes[gpu_ipc::Descriptor::BYTES..gpu_ipc::Descriptor::BYTES + 4] != MAGIC
+            || bytes[196] != VERSION
+        {
+            return Err(bad(
+                "the layout",
+                format!("{} bytes", bytes.len() - gpu_ipc::Descriptor::BYTES),
+                "what `share` wrote, whole",
+            ));
         }
         let (checked, crc) = bytes.split_at(bytes.len() - CRC);
         if crc32c::crc32c(checked).to_le_bytes() != crc {
@@ -125,7 +132,7 @@ impl Descriptor {
 
     /// Returns the library's own part.
     pub fn grant(&self) -> &[u8] {
-        &self.bytes[..BYTES]
+        &self.bytes[..gpu_ipc::Descriptor::BYTES]
     }
 
     /// Returns what of the block the array is.
@@ -136,7 +143,7 @@ impl Descriptor {
     /// Returns the user's own bytes.
     pub fn meta_bytes(&self) -> &[u8] {
         let end = self.bytes.len() - CRC;
-        if self.bytes.len() == BYTES { &[] } else { &self.bytes[end - self.meta..end] }
+        if self.bytes.len() == gpu_ipc::Descriptor::BYTES { &[] } else { &self.bytes[end - self.meta..end] }
     }
 
     fn decoded(&self) -> PyResult<gpu_ipc::Descriptor> {

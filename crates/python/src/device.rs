@@ -1,6 +1,7 @@
 //! Devices, by the names that Python programs use: `cuda:0`.
 
-use gpu_ipc::{BackendKind, DeviceId, Error, Gpu};
+use gpu_ipc::backend::DeviceId;
+use gpu_ipc::{BackendKind, Error, Gpu};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

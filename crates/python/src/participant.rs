@@ -336,7 +336,7 @@ impl Participant {
 /// Something that a producer told.
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Notice {
-    notice: gpu_ipc::Notice,
+    notice: gpu_ipc::participant::Notice,
 }
 
 #[pymethods]
@@ -348,11 +348,11 @@ impl Notice {
     #[getter]
     fn kind(&self) -> &'static str {
         match self.notice {
-            gpu_ipc::Notice::ProducerGone => "producer_gone",
-            gpu_ipc::Notice::Closing => "closing",
-            gpu_ipc::Notice::PleaseUnmap { .. } => "please_unmap",
-            gpu_ipc::Notice::Revoked { .. } => "revoked",
-            gpu_ipc::Notice::TryAgain => "try_again",
+            gpu_ipc::participant::Notice::ProducerGone => "producer_gone",
+            gpu_ipc::participant::Notice::Closing => "closing",
+            gpu_ipc::participant::Notice::PleaseUnmap { .. } => "please_unmap",
+            gpu_ipc::participant::Notice::Revoked { .. } => "revoked",
+            gpu_ipc::participant::Notice::TryAgain => "try_again",
             _ => "unknown",
         }
     }
@@ -361,7 +361,7 @@ impl Notice {
     #[getter]
     fn region(&self) -> Option<u64> {
         match self.notice {
-            gpu_ipc::Notice::PleaseUnmap { region } => Some(region.0),
+            gpu_ipc::participant::Notice::PleaseUnmap { region } => Some(region.0),
             _ => None,
         }
     }
@@ -369,7 +369,7 @@ impl Notice {
     /// Whether the notice is about the grant of this descriptor.
     fn concerns(&self, descriptor: &Bound<'_, PyAny>) -> PyResult<bool> {
         let descriptor = gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.grant()).or_raise()?;
-        Ok(matches!(self.notice, gpu_ipc::Notice::Revoked { lease } if lease == descriptor.lease()))
+        Ok(matches!(self.notice, gpu_ipc::participant::Notice::Revoked { lease } if lease == descriptor.lease()))
     }
 
     fn __repr__(&self) -> String {

@@ -7,7 +7,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_ipc::{BackendKind, GpuBackend, Result, detect_only};
+use gpu_ipc::backend::{GpuBackend, detect_only};
+use gpu_ipc::{BackendKind, Result};
 use pyo3::prelude::*;
 
 use crate::keeper::Keeper;

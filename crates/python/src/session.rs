@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use gpu_ipc::{AdoptToken, After, DevicePtr, Error, ForkGuard, Gpu, ShareOptions, To};
+use gpu_ipc::backend::{DevicePtr, ForkGuard};
+use gpu_ipc::session::{AdoptToken, ShareOptions};
+use gpu_ipc::{After, Error, Gpu, To};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 

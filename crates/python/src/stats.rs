@@ -30,8 +30,8 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    fn list(py: Python<'_>, holders: Vec<gpu_ipc::Holder>) -> PyResult<Vec<Py<Holder>>> {
-        let holder = |holder: gpu_ipc::Holder| Holder {
+    fn list(py: Python<'_>, holders: Vec<gpu_ipc::backend::Holder>) -> PyResult<Vec<Py<Holder>>> {
+        let holder = |holder: gpu_ipc::backend::Holder| Holder {
             participant: ParticipantId::of(holder.participant),
             pid: holder.pid,
             command: holder.command,
@@ -89,9 +89,9 @@ macro_rules! stats {
         }
 
         impl Stats {
-            pub fn of(py: Python<'_>, stats: gpu_ipc::Stats) -> PyResult<Stats> {
+            pub fn of(py: Python<'_>, stats: gpu_ipc::session::Stats) -> PyResult<Stats> {
                 let source = stats.source;
-                let gpu_ipc::SourceUsage { regions, reserved, in_use, pinned } = source;
+                let gpu_ipc::backend::SourceUsage { regions, reserved, in_use, pinned } = source;
                 Ok(Stats {
                     $($field: stats.$field,)*
                     holders: Holder::list(py, stats.holders)?,
@@ -189,7 +189,7 @@ pub(crate) struct ShutdownReport {
 }
 
 impl ShutdownReport {
-    pub fn of(py: Python<'_>, report: gpu_ipc::ShutdownReport) -> PyResult<ShutdownReport> {
+    pub fn of(py: Python<'_>, report: gpu_ipc::session::ShutdownReport) -> PyResult<ShutdownReport> {
         let (clean, blocks, bytes) = (report.clean, report.blocks, report.bytes);
         Ok(ShutdownReport { clean, blocks, bytes, holders: Holder::list(py, report.holders)? })
     }
@@ -235,7 +235,7 @@ impl SessionReport {
 #[pyfunction]
 #[pyo3(signature = (runtime_dir=None))]
 pub(crate) fn sessions(py: Python<'_>, runtime_dir: Option<PathBuf>) -> PyResult<Vec<String>> {
-    let found = py.detach(|| gpu_ipc::sessions(runtime_dir.as_deref())).or_raise()?;
+    let found = py.detach(|| gpu_ipc::admin::sessions(runtime_dir.as_deref())).or_raise()?;
     Ok(found.into_iter().map(|path| path.display().to_string()).collect())
 }
 
@@ -260,7 +260,7 @@ pub(crate) fn inspect(py: Python<'_>, path: PathBuf, timeout: Option<f64>) -> Py
 }
 
 /// Asks a session about itself.
-pub(crate) fn ask(py: Python<'_>, path: PathBuf, timeout: Option<f64>) -> PyResult<gpu_ipc::SessionReport> {
+pub(crate) fn ask(py: Python<'_>, path: PathBuf, timeout: Option<f64>) -> PyResult<gpu_ipc::admin::SessionReport> {
     let timeout = duration(timeout)?;
-    crate::waiting::aside(py, move || gpu_ipc::inspect(path, timeout))?.or_raise()
+    crate::waiting::aside(py, move || gpu_ipc::admin::inspect(path, timeout))?.or_raise()
 }

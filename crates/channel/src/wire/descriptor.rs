@@ -113,6 +113,9 @@ impl LeaseId {
 pub struct Descriptor([u8; BYTES]);
 
 impl Descriptor {
+    /// The length of every descriptor.
+    pub const BYTES: usize = BYTES;
+
     /// Reads a descriptor from bytes that somebody sent.
     ///
     /// Good bytes say nothing about the grant: it may be revoked, claimed or of another session.

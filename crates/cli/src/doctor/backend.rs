@@ -47,7 +47,7 @@ pub struct Device {
     pub checks: Vec<Check>,
 }
 
-/// The library's [`Caps`](gpu_ipc::Caps), field by field.
+/// The library's [`Caps`](gpu_ipc::backend::Caps), field by field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Caps {
     /// Memory can be shared by 64-byte handle.

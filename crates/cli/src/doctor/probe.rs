@@ -2,7 +2,8 @@
 //!
 //! It writes what it found so far before each step, so that a step that never ends costs no more than itself.
 
-use gpu_ipc::{Access, BackendKind, Error, Gpu, Sharing, detect_only};
+use gpu_ipc::backend::{Access, Sharing, detect_only};
+use gpu_ipc::{BackendKind, Error, Gpu};
 
 use super::backend::{Backend, Caps, Device, Progress};
 use super::check::{Check, State};

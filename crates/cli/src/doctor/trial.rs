@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use gpu_ipc::{Access, After, Error, Gpu, ParticipantId, Session, Sharing, To};
+use gpu_ipc::backend::{Access, Sharing};
+use gpu_ipc::{After, Error, Gpu, ParticipantId, Session, To};
 
 use super::check::Check;
 use lab::child::Child;

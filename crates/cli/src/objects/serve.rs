@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args as Arguments;
+use gpu_ipc::backend::detect_only;
 use gpu_ipc::broker::{Broker, Limits, Options};
-use gpu_ipc::{BackendKind, Error, Gpu, detect_only};
+use gpu_ipc::{BackendKind, Error, Gpu};
 
 use super::Place;
 use lab::device::explain;

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gpu_ipc::{Error, SessionReport};
+use gpu_ipc::Error;
+use gpu_ipc::admin::SessionReport;
 
 use crate::args::Where;
 use lab::device::explain;
@@ -35,7 +36,7 @@ pub enum State {
 /// Why the runtime directory cannot be read, and what to do.
 pub fn gather(place: &Where) -> Result<Vec<Seen>, String> {
     let sockets = if place.socket.is_empty() {
-        gpu_ipc::sessions(None).map_err(|error| explain(&error))?
+        gpu_ipc::admin::sessions(None).map_err(|error| explain(&error))?
     } else {
         place.socket.clone()
     };
@@ -53,7 +54,7 @@ pub fn gather(place: &Where) -> Result<Vec<Seen>, String> {
 }
 
 fn ask(socket: &Path, timeout: Duration) -> State {
-    match gpu_ipc::inspect(socket, Some(timeout)) {
+    match gpu_ipc::admin::inspect(socket, Some(timeout)) {
         Ok(report) => State::Alive(Box::new(report)),
         Err(Error::Deadline { .. }) => State::Hung,
         Err(error) => State::Unknown(explain(&error)),

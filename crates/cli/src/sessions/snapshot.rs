@@ -37,7 +37,7 @@ pub fn run(options: &SnapshotOptions) -> Outcome {
 
 /// Finds the socket of the session that is meant: its path, or the beginning of its name in the runtime directory.
 fn find(options: &SnapshotOptions) -> Result<PathBuf, String> {
-    let open = || gpu_ipc::sessions(None).map_err(|error| explain(&error));
+    let open = || gpu_ipc::admin::sessions(None).map_err(|error| explain(&error));
     let Some(session) = &options.session else {
         let mut open = open()?;
         return match (open.pop(), open.len()) {
@@ -61,7 +61,7 @@ fn find(options: &SnapshotOptions) -> Result<PathBuf, String> {
 
 fn take(options: &SnapshotOptions, socket: PathBuf) -> Result<(PathBuf, Snapshot), String> {
     let timeout = Duration::from_secs_f64(options.timeout);
-    let text = gpu_ipc::snapshot(&socket, Some(timeout)).map_err(|error| match error {
+    let text = gpu_ipc::admin::snapshot(&socket, Some(timeout)).map_err(|error| match error {
         Error::Deadline { .. } => {
             format!("{} listens and does not answer: its process hangs or is stopped", socket.display())
         }

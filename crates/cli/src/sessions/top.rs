@@ -259,14 +259,14 @@ mod tests {
     fn a_session_and_its_holders_fit_80_columns() {
         let dir = tempfile::tempdir().expect("a directory");
         let backend = gpu_ipc::host::HostBackend::new(gpu_ipc::host::HostConfig::default()).expect("it opens");
-        let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::DeviceId(0)).expect("a device");
+        let gpu = gpu_ipc::Gpu::new(backend, gpu_ipc::backend::DeviceId(0)).expect("a device");
         let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
         let participant = gpu_ipc::Participant::builder(gpu).connect(session.socket_path()).expect("connected");
         let block = session.alloc(1 << 20).expect("there is room");
         let to = gpu_ipc::To::Participant(participant.id());
         let descriptor = block.share(to, gpu_ipc::After::Done).expect("shared");
         let held = participant.claim(descriptor.as_bytes(), gpu_ipc::Wait::None, None).expect("claimed");
-        let report = gpu_ipc::inspect(session.socket_path(), None).expect("a report");
+        let report = gpu_ipc::admin::inspect(session.socket_path(), None).expect("a report");
         let alive = Seen { socket: session.socket_path().into(), state: State::Alive(Box::new(report)) };
         let mut view = View::default();
         view.take(vec![alive, hung("/run/other.sock")]);

@@ -18,7 +18,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use gpu_ipc::{DevicePtr, Gpu, MemHandle, Participant, ReceivedBlock, Stream, Wait};
+use gpu_ipc::backend::{DevicePtr, MemHandle};
+use gpu_ipc::{Gpu, Participant, ReceivedBlock, Stream, Wait};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::fixture::{PATIENCE, within};

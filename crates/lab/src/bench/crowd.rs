@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use gpu_ipc::{After, SentBlock, Session, ShareOptions, Stream, To};
+use gpu_ipc::session::ShareOptions;
+use gpu_ipc::{After, SentBlock, Session, Stream, To};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 

@@ -3,7 +3,8 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use gpu_ipc::{Descriptor, Gpu, Participant, ParticipantId, SentBlock, Session, SessionBuilder, Stream};
+use gpu_ipc::session::SessionBuilder;
+use gpu_ipc::{Descriptor, Gpu, Participant, ParticipantId, SentBlock, Session, Stream};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 

@@ -1,6 +1,7 @@
 //! Rows of a lease's way: share, claim, drop, and all three together.
 
-use gpu_ipc::{After, BackendKind, Descriptor, SentBlock, Session, ShareOptions, To};
+use gpu_ipc::session::ShareOptions;
+use gpu_ipc::{After, BackendKind, Descriptor, SentBlock, Session, To};
 
 use super::consumer::CALLS;
 use super::fixture::{Consumer, Stage, until_released};

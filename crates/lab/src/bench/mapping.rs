@@ -2,7 +2,8 @@
 
 use std::os::fd::AsRawFd;
 
-use gpu_ipc::{After, BackendKind, Gpu, Sharing, To};
+use gpu_ipc::backend::Sharing;
+use gpu_ipc::{After, BackendKind, Gpu, To};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use super::fixture::{Stage, until_released};
@@ -46,7 +47,7 @@ fn fits(stage: &Stage, bytes: u64) -> Result<bool, String> {
 }
 
 /// Memory of the bare program.
-struct Bare(Gpu, gpu_ipc::DevicePtr);
+struct Bare(Gpu, gpu_ipc::backend::DevicePtr);
 
 impl Drop for Bare {
     fn drop(&mut self) {

@@ -1,6 +1,7 @@
 //! A program without this library: two streams, an event and a few words, and the raw calls on them.
 
-use gpu_ipc::{EventKind, Gpu, RawEvent, Stream};
+use gpu_ipc::backend::{EventKind, RawEvent};
+use gpu_ipc::{Gpu, Stream};
 
 use super::floor::Floor;
 use super::words::{Hold, Words};

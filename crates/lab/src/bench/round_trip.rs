@@ -2,7 +2,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use gpu_ipc::{After, Claims, ShareOptions, To};
+use gpu_ipc::session::ShareOptions;
+use gpu_ipc::{After, Claims, To};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::consumer::{ANSWER, BARE, QUESTION};

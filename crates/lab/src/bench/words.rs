@@ -3,7 +3,8 @@
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gpu_ipc::{Gpu, HostPtr, RawStream, StreamOp, WordPtr};
+use gpu_ipc::Gpu;
+use gpu_ipc::backend::{HostPtr, RawStream, StreamOp, WordPtr};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::device::explain;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
-use gpu_ipc::{BackendKind, Error, Gpu, Piece, RegionSource, SourceUsage};
+use gpu_ipc::backend::{Piece, RegionSource, SourceUsage};
+use gpu_ipc::{BackendKind, Error, Gpu};
 
 use super::shared_stats::{Board, Count};
 

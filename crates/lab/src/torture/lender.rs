@@ -5,10 +5,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu_ipc::{
-    After, BackendKind, Claims, Descriptor, Error, Gpu, ParticipantId, RegionSource, SentBlock, Session, ShareOptions,
-    To,
-};
+use gpu_ipc::backend::RegionSource;
+use gpu_ipc::session::ShareOptions;
+use gpu_ipc::{After, BackendKind, Claims, Descriptor, Error, Gpu, ParticipantId, SentBlock, Session, To};
 
 use super::audit::Audit;
 use super::message::{self, Message, Outbox};

@@ -29,8 +29,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args as Group, ValueEnum};
+use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{BackendKind, DeviceId, Gpu};
+use gpu_ipc::{BackendKind, Gpu};
 use serde::Serialize;
 
 use crate::args::{BackendChoice, Vendor};

@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use std::time::Instant;
 
-use gpu_ipc::{Access, DevicePtr, Gpu, RawEvent, RawStream, StreamOp, WordPtr};
+use gpu_ipc::Gpu;
+use gpu_ipc::backend::{Access, DevicePtr, RawEvent, RawStream, StreamOp, WordPtr};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::{Floor, Foreign, Opened};

@@ -9,7 +9,8 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUipcMemHandle, CUstream};
-use gpu_ipc::{DevicePtr, Gpu, RawEvent, RawStream, Stream, WordPtr};
+use gpu_ipc::backend::{DevicePtr, RawEvent, RawStream, WordPtr};
+use gpu_ipc::{Gpu, Stream};
 
 use super::{Floor, Foreign, Opened};
 use crate::device::explain;

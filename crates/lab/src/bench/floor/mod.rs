@@ -9,7 +9,8 @@ mod cuda;
 use std::fmt;
 use std::os::fd::OwnedFd;
 
-use gpu_ipc::{BackendKind, DevicePtr, Gpu, MemHandle, RawEvent, RawStream, WordPtr};
+use gpu_ipc::backend::{DevicePtr, MemHandle, RawEvent, RawStream, WordPtr};
+use gpu_ipc::{BackendKind, Gpu};
 
 /// A region of another process, as a bare program would be told of it.
 #[derive(Debug)]
