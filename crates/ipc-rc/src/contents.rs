@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU8;
 use gpu_api::{Access, BackendKind, DevicePtr, Error, Gpu, Result};
 
 use crate::consumer::received_block::ReceivedBlock;
-use crate::producer::block::SentBlock;
+use crate::producer::blocks::block::SentBlock;
 use crate::stream::Stream;
 
 /// Bytes of a block that a [`Stream`] copies to and from: [`SentBlock`], [`ReceivedBlock`] and slices of both.

@@ -51,22 +51,22 @@ pub use consumer::notice::Notice;
 pub use consumer::participant::{Participant, ParticipantBuilder};
 pub use consumer::received_block::{ReceivedBlock, State};
 pub use contents::{Contents, SentSlice};
-pub use producer::block::{AdoptToken, SentBlock};
+pub use producer::blocks::block::{AdoptToken, SentBlock};
 pub use producer::builder::SessionBuilder;
+pub use producer::grants::ticket::Claims;
 pub use producer::notice::SessionNotice;
 pub use producer::report::{ShutdownReport, Stats};
 pub use producer::session::{Collected, Session};
 pub use producer::share::{After, ShareOptions, To};
-pub use producer::ticket::Claims;
 pub use stream::Stream;
 
 /// The protocols, for model checkers: not part of the API.
 #[cfg(gpu_ipc_loom)]
 pub mod model {
-    pub use crate::consumer::handle_count::HandleCount;
-    pub use crate::consumer::use_count::{Leave, UseCount};
-    pub use crate::producer::count::{Amount, Cell as Count};
-    pub use crate::producer::ledger::Effort;
-    pub use crate::producer::reclaimed::ReclaimedBlocks;
-    pub use crate::producer::slot_group::SlotGroups;
+    pub use crate::consumer::leases::handle_count::HandleCount;
+    pub use crate::consumer::mappings::use_count::{Leave, UseCount};
+    pub use crate::producer::blocks::count::{Amount, Cell as Count};
+    pub use crate::producer::blocks::reclaimed::ReclaimedBlocks;
+    pub use crate::producer::grants::ledger::Effort;
+    pub use crate::producer::grants::slot_group::SlotGroups;
 }

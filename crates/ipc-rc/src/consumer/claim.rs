@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{Error, RegionId, StreamOp};
 
-use crate::consumer::asking::{Asking, Patience};
-use crate::consumer::lease::{Held, Lease};
-use crate::consumer::link::{File, Link};
-use crate::consumer::mapping_cache::NotMapped;
-use crate::consumer::questions::{Key, Look, No, Question};
+use crate::consumer::connection::asking::{Asking, Patience};
+use crate::consumer::connection::link::{File, Link};
+use crate::consumer::connection::questions::{Key, Look, No, Question};
+use crate::consumer::leases::lease::{Held, Lease};
+use crate::consumer::mappings::mapping_cache::NotMapped;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::stream::Stream;
 use channel::shared::counter_file::{TIMELINES, timeline_word};

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use gpu_api::{Access, Error, Gpu, ParticipantId, Result};
 use rustix::event::PollFlags;
 
-use crate::consumer::asking::Patience;
 use crate::consumer::claim::{ClaimError, Wait};
-use crate::consumer::link::{Link, Welcome};
-use crate::consumer::mapping_cache::Cache;
+use crate::consumer::connection::asking::Patience;
+use crate::consumer::connection::link::{Link, Welcome};
+use crate::consumer::mappings::mapping_cache::Cache;
 use crate::consumer::notice::Notice;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::service::Service;

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, RegionId, Result};
 
-use crate::consumer::asking::Patience;
 use crate::consumer::claim::{ClaimError, Wait};
+use crate::consumer::connection::asking::Patience;
+use crate::consumer::connection::link::Link;
 use crate::consumer::graph::GraphBlocks;
-use crate::consumer::lease::Lease;
-use crate::consumer::link::Link;
+use crate::consumer::leases::lease::Lease;
 use crate::contents::part_of;
+use crate::producer::grants::ticket::Claims;
 use crate::producer::share::To;
-use crate::producer::ticket::Claims;
 use crate::stream::Stream;
 use channel::shared::timeline;
 use channel::wire::descriptor::Descriptor;

@@ -2,10 +2,10 @@
 
 use gpu_api::Error;
 
-use crate::consumer::asking::{Asking, Patience};
 use crate::consumer::claim::ClaimError;
-use crate::consumer::link::Link;
-use crate::consumer::questions::{Answer, Key, Look, Question};
+use crate::consumer::connection::asking::{Asking, Patience};
+use crate::consumer::connection::link::Link;
+use crate::consumer::connection::questions::{Answer, Key, Look, Question};
 use channel::trace_point;
 use channel::wire::descriptor::Descriptor;
 use channel::wire::lease_address::LeaseAddress;

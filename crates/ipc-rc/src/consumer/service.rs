@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use gpu_api::Result;
 
-use crate::consumer::hear::Heard;
-use crate::consumer::link::{Link, SOCKET};
-use crate::consumer::mapping::Mapping;
-use crate::consumer::mapping_cache;
+use crate::consumer::connection::hear::Heard;
+use crate::consumer::connection::link::{Link, SOCKET};
+use crate::consumer::mappings::mapping::Mapping;
+use crate::consumer::mappings::mapping_cache;
 use crate::consumer::notice::Notice;
 use channel::os::blocking::Blocking;
 use channel::os::clock::Tick;

@@ -9,7 +9,7 @@ use allocators::{Arena, ArenaOptions, Growth};
 use gpu_api::{Error, Gpu, RegionSource, Result, Sharing};
 
 use crate::producer::core::{Core, Settings};
-use crate::producer::service::Service;
+use crate::producer::service::turn::Service;
 use crate::producer::session::Session;
 use channel::os::socket::{self, Listener, Place};
 use channel::os::thread;

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use gpu_api::{Holder, Reclaim, SourceUsage};
 
+use crate::producer::blocks::count::Amount;
 use crate::producer::core::Core;
-use crate::producer::count::Amount;
-use crate::producer::ledger::Tally;
+use crate::producer::grants::ledger::Tally;
 use channel::os::clock::Tick;
 use channel::wire::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToParticipant};
 

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, Error, Gpu, ParticipantId, Reclaim, Result};
 
-use crate::producer::adopted::Adopted;
-use crate::producer::block::{self, AdoptToken, Block, Origin, SentBlock};
+use crate::producer::blocks::adopted::Adopted;
+use crate::producer::blocks::block::{self, AdoptToken, Block, Origin, SentBlock};
 use crate::producer::builder::SessionBuilder;
 use crate::producer::core::Core;
-use crate::producer::ledger::Effort;
+use crate::producer::grants::ledger::Effort;
 use crate::producer::notice::SessionNotice;
 use crate::producer::report::{ShutdownReport, Stats};
 use crate::producer::share::{After, ShareOptions, To, find};

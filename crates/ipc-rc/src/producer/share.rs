@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use gpu_api::{Error, ParticipantId, Result};
 
-use crate::producer::block::Block;
+use crate::producer::blocks::block::Block;
 use crate::producer::core::Core;
-use crate::producer::fence::UNCAPTURED;
-use crate::producer::ledger::Refusal;
-use crate::producer::peer::Peer;
-use crate::producer::ticket::Claims;
-use crate::producer::ticket_event::{Await, TicketEvent};
+use crate::producer::fences::fence::UNCAPTURED;
+use crate::producer::fences::ticket_event::{Await, TicketEvent};
+use crate::producer::grants::ledger::Refusal;
+use crate::producer::grants::ticket::Claims;
+use crate::producer::roster::peer::Peer;
 use crate::stream::{Stream, advise};
 use channel::os::clock::Tick;
 use channel::shared::slot::Generation;

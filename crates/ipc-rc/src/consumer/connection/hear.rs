@@ -1,0 +1,137 @@
+//! Hearing the producer: by the participant's service, or by a thread that waits for an answer.
+//!
+//! Whoever waits for an answer reads the socket itself, so that the answer wakes one thread and not two. While it does,
+//! the service does not watch the socket; the lock says whose turn it is, so packets are obeyed in their order.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use gpu_api::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::consumer::connection::link::Link;
+use crate::consumer::connection::questions::{Answer, Key, No};
+use crate::consumer::notice::Notice;
+use channel::os::socket::{self, ReceiveOutcome};
+use channel::trace_point;
+use channel::wire::descriptor::LeaseId;
+use channel::wire::message::{MOST_BYTES, RefusalCode, ToParticipant};
+
+/// What there was to hear.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Heard {
+    /// A message, which was obeyed, or passed over and logged.
+    Message,
+    /// Nothing, or a packet that was lost for want of a descriptor.
+    Nothing,
+    /// The connection has ended.
+    End,
+}
+
+impl Link {
+    /// Waits for a packet, and says whether that is worth while: not when the producer is dead.
+    pub fn await_packet(&self, left: Option<Duration>) -> bool {
+        let timeout = left.map(|left| Timespec {
+            tv_sec: left.as_secs().min(3600).cast_signed(),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.producer_pidfd, PollFlags::IN)];
+        // An interruption, or an error, has the socket looked at once more.
+        let _ = poll(&mut fds, timeout.as_ref());
+        fds[1].revents().is_empty()
+    }
+
+    /// Takes one packet from the socket and does what it says. For whoever has the turn.
+    pub fn hear(&self) -> Heard {
+        let mut bytes = [0; MOST_BYTES];
+        let mut fds = Vec::new();
+        match socket::receive(self.socket.as_fd(), &mut bytes, &mut fds) {
+            Ok(ReceiveOutcome::Packet(len)) => {
+                if let Err(error) = self.obey(&bytes[..len], fds) {
+                    tracing::warn!(%error, "a message of the producer's is passed over");
+                }
+                Heard::Message
+            }
+            Ok(ReceiveOutcome::Empty) => Heard::Nothing,
+            Ok(ReceiveOutcome::HungUp) => Heard::End,
+            Err(error) => {
+                tracing::warn!(%error, "the producer cannot be read");
+                Heard::Nothing
+            }
+        }
+    }
+
+    fn obey(&self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<()> {
+        let message = ToParticipant::decode(bytes, fds.len())?;
+        let fd = fds.into_iter().next();
+        match message {
+            ToParticipant::CounterFile { request, index, slots } => {
+                let added = self.take_file(index, slots, fd);
+                let said = match &added {
+                    Ok(()) => Ok(Answer::Done),
+                    Err(error) => Err(No { code: RefusalCode::Failed, why: error.to_string() }),
+                };
+                // Announced or asked for: whoever waits for the file has it.
+                self.answered(request, said.is_err().then_some(Key::File(index)), said);
+                return added;
+            }
+            ToParticipant::Region { request, region, len, device, place, .. } => {
+                self.answered(request, Some(Key::Region(region)), Ok(Answer::Region { len, device, place, fd }));
+            }
+            ToParticipant::NoRegion { request, region, code, why } => {
+                self.answered(request, Some(Key::Region(region)), Err(No { code, why }));
+            }
+            ToParticipant::Forwarded { request, descriptor } => {
+                self.answered(request, Some(Key::Forward(request)), Ok(Answer::Forwarded(Box::new(descriptor))));
+            }
+            ToParticipant::Declined { request, code, why } => self.answered(request, None, Err(No { code, why })),
+            ToParticipant::Noted { request } => self.answered(request, None, Ok(Answer::Done)),
+            ToParticipant::Tickets { request, answers } => {
+                let (mut table, now) = (self.table(), Instant::now());
+                for answer in answers {
+                    table.hear(request, Key::Ticket(answer.ticket), Ok(Answer::Ticket(answer.outcome)), now);
+                }
+                table.hand_over();
+                self.announce_change();
+            }
+            ToParticipant::PleaseUnmap { region } => {
+                self.note_asked(region);
+                self.wants_idle.store(true, Ordering::Relaxed);
+                self.waker.nudge();
+                self.notices.push(Notice::PleaseUnmap { region });
+            }
+            ToParticipant::Revoked { lease } => {
+                let lease = LeaseId::new(lease.file, lease.slot, lease.generation.get());
+                self.notices.push(Notice::Revoked { lease });
+            }
+            ToParticipant::Closing => self.notices.push(Notice::Closing),
+            ToParticipant::Report { .. }
+            | ToParticipant::Snapshot { .. }
+            | ToParticipant::Welcome { .. }
+            | ToParticipant::Refused { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Takes in an answer; of a message that names nothing but its request, the row tells what it is about.
+    fn answered(&self, request: u64, key: Option<Key>, said: Result<Answer, No>) {
+        let mut table = self.table();
+        let passed_over = match key.or_else(|| table.key_of(request)) {
+            Some(key) => {
+                let passed_over = table.hear(request, key, said, Instant::now());
+                if key == Key::Goodbye && passed_over.is_none() {
+                    // Under the lock: whoever says goodbye looks here first.
+                    self.farewell.store(true, Ordering::Relaxed);
+                    trace_point!("bye");
+                }
+                passed_over
+            }
+            None => Some(said),
+        };
+        table.hand_over();
+        // What nobody asked for may be a file of any kind: its close is not for a lock.
+        drop(passed_over);
+        self.announce_change();
+    }
+}

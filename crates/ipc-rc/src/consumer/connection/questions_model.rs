@@ -1,0 +1,473 @@
+//! The protocol of [`questions`](super) and [`told`](crate::producer::roster::told), under a channel that loses, delays and repeats:
+//! the code that ships, driven by random histories of two claimants, a thread that unmaps, and a producer whose leases
+//! end and come again.
+//!
+//! After each step: what is mapped is pinned, and nothing is granted twice. At the end of each history the channel is
+//! mended, and then: every claim that still waits is answered; when nobody wants anything any more, nothing is pinned and no row
+//! is left; and the goodbye is heard.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use channel::shared::slot::Generation;
+use channel::wire::descriptor::{Fields, GrantKind, SessionId};
+use channel::wire::message::{Granted, TicketAnswer, ToParticipant};
+use gpu_api::{BackendKind, DevicePtr, ParticipantId};
+use proptest::prelude::*;
+
+use super::*;
+use crate::producer::roster::told::{Told, Wish};
+
+const CLAIMANTS: usize = 2;
+const REGIONS: u64 = 2;
+/// Leases, the first half in the first region.
+const LEASES: u32 = 4;
+/// Counter files that there are; one more is asked for.
+const FILES: u32 = 1;
+
+/// One step of a history; what cannot be done at its time does nothing.
+#[derive(Clone, Debug)]
+enum Step {
+    /// As in the code that ships, what is due is sent at once.
+    Claim(usize, Want, Fate),
+    Look(usize),
+    /// The driver's call of a claimant that took an answer ends.
+    Open(usize, bool),
+    /// The claim's deadline passes, or it is told that it would have to wait.
+    GiveUp(usize, bool, Fate),
+    Abandon(Want),
+    AskAhead(Want),
+    Unmap(u64),
+    Unmapped(u64),
+    Pass(u64),
+    Send(Fate),
+    ToProducer(Fate),
+    ToParticipant(Fate),
+    /// A lease ends, or one like it is granted.
+    Lease(u32, bool),
+}
+
+/// What a claimant wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Want {
+    Lease(u32),
+    Ticket(u32),
+    File(u32),
+    Forward,
+}
+
+/// What becomes of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Arrives,
+    Lost,
+    Twice,
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![4 => Just(Fate::Arrives), 2 => Just(Fate::Lost), 1 => Just(Fate::Twice)]
+}
+
+fn want() -> impl Strategy<Value = Want> {
+    prop_oneof![
+        6 => (0..LEASES / REGIONS as u32).prop_map(Want::Lease),
+        2 => (0..LEASES).prop_map(Want::Lease),
+        2 => (0..2u32).prop_map(Want::Ticket),
+        1 => (0..=FILES).prop_map(Want::File),
+        1 => Just(Want::Forward),
+    ]
+}
+
+fn region_of(lease: u32) -> u64 {
+    u64::from(lease / (LEASES / REGIONS as u32))
+}
+
+fn address(lease: u32) -> LeaseAddress {
+    LeaseAddress { file: 0, slot: lease, generation: Generation::ZERO }
+}
+
+fn ticket(number: u32) -> TicketId {
+    TicketId { number, generation: Generation::ZERO }
+}
+
+fn descriptor(slot: u32) -> Descriptor {
+    let fields = Fields {
+        backend: BackendKind::Host,
+        kind: GrantKind::Ticket,
+        device: DeviceUuid([0; 16]),
+        session: SessionId([0; 16]),
+        participant: ParticipantId(0),
+        file: 0,
+        slot,
+        generation: 1,
+        region: RegionId(0),
+        offset: 0,
+        len: 1,
+        fence: None,
+    };
+    Descriptor::encode(&fields, &[0; 64])
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let who = || 0..CLAIMANTS;
+    prop_oneof![
+        5 => (who(), want(), fate()).prop_map(|(who, want, fate)| Step::Claim(who, want, fate)),
+        4 => who().prop_map(Step::Look),
+        2 => (who(), any::<bool>()).prop_map(|(who, good)| Step::Open(who, good)),
+        3 => (who(), proptest::bool::weighted(0.2), fate()).prop_map(|(who, kept, fate)| Step::GiveUp(who, kept, fate)),
+        1 => want().prop_map(Step::Abandon),
+        1 => want().prop_map(Step::AskAhead),
+        2 => (0..REGIONS).prop_map(Step::Unmap),
+        2 => (0..REGIONS).prop_map(Step::Unmapped),
+        2 => prop_oneof![Just(5u64), Just(100), Just(1000), Just(31_000)].prop_map(Step::Pass),
+        2 => fate().prop_map(Step::Send),
+        6 => fate().prop_map(Step::ToProducer),
+        6 => fate().prop_map(Step::ToParticipant),
+        1 => (0..LEASES, any::<bool>()).prop_map(|(lease, granted)| Step::Lease(lease, granted)),
+    ]
+}
+
+#[derive(Debug)]
+struct Claimant {
+    want: Want,
+    interest: Interest,
+    /// It took a region's answer and is in the driver's call.
+    opens: bool,
+}
+
+/// Both sides and what is between them.
+struct World {
+    now: Instant,
+    questions: Questions,
+    mapped: BTreeSet<u64>,
+    unmapping: BTreeSet<u64>,
+    claimants: [Option<Claimant>; CLAIMANTS],
+    to_producer: VecDeque<ToProducer>,
+    to_participant: VecDeque<ToParticipant>,
+    told: Told<(), u32>,
+    leases: BTreeSet<u32>,
+    /// What each ticket gave, and each wish.
+    tickets: BTreeMap<u32, u32>,
+    wishes: BTreeMap<u64, u32>,
+    files: BTreeSet<u32>,
+    farewell: bool,
+}
+
+impl World {
+    fn new() -> World {
+        World {
+            now: Instant::now(),
+            questions: Questions::default(),
+            mapped: BTreeSet::new(),
+            unmapping: BTreeSet::new(),
+            claimants: [const { None }; CLAIMANTS],
+            to_producer: VecDeque::new(),
+            to_participant: VecDeque::new(),
+            told: Told::default(),
+            leases: (0..LEASES).collect(),
+            tickets: BTreeMap::new(),
+            wishes: BTreeMap::new(),
+            files: BTreeSet::new(),
+            farewell: false,
+        }
+    }
+
+    fn question(want: Want) -> (Key, Question) {
+        match want {
+            Want::Lease(lease) => {
+                let question = Question::Map { access: Access::ReadWrite, lease: address(lease) };
+                (Key::Region(RegionId(region_of(lease))), question)
+            }
+            Want::Ticket(number) => (Key::Ticket(ticket(number)), Question::Ticket),
+            Want::File(index) => (Key::File(index), Question::File),
+            Want::Forward => panic!("a wish has a key of its own"),
+        }
+    }
+
+    fn claim(&mut self, who: usize, want: Want) {
+        if self.claimants[who].is_some() {
+            return;
+        }
+        let (key, question) = match want {
+            Want::Forward => {
+                let heir = Heir::Ticket(None);
+                (self.questions.forward_key(), Question::Forward { lease: address(0), heir, user: Box::new([0; 64]) })
+            }
+            want => World::question(want),
+        };
+        self.claimants[who] = Some(Claimant { want, interest: Interest::new(key, question), opens: false });
+        self.look(who);
+    }
+
+    fn leave(&mut self, who: usize, kept: bool) {
+        if let Some(claimant) = self.claimants[who].take() {
+            claimant.interest.leave(&mut self.questions, kept, self.now);
+        }
+    }
+
+    fn look(&mut self, who: usize) {
+        let Some(claimant) = &mut self.claimants[who] else { return };
+        if claimant.opens {
+            return;
+        }
+        let there = match claimant.want {
+            Want::Lease(lease) => self.mapped.contains(&region_of(lease)),
+            Want::File(index) => self.files.contains(&index),
+            _ => false,
+        };
+        if there {
+            return self.leave(who, false);
+        }
+        match (claimant.interest.look(&mut self.questions, self.now), claimant.want) {
+            (Look::Wait, _) => {}
+            (Look::Take(Answer::Region { .. }), Want::Lease(_)) => claimant.opens = true,
+            (Look::Take(Answer::Forwarded(_)), Want::Forward) => self.leave(who, false),
+            (Look::Ticket(Outcome::Granted(_)), Want::Ticket(_)) => self.leave(who, false),
+            (Look::Refused(_, asked), Want::Lease(lease))
+                if asked != Some(address(lease)) && self.leases.contains(&lease) =>
+            {
+                claimant.interest.ask_anew(&mut self.questions, self.now);
+            }
+            (Look::Refused(..), Want::Lease(_) | Want::Forward) => self.leave(who, false),
+            (Look::Refused(..), Want::File(index)) => {
+                assert!(index >= FILES, "a file that there is, is refused");
+                self.leave(who, false);
+            }
+            (seen, want) => panic!("{want:?} is answered {seen:?}"),
+        }
+    }
+
+    fn open(&mut self, who: usize, good: bool) {
+        let Some(Claimant { want: Want::Lease(lease), opens: true, .. }) = self.claimants[who] else { return };
+        let region = region_of(lease);
+        if good {
+            assert!(self.mapped.insert(region), "a region is mapped twice");
+            self.questions.mapped(RegionId(region));
+        } else {
+            self.questions.unmapped(RegionId(region), self.now);
+        }
+        self.leave(who, false);
+    }
+
+    fn unmap(&mut self, region: u64) {
+        if self.mapped.contains(&region) && self.questions.begin_unmap(RegionId(region), self.now) {
+            self.mapped.remove(&region);
+            self.unmapping.insert(region);
+        }
+    }
+
+    fn unmapped(&mut self, region: u64) {
+        if self.unmapping.remove(&region) {
+            self.questions.unmapped(RegionId(region), self.now);
+        }
+    }
+
+    fn send(&mut self, fate: Fate) {
+        let out = &mut self.to_producer;
+        self.questions.send_due(self.now, |message| match fate {
+            // No room, or no memory.
+            Fate::Lost => Err(Unsent),
+            _ => {
+                out.push_back(message.clone());
+                Ok(())
+            }
+        });
+    }
+
+    /// The producer hears a message, and answers; by the code of `answer.rs`, without its ledgers.
+    fn hear_at_producer(&mut self, message: &ToProducer) {
+        let answer = match message {
+            ToProducer::MapRegion { request, region, access, lease } => {
+                if self.leases.contains(&lease.slot) && region_of(lease.slot) == region.0 {
+                    self.told.note_mapping(*region, || ());
+                    let (request, region, access) = (*request, *region, *access);
+                    let (device, place) = (DeviceUuid([0; 16]), Place::Local(DevicePtr(1)));
+                    ToParticipant::Region { request, region, len: 1, device, access, place }
+                } else {
+                    let (request, region, why) = (*request, *region, String::new());
+                    ToParticipant::NoRegion { request, region, code: RefusalCode::Region, why }
+                }
+            }
+            ToProducer::Unmapped { request, region } => {
+                self.told.note_unmapping(*region);
+                ToParticipant::Noted { request: *request }
+            }
+            ToProducer::ClaimTickets { request, tickets } => {
+                let mut answer = |&ticket: &TicketId| {
+                    let next = self.tickets.len() as u32;
+                    let lease = address(*self.tickets.entry(ticket.number).or_insert(next));
+                    TicketAnswer { ticket, outcome: Outcome::Granted(Granted { lease, fence: None }) }
+                };
+                ToParticipant::Tickets { request: *request, answers: tickets.iter().map(&mut answer).collect() }
+            }
+            ToProducer::AskFile { request, index } if *index < FILES => {
+                ToParticipant::CounterFile { request: *request, index: *index, slots: 64 }
+            }
+            ToProducer::AskFile { request, .. } => {
+                ToParticipant::Declined { request: *request, code: RefusalCode::Lease, why: String::new() }
+            }
+            ToProducer::Forward { request, settled, .. } => {
+                let grant = match self.told.wish(*request, *settled) {
+                    Wish::Again(grant) => grant,
+                    Wish::New => {
+                        let grant = self.wishes.len() as u32;
+                        assert!(self.wishes.insert(*request, grant).is_none(), "a wish is granted twice");
+                        self.told.remember(*request, grant);
+                        grant
+                    }
+                    Wish::Settled => return,
+                    Wish::TooMany => panic!("few wish"),
+                };
+                ToParticipant::Forwarded { request: *request, descriptor: descriptor(grant) }
+            }
+            ToProducer::Bye { request } => ToParticipant::Noted { request: *request },
+            other => panic!("{other:?}"),
+        };
+        self.to_participant.push_back(answer);
+    }
+
+    /// The participant hears a message; by the code of `hear.rs`.
+    fn hear_at_participant(&mut self, message: ToParticipant) {
+        let (request, key, said) = match message {
+            ToParticipant::CounterFile { request, index, .. } => {
+                self.files.insert(index);
+                (request, None, Ok(Answer::Done))
+            }
+            ToParticipant::Region { request, region, len, device, place, .. } => {
+                (request, Some(Key::Region(region)), Ok(Answer::Region { len, device, place, fd: None }))
+            }
+            ToParticipant::NoRegion { request, region, code, why } => {
+                (request, Some(Key::Region(region)), Err(No { code, why }))
+            }
+            ToParticipant::Tickets { request, answers } => {
+                for answer in answers {
+                    let said = Ok(Answer::Ticket(answer.outcome));
+                    self.questions.hear(request, Key::Ticket(answer.ticket), said, self.now);
+                }
+                return;
+            }
+            ToParticipant::Forwarded { request, descriptor } => {
+                assert_eq!(descriptor.fields().slot, self.wishes[&request], "another wish's descriptor");
+                (request, Some(Key::Forward(request)), Ok(Answer::Forwarded(Box::new(descriptor))))
+            }
+            ToParticipant::Noted { request } => (request, None, Ok(Answer::Done)),
+            ToParticipant::Declined { request, code, why } => (request, None, Err(No { code, why })),
+            other => panic!("{other:?}"),
+        };
+        if let Some(key) = key.or_else(|| self.questions.key_of(request)) {
+            let passed_over = self.questions.hear(request, key, said, self.now);
+            self.farewell |= key == Key::Goodbye && passed_over.is_none();
+        }
+    }
+
+    fn deliver_to_producer(&mut self, fate: Fate) -> bool {
+        let Some(message) = self.to_producer.pop_front() else { return false };
+        for _ in 0..times(fate) {
+            self.hear_at_producer(&message);
+        }
+        true
+    }
+
+    fn deliver_to_participant(&mut self, fate: Fate) -> bool {
+        let Some(message) = self.to_participant.pop_front() else { return false };
+        for _ in 0..times(fate) {
+            self.hear_at_participant(message.clone());
+        }
+        true
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Claim(who, want, fate) => {
+                self.claim(who, want);
+                self.send(fate);
+            }
+            Step::Look(who) => self.look(who),
+            Step::Open(who, good) => self.open(who, good),
+            Step::GiveUp(who, kept, fate) => {
+                if self.claimants[who].as_ref().is_some_and(|claimant| !claimant.opens) {
+                    self.leave(who, kept);
+                    self.send(fate);
+                }
+            }
+            Step::Abandon(Want::Forward) | Step::AskAhead(Want::Forward | Want::Lease(_)) => {}
+            Step::Abandon(want) => self.questions.abandon(World::question(want).0, self.now),
+            Step::AskAhead(want) => {
+                let (key, question) = World::question(want);
+                self.questions.ask_ahead(key, question, self.now);
+            }
+            Step::Unmap(region) => self.unmap(region),
+            Step::Unmapped(region) => self.unmapped(region),
+            Step::Pass(ms) => self.now += Duration::from_millis(ms),
+            Step::Send(fate) => self.send(fate),
+            Step::ToProducer(fate) => drop(self.deliver_to_producer(fate)),
+            Step::ToParticipant(fate) => drop(self.deliver_to_participant(fate)),
+            Step::Lease(lease, true) => drop(self.leases.insert(lease)),
+            Step::Lease(lease, false) => drop(self.leases.remove(&lease)),
+        }
+    }
+
+    fn check(&self) {
+        let pinned: BTreeSet<u64> = self.told.mapped().map(|region| region.0).collect();
+        let opening = self.claimants.iter().flatten().filter(|claimant| claimant.opens);
+        let opening = opening
+            .filter_map(|claimant| if let Want::Lease(lease) = claimant.want { Some(region_of(lease)) } else { None });
+        for region in self.mapped.iter().chain(&self.unmapping).copied().chain(opening) {
+            assert!(pinned.contains(&region), "region {region} is mapped and not pinned");
+        }
+    }
+
+    /// Mends the channel and lets a second pass.
+    fn mend(&mut self) {
+        self.now += Duration::from_secs(1);
+        (0..REGIONS).for_each(|region| self.unmapped(region));
+        self.send(Fate::Arrives);
+        while self.deliver_to_producer(Fate::Arrives) || self.deliver_to_participant(Fate::Arrives) {}
+        self.check();
+        for who in 0..CLAIMANTS {
+            self.look(who);
+            self.open(who, true);
+            self.check();
+        }
+    }
+
+    fn end(mut self) {
+        // Of those who wait for one region with different leases, each round answers one at least.
+        (0..2 * CLAIMANTS).for_each(|_| self.mend());
+        let waits: Vec<_> = self.claimants.iter().flatten().collect();
+        assert!(waits.is_empty(), "nobody answers {waits:?}: {:?}", self.questions);
+        for region in 0..REGIONS {
+            self.unmap(region);
+            self.unmapped(region);
+        }
+        self.now += KEPT;
+        (0..3).for_each(|_| self.mend());
+        let pinned: Vec<RegionId> = self.told.mapped().collect();
+        assert!(pinned.is_empty(), "{pinned:?} are pinned, and nobody has them mapped: {:?}", self.questions);
+        self.questions.say_goodbye(self.now);
+        self.mend();
+        assert!(self.farewell, "nobody hears the goodbye");
+        assert!(self.questions.rows.is_empty() && self.questions.schedule.is_empty(), "left: {:?}", self.questions);
+    }
+}
+
+fn times(fate: Fate) -> usize {
+    match fate {
+        Fate::Lost => 0,
+        Fate::Arrives => 1,
+        Fate::Twice => 2,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 20 } else { 320 }, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_is_lost_what_is_mapped_is_pinned_and_every_question_ends(steps in proptest::collection::vec(step(), 1..100)) {
+        let mut world = World::new();
+        for step in steps {
+            world.step(step);
+            world.check();
+        }
+        world.end();
+    }
+}

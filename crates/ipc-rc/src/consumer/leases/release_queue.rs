@@ -1,0 +1,383 @@
+//! ReleaseQueues: streams of the library's own that end leases once the caller's GPU work is done.
+//!
+//! A lane serves one *set* of streams. To end a lease it records an event on each stream of the set, waits for them on
+//! its own stream, and stores RELEASED into the slot and 1 into its dirty word, all queued and never waited for. The
+//! caller's streams are not slowed (measured: a host function would cost them 48 µs each), and a stream that is stuck
+//! holds up only those who named it.
+//!
+//! A driver's queue that is full blocks every thread of the process (measured at 1,020 entries), and the caller's stream
+//! may share it. So at most [`MOST_PENDING`] ends are queued on a lane, and what comes on top takes no place in any queue
+//! but one event on each stream, whatever its number: it gathers here, the participant's thread records the events when
+//! the last ones are done, and ends what had gathered by then when these are. So it is, too, for a set with a stream of
+//! another device or vendor, whose events no stream of ours can wait for.
+//!
+//! **Any error before the stores are queued leaves the lease HELD** until the process ends, counted, and logged once:
+//! an end that might come early would be worse.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use arc_swap::ArcSwap;
+use arrayvec::ArrayVec;
+use gpu_api::{Gpu, MAX_BATCH, Result, StreamOp};
+
+use crate::consumer::leases::lease::Held;
+use crate::gpu_event::GpuEvent;
+use crate::stream::{Stream, StreamKey, advise};
+use channel::shared::counter_file::{dirty_word, slot_word};
+use channel::shared::dirty::MARKED;
+use channel::shared::slot::released_word;
+
+/// Ends queued on one lane: far below the 1,020 at which a driver blocks.
+pub(crate) const MOST_PENDING: usize = 128;
+/// Ends queued on a lane from which on a drop looks which of them are done. Each look reads what a GPU has written, from
+/// memory; but the slots of several leases lie in one line, and those that ended meanwhile are read together.
+const SETTLED_FROM: usize = MOST_PENDING / 2;
+/// Streams of a set that is looked up without taking memory.
+const FEW: usize = 8;
+/// What to do instead of a drop under capture.
+const UNCAPTURED: &str = "drop the block after the capture, or keep it for the graph";
+/// Leases that end by one batch: each takes a store, and in the worst case one more into its dirty word.
+pub(crate) const MOST_TOGETHER: usize = MAX_BATCH / 2;
+/// ReleaseQueues after which idle ones are given up before another is made.
+const MANY_LANES: usize = 64;
+
+/// Ends that found the lane full.
+#[derive(Debug, Default)]
+struct Later {
+    /// Behind the events that are recorded.
+    recorded: Vec<Held>,
+    /// Dropped since: the next recording is theirs.
+    gathered: Vec<Held>,
+    /// The set's streams, kept while anything gathers.
+    streams: Vec<Stream>,
+    /// One for each stream, made when first needed.
+    marks: Vec<GpuEvent>,
+}
+
+impl Later {
+    fn is_empty(&self) -> bool {
+        self.recorded.is_empty() && self.gathered.is_empty()
+    }
+}
+
+#[derive(Debug)]
+struct ReleaseQueue {
+    /// Taken out of the table: whoever still finds it looks again.
+    retired: bool,
+    stream: Stream,
+    /// One for each stream of the set, recorded again by every end: a wait keeps what was recorded when it was queued.
+    /// `None` for a set of more than [`FEW`], or with a stream of another device or backend: the participant's thread
+    /// stores its ends.
+    marks: Option<Vec<GpuEvent>>,
+    pending: VecDeque<Held>,
+    later: Later,
+}
+
+type Key = Box<[StreamKey]>;
+
+/// Leases that end together, by one batch of stores.
+pub(crate) type Ending = ArrayVec<Held, MOST_TOGETHER>;
+
+/// Lists the stores that end leases: RELEASED into each slot, then 1 into each dirty word that they share. `None` where
+/// streams have no way to the words.
+fn list_stores(ending: &[Held], ops: &mut ArrayVec<StreamOp, MAX_BATCH>) -> Option<()> {
+    for held in ending {
+        let word = held.file().registered?.word(slot_word(held.file().counters.slot_count(), held.entry.slot));
+        ops.push(StreamOp::Write { word, value: released_word(held.entry.generation) });
+    }
+    for held in ending {
+        let dirty = StreamOp::Write { word: held.file().registered?.word(dirty_word(held.entry.slot)), value: MARKED };
+        // Leases that end together mostly lie together.
+        if ops.last() != Some(&dirty) {
+            ops.push(dirty);
+        }
+    }
+    Some(())
+}
+
+/// A participant's lanes.
+#[derive(Debug)]
+pub(crate) struct ReleaseQueues {
+    gpu: Gpu,
+    table: ArcSwap<BTreeMap<Key, Arc<Mutex<ReleaseQueue>>>>,
+    kept: AtomicU64,
+    logged: AtomicBool,
+}
+
+impl ReleaseQueues {
+    pub fn new(gpu: Gpu) -> ReleaseQueues {
+        ReleaseQueues { gpu, table: ArcSwap::default(), kept: AtomicU64::new(0), logged: AtomicBool::new(false) }
+    }
+
+    /// Counts the leases that are kept until the process ends.
+    pub fn kept(&self) -> u64 {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// Ends leases once all that is queued on `streams` at this moment has finished. Never blocks.
+    ///
+    /// Says whether the participant's thread must look after them.
+    pub fn end(&self, ending: &mut Ending, streams: &mut [Stream]) -> bool {
+        streams.sort_by_key(Stream::key);
+        match self.try_end(ending, streams) {
+            Ok(watch) => watch,
+            Err(error) => {
+                ending.drain(..).for_each(|held| self.keep(held, &error));
+                false
+            }
+        }
+    }
+
+    /// Keeps a lease until the process ends: nobody can say when the work on its block is done.
+    ///
+    /// What is held and never [left](Held::leave) stays mapped.
+    pub fn keep(&self, _held: Held, error: &gpu_api::Error) {
+        self.kept.fetch_add(1, Ordering::Relaxed);
+        if !self.logged.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "a lease is kept until this process ends; later ones are only counted");
+        }
+    }
+
+    /// Takes out of `ending` what is taken care of; after an error the rest is left in it.
+    fn try_end(&self, ending: &mut Ending, streams: &[Stream]) -> Result<bool> {
+        let unneeded = self.with_lane(streams, |lane| {
+            if lane.pending.len() + ending.len() > SETTLED_FROM {
+                lane.settle();
+            }
+            let mut ops = ArrayVec::new();
+            if let (Some(marks), true) = (&lane.marks, lane.later.is_empty())
+                && lane.pending.len() + ending.len() <= MOST_PENDING
+                && list_stores(ending, &mut ops).is_some()
+            {
+                self.queue(lane, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
+                lane.pending.extend(ending.drain(..));
+                return Ok(None);
+            }
+            for stream in streams {
+                stream.refuse_capture(UNCAPTURED)?;
+            }
+            if lane.later.gathered.is_empty() {
+                lane.later.streams = streams.to_vec();
+            }
+            lane.later.gathered.extend(ending.drain(..));
+            Ok(Some(self.look_after(lane)))
+        })?;
+        // The streams go here, with no lock held: a stream's keeper may be anything.
+        Ok(unneeded.is_some())
+    }
+
+    fn queue(&self, lane: &ReleaseQueue, marks: &[GpuEvent], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
+        let others: ArrayVec<_, FEW> = marks.iter().zip(streams).map(|(mark, stream)| mark.on(stream)).collect();
+        // SAFETY: `batch_behind` asks for
+        // - live streams and events of one device: the lane keeps its own, the caller its streams, and a lane has marks
+        //   only if all are of the participant's device;
+        // - words in a registration that outlives the operation: the link unregisters its files only after its lanes
+        //   have run dry.
+        unsafe { self.gpu.backend().batch_behind(lane.stream.raw(), &others, ops) }
+    }
+
+    /// Ends what is behind events that are done, and records them anew for what has gathered. Returns streams that are
+    /// not needed any more, to be dropped with no lock held.
+    #[must_use]
+    fn look_after(&self, lane: &mut ReleaseQueue) -> Vec<Stream> {
+        let later = &mut lane.later;
+        if !later.recorded.is_empty() {
+            // An error means that nobody knows whether the work is done: the leases stay held.
+            if !later.marks.iter().all(|mark| mark.is_passed().unwrap_or(false)) {
+                return Vec::new();
+            }
+            later.recorded.drain(..).for_each(Held::release);
+        }
+        if later.gathered.is_empty() {
+            return Vec::new();
+        }
+        // A stream that captures at this moment is asked again at the next look.
+        if later.streams.iter().any(|stream| stream.is_capturing().unwrap_or(false)) {
+            return Vec::new();
+        }
+        match Self::record_all(later) {
+            Ok(()) => later.recorded = std::mem::take(&mut later.gathered),
+            Err(error) => later.gathered.drain(..).for_each(|held| self.keep(held, &error)),
+        }
+        std::mem::take(&mut later.streams)
+    }
+
+    fn record_all(later: &mut Later) -> Result<()> {
+        for stream in &later.streams[later.marks.len()..] {
+            later.marks.push(GpuEvent::new(stream.gpu())?);
+        }
+        later.marks.iter().zip(&later.streams).try_for_each(|(mark, stream)| mark.record(stream))
+    }
+
+    /// Calls `run` with the lane of a set of streams, locked; makes it first if need be.
+    fn with_lane<T>(&self, streams: &[Stream], run: impl FnOnce(&mut ReleaseQueue) -> Result<T>) -> Result<T> {
+        // Most leases are used on few streams, whose lane is found without taking memory.
+        let (few, many): (ArrayVec<StreamKey, FEW>, Key);
+        let key: &[StreamKey] = if streams.len() <= FEW {
+            few = streams.iter().map(Stream::key).collect();
+            &few
+        } else {
+            many = streams.iter().map(Stream::key).collect();
+            &many
+        };
+        loop {
+            if let Some(found) = self.table.load().get(key) {
+                let mut lane = found.lock().unwrap_or_else(PoisonError::into_inner);
+                if !lane.retired {
+                    return run(&mut lane);
+                }
+            }
+            self.make_lane(key, streams)?;
+        }
+    }
+
+    /// Puts a fresh lane where there is none, or one that is retired.
+    #[cold]
+    fn make_lane(&self, key: &[StreamKey], streams: &[Stream]) -> Result<()> {
+        let is_own = streams.len() <= FEW && streams.iter().all(|stream| *stream.gpu() == self.gpu);
+        let marks = is_own.then(|| streams.iter().map(|stream| GpuEvent::new(stream.gpu())).collect());
+        let fresh = Arc::new(Mutex::new(ReleaseQueue {
+            retired: false,
+            stream: Stream::create(&self.gpu)?,
+            marks: marks.transpose()?,
+            pending: VecDeque::new(),
+            later: Later::default(),
+        }));
+        self.table.rcu(|table| {
+            let mut table = BTreeMap::clone(table);
+            if table.len() >= MANY_LANES {
+                // A lane whose lock somebody holds is in use.
+                table.retain(|_, lane| !lane.try_lock().is_ok_and(|mut lane| lane.retire_if_dry()));
+            }
+            let place = table.entry(key.into()).or_insert_with(|| fresh.clone());
+            if !Arc::ptr_eq(place, &fresh) && place.lock().unwrap_or_else(PoisonError::into_inner).retired {
+                *place = fresh.clone();
+            }
+            table
+        });
+        Ok(())
+    }
+
+    /// Ends what is due, and says whether anything is still to be looked after by the thread.
+    pub fn poll(&self) -> bool {
+        let mut left = false;
+        for lane in self.table.load().values() {
+            let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+            lane.settle();
+            let unneeded = self.look_after(&mut lane);
+            left |= !lane.later.is_empty();
+            drop(lane);
+            // With no lock held: a stream's keeper may be anything.
+            drop(unneeded);
+        }
+        left
+    }
+
+    /// Says whether every lease that was given to a lane has ended, and the lanes' streams write nothing more. Never waits:
+    /// a lane that somebody has locked is in use.
+    pub fn are_dry(&self) -> bool {
+        self.table.load().values().all(|lane| match lane.try_lock() {
+            Ok(mut lane) => lane.is_dry(),
+            Err(TryLockError::Poisoned(lane)) => lane.into_inner().is_dry(),
+            Err(TryLockError::WouldBlock) => false,
+        })
+    }
+
+    /// Gives up the lanes.
+    pub fn close(&self) {
+        self.table.store(Arc::default());
+    }
+}
+
+impl ReleaseQueue {
+    /// Lets go of what the lane's stream has ended.
+    fn settle(&mut self) {
+        while self.pending.front().is_some_and(Held::is_released) {
+            if let Some(held) = self.pending.pop_front() {
+                held.leave();
+            }
+        }
+    }
+
+    /// Says whether every lease that was given to it has ended, and its stream writes nothing more: after RELEASED comes
+    /// the dirty word.
+    fn is_dry(&mut self) -> bool {
+        self.settle();
+        self.pending.is_empty() && self.later.is_empty() && {
+            // SAFETY: `query_stream` asks for a live stream: the lane keeps it. An error is a broken context, whose streams
+            // write nothing.
+            unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(true)
+        }
+    }
+
+    /// Marks a lane that has nothing to do as retired, and says whether it is.
+    fn retire_if_dry(&mut self) -> bool {
+        self.retired |= self.is_dry();
+        self.retired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_host::{HostBackend, HostConfig};
+    use gpu_api::DeviceId;
+
+    use super::*;
+
+    fn gpu() -> Gpu {
+        let host = HostBackend::new(HostConfig::default()).expect("shared memory");
+        Gpu::new(host, DeviceId(0)).expect("device 0")
+    }
+
+    #[test]
+    fn a_set_has_one_lane_until_that_is_retired() {
+        let gpu = gpu();
+        let lanes = ReleaseQueues::new(gpu.clone());
+        let streams = [Stream::create(&gpu).expect("a stream")];
+        let own = |lane: &mut ReleaseQueue| Ok(lane.stream.identity());
+        let first = lanes.with_lane(&streams, own).expect("a lane");
+        assert_eq!(lanes.with_lane(&streams, own).expect("a lane"), first);
+        let retire = |lane: &mut ReleaseQueue| {
+            lane.retired = true;
+            Ok(())
+        };
+        lanes.with_lane(&streams, retire).expect("a lane");
+        // Still in the table, as when somebody held its lock while the dry ones were taken out.
+        assert_ne!(lanes.with_lane(&streams, own).expect("another lane"), first);
+    }
+
+    #[test]
+    fn idle_lanes_are_given_up_before_many_more_are_made() {
+        let gpu = gpu();
+        let lanes = ReleaseQueues::new(gpu.clone());
+        for _ in 0..3 * MANY_LANES {
+            lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");
+            assert!(lanes.table.load().len() <= MANY_LANES);
+        }
+    }
+
+    #[test]
+    fn a_lane_whose_stream_has_yet_to_write_stays() {
+        let gpu = gpu();
+        let lanes = ReleaseQueues::new(gpu.clone());
+        let stuck = [Stream::create(&gpu).expect("a stream")];
+        let (open, gate) = std::sync::mpsc::channel::<()>();
+        let wait = Box::new(move || {
+            let _ = gate.recv();
+        });
+        // SAFETY: `host_function` asks for a live stream: it lives to the end of the test.
+        unsafe { gpu.backend().host_function(stuck[0].raw(), wait) }.expect("queued");
+        // Ends nothing, but behind the stream.
+        lanes.end(&mut Ending::new(), &mut stuck.clone());
+        let own = |lane: &mut ReleaseQueue| Ok(lane.stream.identity());
+        let lane = lanes.with_lane(&stuck, own).expect("a lane");
+        for _ in 0..2 * MANY_LANES {
+            lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");
+        }
+        assert_eq!(lanes.with_lane(&stuck, own).expect("a lane"), lane);
+        assert!(!lanes.are_dry());
+        drop(open);
+    }
+}

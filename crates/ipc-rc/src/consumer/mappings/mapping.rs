@@ -1,0 +1,234 @@
+//! A mapping and who uses it.
+//!
+//! **The count of its [`use_count`](crate::consumer::mappings::use_count) is all that keeps a mapping**: while it is not 0 nobody closes the
+//! mapping, an open one keeps its link, and the link owns it. So a lease has no count beside this one, and after a leave
+//! nobody may touch either: whoever may have to wake the thread keeps the link first.
+//!
+//! A mapping's memory stays until the link goes and is used again for other regions; so a claimant may try to enter any
+//! that it finds in the table of places, whatever became of it. It looks at the region once more when it has entered: no
+//! opening comes while it is there.
+
+use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use gpu_api::{DevicePtr, RegionId};
+
+use crate::consumer::connection::link::Link;
+use crate::consumer::mappings::use_count::{Cell, Leave, UseCount};
+use crate::producer::grants::ledger::SHARDS;
+
+/// A region, mapped; or, while it is closed, memory for one.
+pub(crate) struct Mapping {
+    /// Whose it is. Alive while the mapping is open, by `keeper`, and for whoever holds the link.
+    link: Weak<Link>,
+    /// Keeps the link while the mapping is open. The circle ends when the link's thread unmaps it.
+    keeper: Mutex<Option<Arc<Link>>>,
+    region: AtomicU64,
+    base: AtomicU64,
+    len: AtomicU64,
+    /// The producer is this process: there is nothing to unmap.
+    local: AtomicBool,
+    uses: UseCount<AtomicU64, SHARDS>,
+    /// It was entered since the cache last looked for something to drop.
+    touched: AtomicBool,
+}
+
+// Not derived: the link's table leads back here.
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping").field("region", &self.region()).field("base", &self.base()).finish_non_exhaustive()
+    }
+}
+
+impl Mapping {
+    /// Makes one that is closed.
+    pub fn closed(link: &Arc<Link>) -> Mapping {
+        Mapping {
+            link: Arc::downgrade(link),
+            keeper: Mutex::default(),
+            region: AtomicU64::new(0),
+            base: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            local: AtomicBool::new(false),
+            uses: UseCount::closed(AtomicU64::new),
+            touched: AtomicBool::new(false),
+        }
+    }
+
+    /// Opens a closed one, which the caller has entered then, by a cell.
+    pub fn open(&self, link: Arc<Link>, opened: Opened, by: usize) {
+        *self.keeper() = Some(link);
+        self.region.store(opened.region.0, Ordering::Relaxed);
+        self.base.store(opened.base.0, Ordering::Relaxed);
+        self.len.store(opened.len, Ordering::Relaxed);
+        self.local.store(opened.local, Ordering::Relaxed);
+        self.touched.store(true, Ordering::Relaxed);
+        self.uses.open(by);
+    }
+
+    /// Locks what keeps the link.
+    pub fn keeper(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the region that is mapped.
+    #[inline]
+    pub fn region(&self) -> RegionId {
+        RegionId(self.region.load(Ordering::Relaxed))
+    }
+
+    /// Returns the address of its first byte.
+    #[inline]
+    pub fn base(&self) -> DevicePtr {
+        DevicePtr(self.base.load(Ordering::Relaxed))
+    }
+
+    /// Returns its bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Enters it by a cell, if it is open and of this region.
+    #[inline]
+    pub fn enter(&self, region: RegionId, by: usize) -> bool {
+        if self.region() != region {
+            return false;
+        }
+        if !self.uses.cell(by).enter() || self.region() != region {
+            // It is there for longer than this use: who tries to enter has the link.
+            Mapping::leave(NonNull::from(self), by);
+            return false;
+        }
+        if !self.touched.load(Ordering::Relaxed) {
+            self.touched.store(true, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Ends one use. Neither the mapping nor its link may be touched after it by who does not keep the link.
+    ///
+    /// By pointer: a reference would promise a mapping until this returns.
+    #[inline]
+    fn leave(mapping: NonNull<Mapping>, by: usize) {
+        // SAFETY: `as_ref` asks for a live mapping: it is until the use that is counted has ended.
+        let cell: &Cell<AtomicU64> = unsafe { mapping.as_ref() }.uses.cell(by);
+        if cell.leave() == Leave::Watched {
+            Mapping::leave_watched(mapping, by);
+        }
+    }
+
+    #[cold]
+    fn leave_watched(mapping: NonNull<Mapping>, by: usize) {
+        // SAFETY: `as_ref` asks for a live mapping: as above.
+        let (cell, link) = unsafe { mapping.as_ref() }.cell_and_link(by);
+        if cell.leave_watched()
+            && let Some(link) = link
+        {
+            link.waker.nudge();
+        }
+    }
+
+    fn cell_and_link(&self, by: usize) -> (&Cell<AtomicU64>, Option<Arc<Link>>) {
+        // There is none when the mapping is closed and its link going: then nobody waits either.
+        (self.uses.cell(by), self.link.upgrade())
+    }
+
+    /// Has the thread be woken by whoever ends the last use, or not any more (thread).
+    pub fn watch(&self, watched: bool) {
+        self.uses.watch(watched);
+    }
+
+    /// Says whether nobody uses it at this moment.
+    pub fn is_idle(&self) -> bool {
+        self.uses.is_idle()
+    }
+
+    /// Says whether it was entered since the last call.
+    pub fn take_touched(&self) -> bool {
+        self.touched.swap(false, Ordering::Relaxed)
+    }
+
+    /// Says whether the producer is this process.
+    pub fn is_local(&self) -> bool {
+        self.local.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes that it takes from the cache's bound.
+    pub fn cached_bytes(&self) -> u64 {
+        if self.is_local() { 0 } else { self.len() }
+    }
+
+    /// Keeps everybody out from here on, if nobody uses it.
+    pub fn close(&self) -> bool {
+        self.uses.close()
+    }
+}
+
+/// A use of a mapping, which is counted in it. Forgotten, it is a use for ever.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    mapping: NonNull<Mapping>,
+    /// The cell that it is counted in.
+    by: u32,
+}
+
+// SAFETY: it stands for a `&Mapping`, which may go to another thread because a `Mapping` is `Sync`.
+unsafe impl Send for Entered where Mapping: Sync {}
+// SAFETY: as above.
+unsafe impl Sync for Entered where Mapping: Sync {}
+
+impl Entered {
+    /// Stands for a use that [`Mapping::enter`] or [`Mapping::open`] has counted, of a mapping that its link owns.
+    #[inline(always)]
+    pub fn new(mapping: NonNull<Mapping>, by: usize) -> Entered {
+        Entered { mapping, by: by as u32 }
+    }
+
+    /// Returns the same use once more, for one of several handles that share it: one of them ends it.
+    pub fn same(&self) -> Entered {
+        Entered { mapping: self.mapping, by: self.by }
+    }
+
+    /// Returns the link.
+    #[inline]
+    pub fn link(&self) -> &Link {
+        // SAFETY: `&*` of what a `Weak` points to asks that the value is alive: the mapping is open, because this use is
+        // counted, and an open mapping keeps its link.
+        unsafe { &*self.link.as_ptr() }
+    }
+
+    /// Returns the link, to keep it beyond the use.
+    pub fn keep_link(&self) -> Arc<Link> {
+        self.link.upgrade().expect("an open mapping keeps its link")
+    }
+
+    /// Ends the use.
+    #[inline]
+    pub fn leave(self) {
+        Mapping::leave(self.mapping, self.by as usize);
+    }
+}
+
+impl Deref for Entered {
+    type Target = Mapping;
+
+    #[inline]
+    fn deref(&self) -> &Mapping {
+        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: the link owns all that it made until it
+        // goes, and it does not go while one is open, as this one is because this use is counted.
+        unsafe { self.mapping.as_ref() }
+    }
+}
+
+/// What a mapping is opened with.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub region: RegionId,
+    pub base: DevicePtr,
+    pub len: u64,
+    pub local: bool,
+}

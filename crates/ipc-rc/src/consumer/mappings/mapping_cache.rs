@@ -1,0 +1,337 @@
+//! Mappings: one of each region, however many blocks of it are held.
+//!
+//! Who uses one is counted in it: [`mapping`](crate::consumer::mappings::mapping).
+//!
+//! # Requests
+//!
+//! A region that is not mapped is asked for by a row of the [table of questions](crate::consumer::connection::questions). **A row of a
+//! region that is asked, answered or refused means that the region is not mapped**: the row is made under the table's lock
+//! after a look at the mappings, becomes *acting* before anybody maps, and ends after the mapping is to be found; an unmapping begins
+//! only where there is no row, under the same lock.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use gpu_api::{Error, RegionId, Result};
+
+use crate::consumer::connection::asking::{Asking, Patience};
+use crate::consumer::connection::link::Link;
+use crate::consumer::connection::questions::{Answer, Key, Look, No, Question};
+use crate::consumer::mappings::mapping::{Entered, Mapping, Opened};
+use crate::producer::grants::ledger::own_shard;
+use channel::trace_point;
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::{Place, RefusalCode};
+
+/// LedgerTable where regions are found without a table: more than most producers have regions.
+const PLACES: usize = 256;
+
+/// How much of a producer's memory a participant keeps mapped that it does not use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Cache {
+    pub bytes: u64,
+    pub regions: usize,
+}
+
+impl Cache {
+    /// Says whether these mappings are more than the bound.
+    pub fn is_exceeded_by(&self, mappings: &[Arc<Mapping>]) -> bool {
+        mappings.len() > self.regions || mappings.iter().map(|mapping| mapping.cached_bytes()).sum::<u64>() > self.bytes
+    }
+}
+
+/// A participant's mappings.
+pub(crate) struct Mappings {
+    /// The mapping that was last entered of the regions of each place: of those that were made, whatever became of it.
+    places: Box<[AtomicPtr<Mapping>]>,
+    table: ArcSwap<HashMap<RegionId, Arc<Mapping>>>,
+    /// Every one that was made. None goes before all do: `places` points at them.
+    made: Mutex<Vec<Arc<Mapping>>>,
+    /// Those that are closed.
+    spare: Mutex<Vec<Arc<Mapping>>>,
+}
+
+/// Why a region could not be mapped.
+#[derive(Debug)]
+pub(crate) enum NotMapped {
+    /// The lease that was named is no lease any more.
+    NotLeased,
+    /// Anything else.
+    Failed(Error),
+}
+
+impl Default for Mappings {
+    fn default() -> Mappings {
+        Mappings {
+            places: (0..PLACES).map(|_| AtomicPtr::new(null_mut())).collect(),
+            table: ArcSwap::default(),
+            made: Mutex::default(),
+            spare: Mutex::default(),
+        }
+    }
+}
+
+impl fmt::Debug for Mappings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mappings").field("mapped", &self.table.load().len()).finish_non_exhaustive()
+    }
+}
+
+impl Mappings {
+    /// Enters a mapping that exists.
+    #[inline(always)]
+    pub fn enter(&self, region: RegionId) -> Option<Entered> {
+        let found = NonNull::new(self.place(region).load(Ordering::Acquire))?;
+        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: those in `places` are among `made`.
+        let mapping = unsafe { found.as_ref() };
+        let by = own_shard();
+        if mapping.enter(region, by) {
+            return Some(Entered::new(found, by));
+        }
+        self.enter_by_table(region, by)
+    }
+
+    #[cold]
+    fn enter_by_table(&self, region: RegionId, by: usize) -> Option<Entered> {
+        let table = self.table.load();
+        let mapping = table.get(&region)?;
+        mapping.enter(region, by).then(|| self.settle(mapping, by))
+    }
+
+    fn place(&self, region: RegionId) -> &AtomicPtr<Mapping> {
+        &self.places[region.0 as usize % PLACES]
+    }
+
+    /// Has the next claim of its region find a mapping that was made and entered, at its place.
+    fn settle(&self, mapping: &Arc<Mapping>, by: usize) -> Entered {
+        let found = Arc::as_ptr(mapping).cast_mut();
+        self.place(mapping.region()).store(found, Ordering::Release);
+        Entered::new(NonNull::from(&**mapping), by)
+    }
+
+    /// Opens a mapping, entered.
+    fn open(&self, link: &Arc<Link>, opened: Opened, by: usize) -> Arc<Mapping> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mapping = spare.unwrap_or_else(|| {
+            let fresh = Arc::new(Mapping::closed(link));
+            self.made.lock().unwrap_or_else(PoisonError::into_inner).push(fresh.clone());
+            fresh
+        });
+        mapping.open(link.clone(), opened, by);
+        mapping
+    }
+
+    /// Lists the mappings.
+    pub fn all(&self) -> Vec<Arc<Mapping>> {
+        self.table.load().values().cloned().collect()
+    }
+
+    /// Says whether nothing is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.table.load().is_empty()
+    }
+
+    /// Enters a region's mapping, making it first if need be, by the right of `lease`.
+    #[cold]
+    #[inline(never)]
+    pub fn map(
+        &self,
+        link: &Arc<Link>,
+        region: RegionId,
+        lease: LeaseAddress,
+        patience: Patience,
+    ) -> Result<Entered, NotMapped> {
+        enum Turn {
+            Mapped(Entered),
+            Open(Answer),
+            Failed(NotMapped),
+        }
+        let question = Question::Map { access: link.access, lease };
+        let mut asking = Asking::new(link, Key::Region(region), question, patience);
+        trace_point!("map");
+        let turn = link.wait_for_answer(patience, |questions| {
+            // Under the lock nobody closes it, and nobody tries to.
+            if let Some(mapping) = self.enter(region).or_else(|| self.enter_by_table(region, own_shard())) {
+                return Some(Turn::Mapped(mapping));
+            }
+            if link.is_gone() {
+                return Some(Turn::Failed(NotMapped::Failed(Error::ProducerGone { pid: link.producer_pid })));
+            }
+            match asking.look(questions) {
+                Look::Take(answer) => Some(Turn::Open(answer)),
+                // A no to somebody else's lease says nothing about this one.
+                Look::Refused(_, asked) if asked != Some(lease) && link.may_claim(lease) => {
+                    asking.ask_anew(questions);
+                    None
+                }
+                Look::Refused(No { code: RefusalCode::Region, .. }, _) => Some(Turn::Failed(NotMapped::NotLeased)),
+                Look::Refused(no, _) => {
+                    let error = Error::Refused { why: no.why, remedy: no.code.remedy() };
+                    Some(Turn::Failed(NotMapped::Failed(error)))
+                }
+                _ => None,
+            }
+        });
+        asking.kept &= turn.is_none();
+        match turn {
+            None => Err(NotMapped::Failed(Error::Deadline { what: "the producer's answer about a region" })),
+            Some(Turn::Mapped(mapping)) => Ok(mapping),
+            Some(Turn::Failed(not)) => Err(not),
+            Some(Turn::Open(answer)) => {
+                let acting = Acting { link, region, ends: Ends::Unmapped };
+                let opened = open(link, region, answer).map_err(NotMapped::Failed)?;
+                let by = own_shard();
+                let mapping = self.open(link, opened, by);
+                self.table.rcu(|table| {
+                    let mut table = HashMap::clone(table);
+                    table.insert(region, mapping.clone());
+                    table
+                });
+                acting.end(Ends::Mapped);
+                if link.cache.is_exceeded_by(&self.all()) {
+                    link.wants_idle.store(true, Ordering::Relaxed);
+                }
+                // If the thread waits for mappings to become idle, it has to watch this one too.
+                link.waker.nudge();
+                Ok(self.settle(&mapping, by))
+            }
+        }
+    }
+
+    /// Takes an idle mapping out of the table, so that nobody enters it, for [`unmap`] on a thread that may block.
+    pub fn begin_unmap(&self, link: &Link, mapping: &Arc<Mapping>) -> bool {
+        let mut table = link.table();
+        let region = mapping.region();
+        if !table.begin_unmap(region, Instant::now()) {
+            return false;
+        }
+        if !mapping.close() {
+            table.mapped(region);
+            return false;
+        }
+        self.table.rcu(|table| {
+            let mut table = HashMap::clone(table);
+            table.remove(&region);
+            table
+        });
+        true
+    }
+}
+
+/// A thread that maps a region, or unmaps it. Whatever happens to it, the region's row goes on.
+struct Acting<'a> {
+    link: &'a Link,
+    region: RegionId,
+    ends: Ends,
+}
+
+/// How it ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ends {
+    /// The region is mapped.
+    Mapped,
+    /// So is it, for ever.
+    Leaked,
+    /// It is not, and the producer must note that.
+    Unmapped,
+}
+
+impl Acting<'_> {
+    fn end(mut self, ends: Ends) {
+        self.ends = ends;
+    }
+}
+
+impl Drop for Acting<'_> {
+    fn drop(&mut self) {
+        let mut table = self.link.table();
+        match self.ends {
+            Ends::Mapped => table.mapped(self.region),
+            Ends::Leaked => table.leaked(self.region),
+            Ends::Unmapped => table.unmapped(self.region, Instant::now()),
+        }
+        table.hand_over();
+        self.link.announce_change();
+    }
+}
+
+fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
+    let Answer::Region { len, device, place, fd } = answer else {
+        return Err(Error::Invalid {
+            what: "an answer about a region",
+            got: "another answer".into(),
+            must: "a region",
+        });
+    };
+    if device != link.gpu.uuid() {
+        return Err(Error::Mismatch {
+            what: "the region's device",
+            theirs: device.to_string(),
+            ours: link.gpu.uuid().to_string(),
+            remedy: "open the participant on the producer's device",
+        });
+    }
+    let backend = link.gpu.backend();
+    let (base, local) = match (place, fd) {
+        (Place::Local(ptr), _) if link.is_own_process() => (ptr, true),
+        (Place::Local(_), _) => {
+            return Err(Error::Invalid {
+                what: "the place of a region",
+                got: "an address in the producer's process".into(),
+                must: "a handle or a file descriptor, since this is another process",
+            });
+        }
+        (Place::Handle(handle), _) => {
+            let base = backend.open_handle(link.gpu.device(), &handle)?;
+            // The handle says nothing of its size; the driver does.
+            let size = backend.address_range(base).map(|range| range.len);
+            if !matches!(size, Ok(size) if size >= len) {
+                // SAFETY: `close` asks for a mapping that was not closed and that nothing uses: just opened.
+                let _ = unsafe { backend.close(base) };
+                let got = size.map_or_else(|error| error.to_string(), |size| format!("{size} bytes"));
+                return Err(Error::Invalid { what: "an opened region", got, must: "as long as the producer says" });
+            }
+            (base, false)
+        }
+        (Place::Fd, Some(fd)) => (backend.import_fd(link.gpu.device(), fd.as_fd(), len, link.access)?, false),
+        (Place::Fd, None) => {
+            return Err(Error::Refused {
+                why: "the answer came without its file descriptor".into(),
+                remedy: "raise RLIMIT_NOFILE",
+            });
+        }
+    };
+    Ok(Opened { region, base, len, local })
+}
+
+/// Unmaps what [`Mappings::begin_unmap`] took out, and tells the producer. May block.
+pub(crate) fn unmap(link: &Link, mapping: &Arc<Mapping>) {
+    trace_point!("unmap");
+    let region = mapping.region();
+    let acting = Acting { link, region, ends: Ends::Leaked };
+    let closed = if mapping.is_local() {
+        Ok(())
+    } else {
+        // SAFETY: `close` asks for
+        // - a mapping that was opened and is not closed: `begin_unmap` succeeds once for each;
+        // - no unfinished work on it: a lease leaves the mapping only when its GPU work is done.
+        unsafe { link.gpu.backend().close(mapping.base()) }
+    };
+    // The caller keeps the link; from here on the mapping does not.
+    drop(mapping.keeper().take());
+    link.mappings.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mapping.clone());
+    match closed {
+        Ok(()) => acting.end(Ends::Unmapped),
+        Err(error) => {
+            tracing::warn!(%error, region = region.0, "a mapping is leaked; its region stays pinned");
+            drop(acting);
+        }
+    }
+    link.waker.wake();
+}

@@ -1,0 +1,5 @@
+//! Mappings of the producer's regions, and who uses them.
+
+pub(crate) mod mapping;
+pub(crate) mod mapping_cache;
+pub(crate) mod use_count;

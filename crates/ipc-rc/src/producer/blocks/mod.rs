@@ -1,0 +1,7 @@
+//! Blocks: their bytes, how many there are, and what keeps them after their drop.
+
+pub(crate) mod adopted;
+pub(crate) mod block;
+pub(crate) mod count;
+pub(crate) mod pending_work;
+pub(crate) mod reclaimed;

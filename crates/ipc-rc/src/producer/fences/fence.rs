@@ -1,0 +1,622 @@
+//! The producer's fences: values that its streams write into the participants' timeline words.
+//!
+//! One [`Line`] for each stream that something was shared after. Values and their enqueueing are ordered by the line's own
+//! lock; a line's word at one participant is a [`Cell`] with a lock of its own. Both are held across a driver's call, so
+//! the session's thread only ever tries them. Lock order: line, then a participant's cells, then one cell.
+//!
+//! # When a participant's words may go
+//!
+//! A file is unmapped only when no stream of ours has yet to write into it. Shared memory cannot tell: the participant
+//! writes there too. So a line knows which value is `queued` and which an event of ours has proven to be `passed`.
+//!
+//! | step | who | what |
+//! |---|---|---|
+//! | queue | the thread that shares, under the cell's lock | refuses if the words are closed; enqueues; notes the cell's last value and `queued` |
+//! | record | a thread that drops a block shared after the stream, or prunes its list; the next share, if `wanted` | takes `queued` ([`Debt`]), then records an event |
+//! | settle | who sees the event passed | raises `passed` to what was taken |
+//! | close | the session's thread | closes the words, then tries each cell: one that is locked owes a value |
+//!
+//! - **A closed word gets no value**: the flag is set before a cell's lock is tried, and read under that lock.
+//! - **Every value is settled**: it is queued by the share of a block that has the stream in its list, and a block goes only
+//!   after an event on each. The streams of [`Lanes`](super::ticket_event::Lanes) are our own and are asked themselves.
+//! - **Not covered**: a broken context, in which nothing is written any more.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::slice;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use arc_swap::ArcSwap;
+use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamOp, WordPtr};
+
+use crate::gpu_event::GpuEvent;
+use crate::producer::roster::peer::Peer;
+use crate::stream::{Stream, StreamKey, advise};
+use channel::shared::counter_file::{CounterFile, TIMELINES, timeline_word};
+use channel::shared::timeline::{self, LIMIT, Timeline};
+use channel::wire::descriptor::Fence;
+
+/// What to do instead of a share under capture.
+pub(crate) const UNCAPTURED: &str = "share before the capture begins or after it ended";
+
+/// Lines below which none is given up.
+const FEW_LINES: usize = 64;
+
+/// One timeline word of one participant.
+#[derive(Debug)]
+struct Cell {
+    index: u32,
+    /// The stream that writes it.
+    owner: Arc<Line>,
+    /// The last value that its owner queued; 0 before the first.
+    owed: u64,
+    /// The last value that was queued for it, by whatever stream.
+    last: u64,
+}
+
+impl Cell {
+    /// Says whether its stream has yet to write it.
+    fn owes(&self) -> bool {
+        self.owner.owes_up_to(self.owed)
+    }
+}
+
+/// The timeline words of one participant.
+#[derive(Debug)]
+pub struct Words {
+    file: Arc<CounterFile>,
+    /// Where streams see the file; `None` on a device without stream words.
+    registered: Option<WordPtr>,
+    /// Never locked across a driver's call.
+    taken: Mutex<Taken>,
+    /// No more is queued: the participant has gone. Read under a cell's lock.
+    is_closed: AtomicBool,
+}
+
+/// What was ever taken of a participant's words.
+#[derive(Debug, Default)]
+struct Taken {
+    cells: Vec<Arc<Mutex<Cell>>>,
+    /// What streams owe to words that others have taken over. The participant's word alone said that it was written.
+    former: Vec<Debt>,
+}
+
+impl Words {
+    /// Takes the words of a participant's first file.
+    pub fn new(file: Arc<CounterFile>, registered: Option<WordPtr>) -> Words {
+        Words { file, registered, taken: Mutex::default(), is_closed: AtomicBool::new(false) }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses every later value: the participant has gone.
+    pub fn close(&self) {
+        // Under the lock, so that whoever takes a word is either seen by the looks that follow or refused.
+        let _taken = self.taken();
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+
+    fn check_open(&self, participant: ParticipantId) -> Result<()> {
+        if self.is_closed.load(Ordering::Relaxed) { Err(Error::ParticipantGone { participant }) } else { Ok(()) }
+    }
+
+    /// Finds a word for a line: an unused one, or one whose stream owes it nothing.
+    fn cell_for(&self, line: &Arc<Line>, participant: ParticipantId) -> Result<Arc<Mutex<Cell>>> {
+        let mut taken = self.taken();
+        self.check_open(participant)?;
+        let Taken { cells, former } = &mut *taken;
+        let index = cells.len() as u32;
+        if index < TIMELINES {
+            let cell = Arc::new(Mutex::new(Cell { index, owner: line.clone(), owed: 0, last: 0 }));
+            cells.push(cell.clone());
+            return Ok(cell);
+        }
+        for cell in cells.iter() {
+            // A cell that its stream is using at this moment is not free.
+            let Some(mut free) = try_lock(cell) else { continue };
+            let is_free = !self.is_awaited(&free);
+            if is_free {
+                if free.owes() {
+                    former.retain(Debt::is_open);
+                    former.push(Debt { line: free.owner.clone(), value: free.owed });
+                }
+                free.owner = line.clone();
+                free.owed = 0;
+                drop(free);
+                return Ok(cell.clone());
+            }
+        }
+        Err(Error::Exhausted {
+            what: "timeline words of a participant",
+            limit: u64::from(TIMELINES),
+            remedy: "share after fewer streams at once, or after synchronising them (After::Done)",
+        })
+    }
+
+    /// Says whether a stream of ours has yet to write a word, by our own events alone. Never waits.
+    pub fn are_owed(&self) -> bool {
+        let taken = self.taken();
+        taken.former.iter().any(Debt::is_open)
+            || taken.cells.iter().any(|cell| try_lock(cell).is_none_or(|cell| cell.owes()))
+    }
+
+    /// Has the next share after each stream that owes a word record an event.
+    pub fn want_proof(&self) {
+        let taken = self.taken();
+        let owing = taken.cells.iter().filter_map(|cell| try_lock(cell)).filter(|cell| cell.owes());
+        owing.for_each(|cell| cell.owner.wanted.store(true, Ordering::Relaxed));
+        let former = taken.former.iter().filter(|debt| debt.is_open());
+        former.for_each(|debt| debt.line.wanted.store(true, Ordering::Relaxed));
+    }
+
+    /// Says whether somebody may wait for a value, as far as the shared words tell: what the participant writes there
+    /// decides how soon a broken context is noticed for it, and nothing else. Never waits.
+    pub fn are_awaited(&self) -> bool {
+        self.taken().cells.iter().any(|cell| try_lock(cell).is_none_or(|cell| self.is_awaited(&cell)))
+    }
+
+    fn is_awaited(&self, cell: &Cell) -> bool {
+        cell.owes() && self.file.timeline(cell.index).look(cell.last) == timeline::Fence::Pending
+    }
+
+    /// Completes every wait for a value that will never come, because the producer's context is broken. One that is
+    /// being queued at this moment is left to the next call.
+    pub fn poison(&self) {
+        for cell in self.taken().cells.iter().filter_map(|cell| try_lock(cell)) {
+            if self.is_awaited(&cell) {
+                self.file.timeline(cell.index).poison();
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct LineState {
+    /// Above every value that was queued.
+    next: u64,
+    cells: BTreeMap<ParticipantId, Arc<Mutex<Cell>>>,
+    /// Events on the stream, and the value that each proves.
+    proofs: Vec<(GpuEvent, u64)>,
+    /// Out of the table: its stream gets another.
+    is_retired: bool,
+}
+
+/// One producing stream.
+#[derive(Debug)]
+struct Line {
+    /// The highest value whose enqueueing has returned.
+    queued: AtomicU64,
+    /// The highest value that an event of ours has proven to be written.
+    passed: AtomicU64,
+    /// A participant that has gone waits for what was queued last.
+    wanted: AtomicBool,
+    state: Mutex<LineState>,
+}
+
+impl Line {
+    fn new() -> Line {
+        let state = LineState { next: 1, cells: BTreeMap::new(), proofs: Vec::new(), is_retired: false };
+        Line {
+            queued: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
+            wanted: AtomicBool::new(false),
+            state: Mutex::new(state),
+        }
+    }
+
+    fn owes(&self) -> bool {
+        self.owes_up_to(self.queued.load(Ordering::Acquire))
+    }
+
+    fn owes_up_to(&self, value: u64) -> bool {
+        // Acquire: with the Release of `prove`.
+        value > self.passed.load(Ordering::Acquire)
+    }
+
+    fn prove(&self, value: u64) {
+        // Release: the words may be unmapped by who reads it.
+        self.passed.fetch_max(value, Ordering::Release);
+    }
+
+    /// Notes that a value is queued, and records an event behind it if somebody waits for that.
+    fn note(&self, stream: &Stream, state: &mut LineState, value: u64) {
+        state.next = value + 1;
+        self.queued.fetch_max(value, Ordering::Release);
+        if self.wanted.load(Ordering::Relaxed) {
+            let event = GpuEvent::new(stream.gpu()).and_then(|event| event.record(stream).map(|()| event));
+            // Without an event the wish stays for the next share.
+            if let Ok(event) = event {
+                self.wanted.store(false, Ordering::Relaxed);
+                state.proofs.push((event, value));
+            }
+        }
+    }
+}
+
+/// What a stream owes at one moment: settled when an event that was recorded after that moment has passed.
+#[derive(Debug)]
+pub(crate) struct Debt {
+    line: Arc<Line>,
+    value: u64,
+}
+
+impl Debt {
+    /// Says whether it is not settled.
+    fn is_open(&self) -> bool {
+        self.line.owes_up_to(self.value)
+    }
+
+    /// Notes that all of it is written.
+    pub fn settle(&self) {
+        self.line.prove(self.value);
+    }
+}
+
+/// The producing streams of a session.
+#[derive(Debug, Default)]
+pub struct Fences {
+    lines: ArcSwap<BTreeMap<StreamKey, Arc<Line>>>,
+    /// How many lines there are when those that owe nothing are given up.
+    many: AtomicUsize,
+}
+
+impl Fences {
+    /// Calls `run` with a stream's line, locked.
+    fn with_line<T>(&self, stream: StreamKey, run: impl FnOnce(&Arc<Line>, &mut LineState) -> T) -> T {
+        loop {
+            if let Some(line) = self.lines.load().get(&stream) {
+                let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
+                if !state.is_retired {
+                    return run(line, &mut state);
+                }
+            }
+            self.add_line(stream);
+        }
+    }
+
+    #[cold]
+    fn add_line(&self, stream: StreamKey) {
+        let fresh = Arc::new(Line::new());
+        self.lines.rcu(|lines| {
+            let mut lines = BTreeMap::clone(lines);
+            let line = lines.entry(stream).or_insert_with(|| fresh.clone());
+            if try_lock(&line.state).is_some_and(|state| state.is_retired) {
+                *line = fresh.clone();
+            }
+            lines
+        });
+        if self.lines.load().len() >= self.many.load(Ordering::Relaxed).max(FEW_LINES) {
+            self.give_up_lines();
+        }
+    }
+
+    /// Gives up the lines of streams that owe nothing: of one that comes back another is made.
+    fn give_up_lines(&self) {
+        for line in self.lines.load().values().filter(|line| !line.owes()) {
+            let Some(mut state) = try_lock(&line.state) else { continue };
+            // Again, under the lock that values are queued under.
+            if !line.owes() {
+                state.is_retired = true;
+                state.cells.clear();
+            }
+        }
+        self.lines.rcu(|lines| {
+            let is_kept = |line: &Line| try_lock(&line.state).is_none_or(|state| !state.is_retired);
+            let kept = lines.iter().filter(|(_, line)| is_kept(line));
+            kept.map(|(key, line)| (*key, line.clone())).collect::<BTreeMap<_, _>>()
+        });
+        // As many again before the next look, so that a new stream costs no more than a few lines each.
+        self.many.store(self.lines.load().len() * 2, Ordering::Relaxed);
+    }
+
+    /// Returns what a stream owes at this moment; the caller records an event on it after that.
+    pub(crate) fn debt(&self, stream: &Stream) -> Option<Debt> {
+        let line = self.lines.load().get(&stream.key()).filter(|line| line.owes())?.clone();
+        let value = line.queued.load(Ordering::Acquire);
+        Some(Debt { line, value })
+    }
+
+    /// Looks at the events that shares have recorded for participants that have gone. Never waits.
+    pub fn look_at_proofs(&self) {
+        for line in self.lines.load().values() {
+            let Some(mut state) = try_lock(&line.state) else { continue };
+            // An error means that nobody knows: it stays, and so does what waits for it.
+            while state.proofs.first().is_some_and(|(event, _)| event.is_passed().unwrap_or(false)) {
+                line.prove(state.proofs.remove(0).1);
+            }
+        }
+    }
+
+    /// Says whether events are recorded that have not passed.
+    pub fn has_proofs(&self) -> bool {
+        let has = |line: &Arc<Line>| try_lock(&line.state).is_none_or(|state| !state.proofs.is_empty());
+        self.lines.load().values().any(has)
+    }
+
+    /// Forgets a participant's words.
+    pub fn forget(&self, participant: ParticipantId) {
+        for line in self.lines.load().values() {
+            // A share that holds the lock keeps a number that is never used again; it goes with the line.
+            if let Some(mut state) = try_lock(&line.state) {
+                state.cells.remove(&participant);
+            }
+        }
+    }
+
+    /// Counts the lines.
+    #[cfg(test)]
+    fn count(&self) -> usize {
+        self.lines.load().len()
+    }
+
+    /// Queues the next value on `stream`, to be written into the participant's word once all work queued so far has
+    /// finished.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives: then nothing was queued and no descriptor may name a value.
+    pub fn queue(&self, gpu: &Gpu, stream: &Stream, participant: ParticipantId, words: &Words) -> Result<Fence> {
+        stream.require(gpu)?;
+        self.with_line(stream.key(), |line, state| {
+            loop {
+                let next = state.next;
+                let cell = state.cell(line, participant, words)?;
+                let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
+                let open = words.check_open(participant);
+                if open.is_ok() && Arc::ptr_eq(&cell.owner, line) {
+                    let value = value_after(next, cell.last)?;
+                    enqueue(gpu, stream, &[(words, cell.index, value)])?;
+                    (cell.owed, cell.last) = (value, value);
+                    let word = cell.index;
+                    drop(cell);
+                    line.note(stream, state, value);
+                    return Ok(Fence { file: 0, word, value });
+                }
+                // The participant has gone, or another stream has taken the word over: nothing of this one is awaited.
+                drop(cell);
+                state.cells.remove(&participant);
+                open?;
+            }
+        })
+    }
+
+    /// Queues one value for several participants, in as few calls of the driver as it takes, and notes each's fence.
+    ///
+    /// # Errors
+    ///
+    /// As [`queue`](Fences::queue). Values that were queued before the error are reached by nobody's descriptor.
+    pub fn queue_many(&self, gpu: &Gpu, stream: &Stream, addressees: &mut [(&Arc<Peer>, Option<Fence>)]) -> Result<()> {
+        stream.require(gpu)?;
+        self.with_line(stream.key(), |line, state| {
+            let mut cells = Vec::with_capacity(addressees.len());
+            let mut cells: Vec<_> = loop {
+                cells.clear();
+                for (peer, _) in addressees.iter() {
+                    cells.push(state.cell(line, peer.id, &peer.words)?.clone());
+                }
+                // Each is held until its value is queued. They are all this line's; who looks for a word to take over does
+                // not wait for them.
+                let locked: Vec<_> =
+                    cells.iter().map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+                for (peer, _) in addressees.iter() {
+                    if let Err(gone) = peer.words.check_open(peer.id) {
+                        state.cells.remove(&peer.id);
+                        return Err(gone);
+                    }
+                }
+                if locked.iter().all(|cell| Arc::ptr_eq(&cell.owner, line)) {
+                    break locked;
+                }
+                for ((peer, _), cell) in addressees.iter().zip(&locked) {
+                    if !Arc::ptr_eq(&cell.owner, line) {
+                        state.cells.remove(&peer.id);
+                    }
+                }
+            };
+            let last = cells.iter().map(|cell| cell.last).max().unwrap_or(0);
+            let value = value_after(state.next, last)?;
+            state.next = value + 1;
+            for (cells, addressees) in cells.chunks_mut(MAX_BATCH).zip(addressees.chunks_mut(MAX_BATCH)) {
+                let writes: Vec<_> = cells
+                    .iter()
+                    .zip(addressees.iter())
+                    .map(|(cell, (peer, _))| (&peer.words, cell.index, value))
+                    .collect();
+                enqueue(gpu, stream, &writes)?;
+                for (cell, (_, fence)) in cells.iter_mut().zip(addressees) {
+                    (cell.owed, cell.last) = (value, value);
+                    *fence = Some(Fence { file: 0, word: cell.index, value });
+                }
+                line.note(stream, state, value);
+            }
+            Ok(())
+        })
+    }
+}
+
+impl LineState {
+    /// Finds the line's word at a participant, or takes one. Another stream may have taken it over since.
+    fn cell(&mut self, line: &Arc<Line>, participant: ParticipantId, words: &Words) -> Result<&Arc<Mutex<Cell>>> {
+        match self.cells.entry(participant) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => Ok(place.insert(words.cell_for(line, participant)?)),
+        }
+    }
+}
+
+/// Locks what nobody else has locked at this moment.
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Returns the value that follows all that were queued on a line or for a word.
+fn value_after(next: u64, last: u64) -> Result<u64> {
+    let value = next.max(last + 1);
+    if value < LIMIT {
+        return Ok(value);
+    }
+    Err(Error::Exhausted { what: "values of a timeline word", limit: LIMIT, remedy: "use a new stream" })
+}
+
+fn enqueue(gpu: &Gpu, stream: &Stream, writes: &[(&Words, u32, u64)]) -> Result<()> {
+    debug_assert!(writes.len() <= MAX_BATCH);
+    let operation = |&(words, index, value): &(&Words, u32, u64)| {
+        Some(StreamOp::Write { word: words.registered?.word(timeline_word(index)), value })
+    };
+    // Most often it is one, which takes no memory.
+    let one = match writes {
+        [write] => operation(write),
+        _ => None,
+    };
+    let many: Option<Vec<_>> = if one.is_none() { writes.iter().map(operation).collect() } else { None };
+    if let Some(ops) = one.as_ref().map(slice::from_ref).or(many.as_deref()) {
+        // SAFETY: `batch_uncaptured` asks for
+        // - a live stream: `stream` keeps it;
+        // - words in a registration that outlives the operation: a participant's file is unregistered only after its
+        //   burial, when no wait of its own is left, and the session keeps it until then.
+        return unsafe { gpu.backend().batch_uncaptured(stream.raw(), ops) }.map_err(|error| advise(error, UNCAPTURED));
+    }
+    stream.refuse_capture(UNCAPTURED)?;
+    let words: Vec<_> = writes.iter().map(|(words, index, value)| (words.file.clone(), *index, *value)).collect();
+    let reach = Box::new(move || {
+        for (file, index, value) in &words {
+            let word: &Timeline<AtomicU64> = file.timeline(*index);
+            word.reach(*value);
+        }
+    });
+    // SAFETY: `host_function` asks for a live stream, which `stream` keeps, that nobody begins to capture:
+    // `Stream::borrow` asks for that.
+    unsafe { gpu.backend().host_function(stream.raw(), reach) }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_host::{HostBackend, HostConfig};
+    use gpu_api::DeviceId;
+
+    use super::*;
+    use channel::shared::counter_file::FIRST_SLOTS;
+
+    struct Bench {
+        gpu: Gpu,
+        fences: Fences,
+        words: Words,
+        id: ParticipantId,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let backend = HostBackend::new(HostConfig::default()).expect("it opens");
+            let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
+            let file = Arc::new(CounterFile::create(FIRST_SLOTS).expect("a memfd"));
+            let words = Words::new(file, None);
+            Bench { gpu, fences: Fences::default(), words, id: ParticipantId(1) }
+        }
+
+        fn stream(&self) -> Stream {
+            Stream::create(&self.gpu).expect("a stream")
+        }
+
+        fn queue(&self, stream: &Stream) -> Result<Fence> {
+            self.fences.queue(&self.gpu, stream, self.id, &self.words)
+        }
+
+        /// What the drop of a block does that was shared after a stream.
+        fn settle(&self, stream: &Stream) {
+            let debt = self.fences.debt(stream).expect("something was queued");
+            stream.synchronize().expect("it runs");
+            debt.settle();
+        }
+    }
+
+    #[test]
+    fn no_value_is_queued_for_who_has_gone() {
+        let bench = Bench::new();
+        let (old, fresh) = (bench.stream(), bench.stream());
+        bench.queue(&old).expect("queued");
+        bench.words.close();
+        // Who found the participant before it went, and comes to its words after.
+        for stream in [&old, &fresh] {
+            let refused = bench.queue(stream);
+            let gone = matches!(refused, Err(Error::ParticipantGone { participant }) if participant == bench.id);
+            assert!(gone, "{refused:?}");
+        }
+        assert!(bench.words.are_owed());
+        bench.settle(&old);
+        assert!(!bench.words.are_owed());
+    }
+
+    #[test]
+    fn what_the_participant_writes_settles_nothing() {
+        let bench = Bench::new();
+        let stream = bench.stream();
+        let fence = bench.queue(&stream).expect("queued");
+        stream.synchronize().expect("it runs");
+        bench.words.file.timeline(fence.word).reach(1 << 60);
+        assert!(bench.words.are_owed(), "the participant's word was believed");
+        assert!(!bench.words.are_awaited());
+        bench.settle(&stream);
+        assert!(!bench.words.are_owed());
+    }
+
+    #[test]
+    fn a_word_that_was_taken_over_is_owed_until_its_first_stream_is_done() {
+        let bench = Bench::new();
+        let first = bench.stream();
+        let fence = bench.queue(&first).expect("queued");
+        bench.words.file.timeline(fence.word).reach(1 << 60);
+        let others: Vec<Stream> = (1..TIMELINES).map(|_| bench.stream()).collect();
+        for stream in &others {
+            bench.queue(stream).expect("queued");
+            bench.settle(stream);
+        }
+        // Every word is taken. The first is the only one that looks written though nothing proves it, or any other.
+        let last = bench.stream();
+        assert_eq!(bench.queue(&last).expect("queued").word, fence.word);
+        bench.settle(&last);
+        assert!(bench.words.are_owed(), "the first stream's debt went with its word");
+        bench.settle(&first);
+        assert!(!bench.words.are_owed());
+    }
+
+    #[test]
+    fn the_next_share_proves_what_one_who_has_gone_waits_for() {
+        let bench = Bench::new();
+        let stream = bench.stream();
+        bench.queue(&stream).expect("queued");
+        bench.words.close();
+        bench.words.want_proof();
+        let other = Words::new(Arc::new(CounterFile::create(FIRST_SLOTS).expect("a memfd")), None);
+        bench.fences.queue(&bench.gpu, &stream, ParticipantId(2), &other).expect("queued");
+        assert!(bench.fences.has_proofs());
+        stream.synchronize().expect("it runs");
+        bench.fences.look_at_proofs();
+        assert!(!bench.fences.has_proofs() && !bench.words.are_owed() && !other.are_owed());
+    }
+
+    #[test]
+    fn lines_of_streams_that_owe_nothing_are_given_up() {
+        let bench = Bench::new();
+        let kept = bench.stream();
+        let first = bench.queue(&kept).expect("queued");
+        for _ in 0..1_000 {
+            let stream = bench.stream();
+            bench.queue(&stream).expect("queued");
+            bench.settle(&stream);
+        }
+        assert!(bench.fences.count() <= 2 * FEW_LINES, "{} lines", bench.fences.count());
+        bench.settle(&kept);
+        bench.fences.give_up_lines();
+        assert_eq!(bench.fences.count(), 0);
+        // A stream that comes back goes on above its values, wherever it finds a word.
+        let second = bench.queue(&kept).expect("queued");
+        assert!(second.word != first.word || second.value > first.value, "{first:?} {second:?}");
+    }
+}

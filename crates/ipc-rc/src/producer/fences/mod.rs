@@ -1,0 +1,4 @@
+//! Fences: what the producer's streams have yet to do before a block may be read.
+
+pub(crate) mod fence;
+pub(crate) mod ticket_event;

@@ -1,0 +1,132 @@
+//! Points in a stream's order, for readers who are not known yet.
+//!
+//! A grant to a participant writes a value into that participant's word at once. A ticket has no participant, so it
+//! keeps a [`TicketEvent`]: an event on the stream. When somebody claims the ticket, either the event is done and no fence is
+//! needed, or a lane of the producer's own waits for the event and writes the claimant's word.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use gpu_api::{Gpu, Result};
+
+use crate::gpu_event::GpuEvent;
+use crate::producer::fences::fence::Fences;
+use crate::producer::roster::peer::Peer;
+use crate::stream::{Stream, StreamKey};
+use channel::wire::descriptor::Fence;
+
+/// Writes queued on one lane: far below the 1,020 entries at which a driver blocks; each write has a wait before it.
+const MOST_QUEUED: u32 = 64;
+/// Lanes after which idle ones are given up before another is made.
+const MANY_LANES: usize = 64;
+
+/// A point in the order of a stream's work.
+#[derive(Debug)]
+pub(crate) struct TicketEvent {
+    gpu: Gpu,
+    mark: GpuEvent,
+    stream: StreamKey,
+}
+
+impl TicketEvent {
+    /// Marks what is queued on `stream` at this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`](gpu_api::Error::Capturing), [`Error::Mismatch`](gpu_api::Error::Mismatch) for a stream of
+    /// another device, and what the driver gives.
+    pub fn mark(gpu: &Gpu, stream: &Stream) -> Result<TicketEvent> {
+        stream.refuse_capture("share before the capture begins or after it ended")?;
+        let mark = GpuEvent::new(gpu)?;
+        mark.record(stream)?;
+        Ok(TicketEvent { gpu: gpu.clone(), mark, stream: stream.key() })
+    }
+}
+
+/// What a claimant has to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Await {
+    /// Nothing: the point is passed.
+    Nothing,
+    /// This fence.
+    Fence(Fence),
+    /// The lane is full: ask again.
+    Room,
+}
+
+/// The producer's lanes: one for each stream that a claimed ticket was made after, so that one stuck stream holds up
+/// only those who wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct Lanes {
+    table: Mutex<HashMap<StreamKey, Lane>>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    stream: Stream,
+    /// Writes queued since the lane was last seen dry.
+    queued: u32,
+}
+
+impl Lane {
+    fn is_dry(&self) -> bool {
+        // SAFETY: `query_stream` asks for a live stream: the lane keeps it. After an error nobody knows: not dry.
+        unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(false)
+    }
+
+    /// Settles what the lane owes to participants' words if all is written, and says whether it is.
+    fn settle(&self, fences: &Fences) -> bool {
+        let debt = fences.debt(&self.stream);
+        let is_dry = self.is_dry();
+        if is_dry && let Some(debt) = debt {
+            debt.settle();
+        }
+        is_dry
+    }
+}
+
+impl Lanes {
+    /// Settles what the lanes owe to the words of participants that have gone. Called by the session's thread.
+    pub fn settle(&self, fences: &Fences) {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        for lane in table.values() {
+            lane.settle(fences);
+        }
+    }
+
+    /// Says whether a lane owes a word.
+    pub fn owe(&self, fences: &Fences) -> bool {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        table.values().any(|lane| fences.debt(&lane.stream).is_some())
+    }
+
+    /// Makes a participant's word tell when a point is passed.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gives: nothing was queued then.
+    pub fn fence(&self, point: &TicketEvent, fences: &Fences, peer: &Peer) -> Result<Await> {
+        if point.mark.is_passed()? {
+            return Ok(Await::Nothing);
+        }
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        if table.len() >= MANY_LANES && !table.contains_key(&point.stream) {
+            table.retain(|_, lane| !lane.settle(fences));
+        }
+        let lane = match table.entry(point.stream) {
+            std::collections::hash_map::Entry::Occupied(lane) => lane.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(Lane { stream: Stream::create(&point.gpu)?, queued: 0 })
+            }
+        };
+        if lane.queued >= MOST_QUEUED {
+            if !lane.is_dry() {
+                return Ok(Await::Room);
+            }
+            lane.queued = 0;
+        }
+        lane.queued += 1;
+        point.mark.hold(&lane.stream)?;
+        fences.queue(&point.gpu, &lane.stream, peer.id, &peer.words).map(Await::Fence)
+    }
+}

@@ -1,0 +1,428 @@
+//! The ledger: which slot stands for which block. Private to the producer; the slots alone are shared.
+//!
+//! One ledger for each participant. It is cut into shards, each with its own lock and its own slots, so that threads
+//! that share different blocks with one participant do not wait for each other: a thread takes the first shard that
+//! is free, beginning with its own.
+//!
+//! A row holds a block for as long as its lease may be in use; the block comes back from [`Ledger::collect`] and its
+//! siblings exactly once, and the caller drops it *after* the shard's lock is released.
+//!
+//! A grant and the burial of its addressee meet at the shard's lock: a grant is either seen by the burial or refused.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gpu_api::ParticipantId;
+
+use crate::producer::blocks::reclaimed::ReclaimedBlocks;
+use crate::producer::grants::slot_group::SlotGroups;
+use channel::os::clock::Tick;
+use channel::shared::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
+use channel::shared::slot::Seen;
+use channel::wire::lease_address::LeaseAddress;
+
+/// Locks that a participant's slots are spread over.
+pub const SHARDS: usize = 16;
+
+/// Why a grant was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The participant is dead or gone.
+    Gone,
+    /// Every slot of every file is in use: add a file.
+    Full,
+}
+
+/// How hard a collect looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effort {
+    /// At groups that are marked dirty.
+    Marked,
+    /// At every outstanding slot.
+    Everything,
+}
+
+/// What a ledger counts, at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// Granted, not claimed.
+    pub in_flight: u64,
+    /// Claimed.
+    pub held: u64,
+    /// With a word that makes no sense.
+    pub corrupt: u64,
+    /// Bytes of the blocks behind them all.
+    pub bytes: u64,
+    /// The age of the oldest.
+    pub oldest: Duration,
+}
+
+#[derive(Debug)]
+struct Shard<B, F> {
+    parts: Vec<SlotGroups<B, F>>,
+    /// Whose leases these are; `None` while nobody is granted anything.
+    owner: Option<ParticipantId>,
+    /// No part before this one has a free slot.
+    first_free: usize,
+    cursor: usize,
+    /// No row lapses before this.
+    first_lapse: Tick,
+}
+
+/// A shard and its lock, kept off its neighbours' cache lines.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Locked<B, F> {
+    /// Some lease is outstanding. Written under the lock; read without it, to pass over a shard that has nothing to
+    /// look at: who reads an old `false` misses a lease that was granted at the same moment, and so not yet released.
+    busy: AtomicBool,
+    /// The shard that the threads whose own this is found room in last. Theirs while it has room; when it is full they
+    /// do not try it, and all after it, each time anew.
+    room: AtomicUsize,
+    shard: Mutex<Shard<B, F>>,
+}
+
+impl<B, F: SlotFile> Locked<B, F> {
+    fn lock(&self) -> MutexGuard<'_, Shard<B, F>> {
+        // A panic while a shard is locked is a broken invariant of ours; the rows are consistent between any two
+        // statements that can panic, so the others go on.
+        self.shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed)
+    }
+
+    /// Brings `busy` up to date before the lock is let go.
+    fn note(&self, shard: &Shard<B, F>) {
+        let busy = shard.parts.iter().any(SlotGroups::has_leases);
+        if busy != self.is_busy() {
+            self.busy.store(busy, Ordering::Relaxed);
+        }
+    }
+}
+
+/// One participant's leases.
+#[derive(Debug)]
+pub struct Ledger<B, F> {
+    shards: [Locked<B, F>; SHARDS],
+    corrupt_words: AtomicUsize,
+}
+
+impl<B: Clone, F: SlotFile> Ledger<B, F> {
+    /// Makes an empty ledger, of nobody yet.
+    pub fn new() -> Ledger<B, F> {
+        let shard = || Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: Tick::NEVER };
+        Ledger {
+            shards: std::array::from_fn(|n| Locked {
+                busy: AtomicBool::new(false),
+                room: AtomicUsize::new(n),
+                shard: Mutex::new(shard()),
+            }),
+            corrupt_words: AtomicUsize::new(0),
+        }
+    }
+
+    /// Gives the ledger to a participant. It is empty: never used, or [left](Ledger::leave).
+    pub fn open(&self, owner: ParticipantId) {
+        for locked in &self.shards {
+            let mut shard = locked.lock();
+            debug_assert!(shard.owner.is_none() && !locked.is_busy(), "somebody else's");
+            // Whoever was adding a file when the one before left may have come too late: its numbers were that one's.
+            shard.parts.clear();
+            shard.owner = Some(owner);
+        }
+        self.corrupt_words.store(0, Ordering::Relaxed);
+    }
+
+    /// Lets go of the counter files: every lease has ended.
+    pub fn leave(&self) {
+        for locked in &self.shards {
+            let mut shard = locked.lock();
+            debug_assert!(!locked.is_busy(), "left with a lease");
+            *shard = Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: Tick::NEVER };
+        }
+    }
+
+    /// Adds a counter file; its number is how many there were before, the same in every shard.
+    pub fn add_file(&self, file: &Arc<F>) {
+        for (number, shard) in (0..).zip(&self.shards) {
+            shard.lock().parts.push(SlotGroups::new(file, number));
+        }
+    }
+
+    /// Returns the size of the file that follows `files` files: each doubles the one before.
+    pub fn next_file_slots(files: u32) -> u32 {
+        FIRST_SLOTS.checked_shl(files).filter(|&slots| slots != 0).unwrap_or(MOST_SLOTS).min(MOST_SLOTS)
+    }
+
+    /// Writes a lease of the ledger's owner down and grants its slot.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Gone`] after a burial began, or when the ledger is another's; [`Refusal::Full`] when no slot is free.
+    #[inline]
+    pub fn grant(
+        &self,
+        owner: ParticipantId,
+        block: &B,
+        now: Tick,
+        time_to_live: Option<Duration>,
+    ) -> Result<LeaseAddress, Refusal> {
+        let times = (now, time_to_live.map_or(Tick::NEVER, |time| now.after(time)));
+        let own = own_shard();
+        let room = self.shards[own].room.load(Ordering::Relaxed);
+        let locked = &self.shards[room % SHARDS];
+        let mut is_full = false;
+        if let Ok(mut shard) = locked.shard.try_lock() {
+            match Self::grant_in(locked, &mut shard, owner, block, times) {
+                Err(Refusal::Full) => is_full = true,
+                done => return done,
+            }
+        }
+        self.grant_elsewhere(own, is_full, owner, block, times)
+    }
+
+    /// Looks for room in every shard: without waiting first, beginning with the thread's own; then with.
+    #[cold]
+    #[inline(never)]
+    fn grant_elsewhere(
+        &self,
+        own: usize,
+        is_full: bool,
+        owner: ParticipantId,
+        block: &B,
+        times: (Tick, Tick),
+    ) -> Result<LeaseAddress, Refusal> {
+        for n in (own..own + SHARDS).map(|n| n % SHARDS) {
+            let locked = &self.shards[n];
+            if let Ok(mut shard) = locked.shard.try_lock() {
+                match Self::grant_in(locked, &mut shard, owner, block, times) {
+                    Err(Refusal::Full) => {}
+                    done => {
+                        // A shard that is only locked is left for one grant: threads that stayed where they met would
+                        // all end up in one.
+                        if is_full {
+                            self.shards[own].room.store(n, Ordering::Relaxed);
+                        }
+                        return done;
+                    }
+                }
+            }
+        }
+        for n in 0..SHARDS {
+            let locked = &self.shards[(own + n) % SHARDS];
+            match Self::grant_in(locked, &mut locked.lock(), owner, block, times) {
+                Err(Refusal::Full) => {}
+                done => return done,
+            }
+        }
+        Err(Refusal::Full)
+    }
+
+    #[inline]
+    fn grant_in(
+        locked: &Locked<B, F>,
+        shard: &mut Shard<B, F>,
+        owner: ParticipantId,
+        block: &B,
+        times: (Tick, Tick),
+    ) -> Result<LeaseAddress, Refusal> {
+        if shard.owner != Some(owner) {
+            return Err(Refusal::Gone);
+        }
+        while let Some(part) = shard.parts.get_mut(shard.first_free) {
+            let Some((slot, generation)) = part.grant(block, times) else {
+                shard.first_free += 1;
+                continue;
+            };
+            shard.first_lapse = shard.first_lapse.min(times.1);
+            if !locked.is_busy() {
+                locked.busy.store(true, Ordering::Relaxed);
+            }
+            return Ok(LeaseAddress { file: shard.first_free as u32, slot, generation });
+        }
+        Err(Refusal::Full)
+    }
+
+    /// Looks for released leases and moves their blocks to `out`.
+    pub fn collect(&self, effort: Effort, out: &mut ReclaimedBlocks<B>) {
+        for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
+            let mut shard = locked.lock();
+            for number in 0..shard.parts.len() {
+                let (looked, corrupt) = shard.parts[number].collect(effort, out);
+                if looked {
+                    self.swept(&mut shard, number, corrupt);
+                }
+            }
+            locked.note(&shard);
+        }
+    }
+
+    /// Notes what a sweep of a part may have changed: that it has room again, and words that make no sense.
+    #[inline]
+    fn swept(&self, shard: &mut Shard<B, F>, number: usize, corrupt: usize) {
+        shard.first_free = shard.first_free.min(number);
+        if corrupt > 0 {
+            self.corrupt_words.fetch_add(corrupt, Ordering::Relaxed);
+        }
+    }
+
+    /// Looks at no more than `words` dirty words, going on where the last call stopped, in one shard that is free.
+    pub fn glance(&self, shard: usize, words: usize, out: &mut ReclaimedBlocks<B>) {
+        let locked = &self.shards[shard % SHARDS];
+        if !locked.is_busy() {
+            return;
+        }
+        let Ok(mut shard) = locked.shard.try_lock() else { return };
+        let mut left = words;
+        let parts = shard.parts.len();
+        // A part without a lease counts as a word: so does its part of the walk.
+        while left > 0 && parts > 0 {
+            let (number, from) = (shard.cursor / 64 % parts, (shard.cursor % 64) as u32);
+            let part = &mut shard.parts[number];
+            left -= 1;
+            let Some(index) = part.next_with_leases(from) else {
+                shard.cursor = (number + 1) % parts * 64;
+                continue;
+            };
+            let corrupt = part.is_marked(index).then(|| part.sweep(index, Effort::Marked, out));
+            shard.cursor = number * 64 + index as usize + 1;
+            if let Some(corrupt) = corrupt {
+                self.swept(&mut shard, number, corrupt);
+                locked.note(&shard);
+            }
+        }
+    }
+
+    /// Takes a grant back if nobody claimed it, and returns its block then.
+    pub fn revoke(&self, entry: LeaseAddress) -> Option<B> {
+        let locked = self.shard_of(entry)?;
+        let mut shard = locked.lock();
+        let block = shard.parts.get_mut(entry.file as usize)?.revoke(entry.slot, entry.generation)?;
+        shard.first_free = shard.first_free.min(entry.file as usize);
+        locked.note(&shard);
+        Some(block)
+    }
+
+    /// Looks at the block behind an outstanding lease, without holding it: a block's count stays exact.
+    pub fn with_block<T>(&self, entry: LeaseAddress, look: impl FnOnce(&B) -> T) -> Option<T> {
+        let shard = self.shard_of(entry)?.lock();
+        shard.parts.get(entry.file as usize)?.block(entry.slot, entry.generation).map(look)
+    }
+
+    /// Takes back every grant whose time to live has passed unclaimed, names it in `lapsed`, and says when to come
+    /// again.
+    pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<B>, lapsed: &mut Vec<LeaseAddress>) -> Tick {
+        let mut next = Tick::NEVER;
+        for locked in self.shards.iter().filter(|locked| locked.is_busy()) {
+            let mut shard = locked.lock();
+            if shard.first_lapse <= now {
+                let mut first = Tick::NEVER;
+                for (file, part) in (0..).zip(&mut shard.parts) {
+                    first = first.min(part.expire(now, out, |slot, generation| {
+                        lapsed.push(LeaseAddress { file, slot, generation });
+                    }));
+                }
+                shard.first_lapse = first;
+                shard.first_free = 0;
+                locked.note(&shard);
+            }
+            next = next.min(shard.first_lapse);
+        }
+        next
+    }
+
+    /// Refuses every later grant, and takes back those that nobody claimed. What is held stays.
+    pub fn close(&self, out: &mut ReclaimedBlocks<B>) {
+        for locked in &self.shards {
+            let mut shard = locked.lock();
+            shard.owner = None;
+            for part in &mut shard.parts {
+                part.revoke_all(out);
+            }
+            locked.note(&shard);
+        }
+    }
+
+    /// Ends every lease, whatever its word says: the participant is proven dead and the quarantine is over.
+    pub fn bury(&self, out: &mut ReclaimedBlocks<B>) {
+        for locked in &self.shards {
+            let mut shard = locked.lock();
+            debug_assert!(shard.owner.is_none(), "buried before it was closed");
+            for part in &mut shard.parts {
+                part.bury(out);
+            }
+            locked.note(&shard);
+        }
+    }
+
+    /// Says whether no lease is outstanding. Without a lock: an answer about the moment.
+    pub fn is_empty(&self) -> bool {
+        !self.shards.iter().any(Locked::is_busy)
+    }
+
+    /// Counts how many words were found corrupt.
+    pub fn corrupt_words(&self) -> usize {
+        self.corrupt_words.load(Ordering::Relaxed)
+    }
+
+    /// Calls `see` for every outstanding block, with where its lease stands.
+    pub fn tally(&self, now: Tick, mut bytes_of: impl FnMut(&B) -> u64) -> Tally {
+        let mut tally = Tally::default();
+        for locked in &self.shards {
+            let shard = locked.lock();
+            for part in &shard.parts {
+                part.each(|block, row, seen| {
+                    tally.bytes += bytes_of(block);
+                    tally.oldest = tally.oldest.max(now.since(row.granted));
+                    match seen {
+                        Some(Seen::Granted) => tally.in_flight += 1,
+                        Some(Seen::Held | Seen::Released) => tally.held += 1,
+                        Some(Seen::Corrupt(_)) | None => tally.corrupt += 1,
+                    }
+                });
+            }
+        }
+        tally
+    }
+
+    /// Shows every block that a lease is outstanding on, once for each lease. Called under a shard's lock.
+    pub fn each(&self, mut show: impl FnMut(&B)) {
+        for locked in &self.shards {
+            let shard = locked.lock();
+            shard.parts.iter().for_each(|part| part.each(|block, _, _| show(block)));
+        }
+    }
+
+    /// Finds the shard that a slot belongs to. The first shard's part is as large as any, so it tells the division.
+    fn shard_of(&self, entry: LeaseAddress) -> Option<&Locked<B, F>> {
+        let share = self.shards[0].lock().parts.get(entry.file as usize)?.capacity();
+        self.shards.get((entry.slot / GROUP).checked_div(share)? as usize)
+    }
+}
+
+/// Returns a thread's own shard. Threads are numbered as they first ask, so those of a pool, which begin one after the
+/// other, have one each; by anything that a hash could take, such as addresses, half of eight would meet in one.
+#[inline]
+pub fn own_shard() -> usize {
+    static NUMBERED: AtomicUsize = AtomicUsize::new(0);
+    const NONE: usize = usize::MAX;
+    thread_local!(static OWN: Cell<usize> = const { Cell::new(NONE) });
+    OWN.with(|own| {
+        if own.get() == NONE {
+            own.set(NUMBERED.fetch_add(1, Ordering::Relaxed) % SHARDS);
+        }
+        own.get()
+    })
+}
+
+#[cfg(test)]
+#[path = "ledger_property/mod.rs"]
+mod property;
+
+#[cfg(test)]
+#[path = "ledger_tests.rs"]
+mod tests;

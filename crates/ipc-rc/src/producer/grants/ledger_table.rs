@@ -1,0 +1,67 @@
+//! The ledgers of a session's participants, by place.
+//!
+//! A place's ledger is made when a participant first sits there and stays as long as the session, so whoever finds one
+//! needs no lock and no count to keep it alive: sharing looks a ledger up and takes its shard's lock, which tells whose
+//! the ledger is at that moment. A place is given to another participant only when nobody but this table knows the
+//! ledger any more: nobody who meant the one before can reach the one after.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::producer::blocks::block::Block;
+use crate::producer::grants::ledger::Ledger;
+use crate::producer::share::MOST_PARTICIPANTS;
+use channel::shared::counter_file::CounterFile;
+
+/// A participant's ledger.
+pub(crate) type Leases = Ledger<Arc<Block>, CounterFile>;
+
+/// The ledgers.
+#[derive(Debug)]
+pub(crate) struct LedgerTable {
+    ledgers: Box<[OnceLock<Arc<Leases>>]>,
+    /// One more than the highest place that was ever taken.
+    used: AtomicUsize,
+}
+
+impl Default for LedgerTable {
+    fn default() -> LedgerTable {
+        LedgerTable { ledgers: (0..MOST_PARTICIPANTS).map(|_| OnceLock::new()).collect(), used: AtomicUsize::new(0) }
+    }
+}
+
+impl LedgerTable {
+    /// Says whether nobody but this table knows a place's ledger.
+    pub fn is_vacant(&self, place: usize) -> bool {
+        self.ledgers[place].get().is_none_or(|ledger| Arc::strong_count(ledger) == 1)
+    }
+
+    /// Returns the ledger of a vacant place, for whoever is to be seated there. Called by the session's thread alone.
+    pub fn reserve(&self, place: usize) -> Arc<Leases> {
+        debug_assert!(self.is_vacant(place));
+        self.ledgers[place].get_or_init(|| Arc::new(Ledger::new())).clone()
+    }
+
+    /// Counts a place among those that were ever taken. Called by the session's thread alone.
+    pub fn note_use(&self, place: usize) {
+        // After the ledger is there: whoever reads the number finds them all.
+        self.used.fetch_max(place + 1, Ordering::Release);
+    }
+
+    /// Returns a place's ledger, whosever it is.
+    #[inline]
+    pub fn get(&self, place: usize) -> Option<&Leases> {
+        self.ledgers.get(place)?.get().map(|ledger| &**ledger)
+    }
+
+    /// Counts the places up to the last that was ever taken.
+    #[inline]
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// Lists the ledgers.
+    pub fn all(&self) -> impl Iterator<Item = &Leases> {
+        self.ledgers[..self.used()].iter().filter_map(OnceLock::get).map(|ledger| &**ledger)
+    }
+}

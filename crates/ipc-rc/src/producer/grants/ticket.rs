@@ -1,0 +1,345 @@
+//! Tickets: grants to whoever asks first.
+//!
+//! A ticket's descriptor names a row here instead of a slot. A participant that claims it asks over its socket and is
+//! granted a slot in its own counter file; so nobody ever writes in another's file, and nobody can end another's lease.
+//!
+//! | row | holds | ends by |
+//! |---|---|---|
+//! | counted: one claim or n | the block, until the last claim | its last claim, cancel, its time to live |
+//! | unlimited | nothing | the drop of its `SentBlock`, cancel, its time to live |
+//!
+//! A participant claims a ticket once; asked again, the row gives the same lease, so a lost answer loses nothing. A row
+//! that has ended answers why until its place is used again, which is not before [`REMEMBERED`] others have ended after
+//! it. Then its generation differs and the answer is `Stale`.
+//!
+//! A claim counts when the lease is granted. Whoever dies between that and its first use has had its claim: a ticket is
+//! claimed at most so often, and the block comes back.
+
+use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use gpu_api::{Error, ParticipantId, Result};
+
+use crate::producer::blocks::block::Block;
+use crate::producer::blocks::reclaimed::ReclaimedBlocks;
+use crate::producer::fences::ticket_event::TicketEvent;
+use channel::os::clock::Tick;
+use channel::shared::slot::Generation;
+use channel::wire::message::{Granted, Outcome, TicketId};
+
+/// How often a ticket can be claimed, each time by another participant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Claims {
+    /// By the first who asks: for queues.
+    Once,
+    /// By the first so many. The block is held until all have claimed.
+    Times(NonZeroU32),
+    /// By everybody, until the block's [`SentBlock`](crate::SentBlock) is dropped: for broadcasts. Such a ticket is not
+    /// counted by [`outstanding`](crate::SentBlock::outstanding): a pool that writes blocks again cancels it first.
+    Unlimited,
+}
+
+/// Ended rows that still answer why, at least.
+const REMEMBERED: usize = 4096;
+/// Live tickets of a session, at most.
+const MOST_LIVE: usize = 1 << 20;
+/// Claimants of one ticket after which those that are gone are forgotten.
+const MANY_CLAIMANTS: usize = 64;
+
+/// A session's tickets.
+#[derive(Debug, Default)]
+pub(crate) struct Tickets {
+    table: Mutex<Table>,
+    /// Changed under the lock, read without it.
+    live: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Table {
+    rows: Vec<Row>,
+    /// Rows that have ended, the longest ago first.
+    ended: VecDeque<u32>,
+    /// Unlimited tickets by their block's address, which is its own while it lives.
+    unlimited: HashMap<usize, Vec<u32>>,
+    /// No row lapses before this.
+    first_lapse: Tick,
+}
+
+impl Default for Table {
+    fn default() -> Table {
+        Table { rows: Vec::new(), ended: VecDeque::new(), unlimited: HashMap::new(), first_lapse: Tick::NEVER }
+    }
+}
+
+#[derive(Debug)]
+struct Row {
+    generation: Generation,
+    state: State,
+    given: Vec<(ParticipantId, Granted)>,
+}
+
+#[derive(Debug)]
+enum State {
+    Live(Live),
+    Revoked,
+    Used,
+}
+
+#[derive(Debug)]
+struct Live {
+    hold: Hold,
+    point: Option<Arc<TicketEvent>>,
+    time_to_live: Option<Duration>,
+    lapses: Tick,
+}
+
+#[derive(Debug)]
+enum Hold {
+    Counted(Arc<Block>, u32),
+    Unlimited(Weak<Block>),
+}
+
+/// What a claimant may be granted.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub block: Arc<Block>,
+    pub point: Option<Arc<TicketEvent>>,
+    pub time_to_live: Option<Duration>,
+}
+
+fn key_of(block: &Arc<Block>) -> usize {
+    Arc::as_ptr(block) as usize
+}
+
+impl Tickets {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts the tickets that can still be claimed.
+    pub fn live(&self) -> usize {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    /// Returns a time before which no ticket lapses.
+    pub fn first_lapse(&self) -> Tick {
+        self.table().first_lapse
+    }
+
+    /// Makes a ticket.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exhausted`] when a million are live, [`Error::Invalid`] for an unlimited one of a block whose
+    /// `SentBlock` was dropped: it would end at once.
+    pub fn issue(
+        &self,
+        block: &Arc<Block>,
+        claims: Claims,
+        point: Option<Arc<TicketEvent>>,
+        now: Tick,
+        time_to_live: Option<Duration>,
+    ) -> Result<TicketId> {
+        let mut table = self.table();
+        if self.live() >= MOST_LIVE {
+            return Err(Error::Exhausted {
+                what: "tickets of a session",
+                limit: MOST_LIVE as u64,
+                remedy: "let some be claimed, cancel them, or give them a shorter time to live",
+            });
+        }
+        let hold = match claims {
+            Claims::Once => Hold::Counted(block.clone(), 1),
+            Claims::Times(claims) => Hold::Counted(block.clone(), claims.get()),
+            Claims::Unlimited => Hold::Unlimited(Arc::downgrade(block)),
+        };
+        let lapses = time_to_live.map_or(Tick::NEVER, |time| now.after(time));
+        table.first_lapse = table.first_lapse.min(lapses);
+        let state = State::Live(Live { hold, point, time_to_live, lapses });
+        let number = match table.reusable() {
+            Some(number) => {
+                let row = &mut table.rows[number as usize];
+                *row = Row { generation: row.generation.next(), state, given: Vec::new() };
+                number
+            }
+            None => {
+                table.rows.push(Row { generation: Generation::ZERO.next(), state, given: Vec::new() });
+                table.rows.len() as u32 - 1
+            }
+        };
+        if claims == Claims::Unlimited {
+            // Before the look: the drop of the `SentBlock` sets limbo and then asks for tickets, so one of the two sees
+            // the other.
+            block.note_tickets();
+            if block.is_in_limbo() {
+                table.end(number, State::Revoked);
+                return Err(Error::Invalid {
+                    what: "an unlimited ticket",
+                    got: "of a block that its producer dropped".into(),
+                    must: "made while the producer keeps the block; name how many claims instead",
+                });
+            }
+            table.unlimited.entry(key_of(block)).or_default().push(number);
+        }
+        self.live.fetch_add(1, Ordering::Relaxed);
+        Ok(TicketId { number, generation: table.rows[number as usize].generation })
+    }
+
+    /// Says what a claimant gets: what it was given before, or may be granted, or why not.
+    pub fn look(&self, claimant: ParticipantId, ticket: TicketId) -> Result<Plan, Outcome> {
+        let table = self.table();
+        let row = table.find(ticket).ok_or(Outcome::Stale)?;
+        if let Some((_, granted)) = row.given.iter().find(|(id, _)| *id == claimant) {
+            return Err(Outcome::Granted(*granted));
+        }
+        let live = match &row.state {
+            State::Live(live) if live.lapses <= Tick::now() => return Err(Outcome::Revoked),
+            State::Live(live) => live,
+            State::Revoked => return Err(Outcome::Revoked),
+            State::Used => return Err(Outcome::AlreadyClaimed),
+        };
+        let block = match &live.hold {
+            Hold::Counted(block, _) => block.clone(),
+            Hold::Unlimited(block) => block.upgrade().ok_or(Outcome::Revoked)?,
+        };
+        Ok(Plan { block, point: live.point.clone(), time_to_live: live.time_to_live })
+    }
+
+    /// Notes what a claimant was granted, and counts the claim. `connected` says who still is.
+    ///
+    /// # Errors
+    ///
+    /// What the ticket has become since it was looked at: the grant is to be taken back.
+    pub fn note(
+        &self,
+        claimant: ParticipantId,
+        ticket: TicketId,
+        granted: Granted,
+        connected: impl Fn(ParticipantId) -> bool,
+    ) -> Result<(), Outcome> {
+        let mut table = self.table();
+        let row = table.find_mut(ticket).ok_or(Outcome::Stale)?;
+        let used = match &mut row.state {
+            State::Revoked => return Err(Outcome::Revoked),
+            State::Used => return Err(Outcome::AlreadyClaimed),
+            State::Live(live) => match &mut live.hold {
+                Hold::Unlimited(_) => false,
+                Hold::Counted(_, left) => {
+                    *left -= 1;
+                    *left == 0
+                }
+            },
+        };
+        if row.given.len() >= MANY_CLAIMANTS && row.given.len() == row.given.capacity() {
+            row.given.retain(|(id, _)| connected(*id));
+        }
+        row.given.push((claimant, granted));
+        let ended = used.then(|| self.end(&mut table, ticket.number, State::Used)).flatten();
+        // The last hold on the block may go with it: not under the lock.
+        drop(table);
+        drop(ended);
+        Ok(())
+    }
+
+    /// Ends a ticket of a block before its last claim, and says whether it was still live.
+    ///
+    /// # Errors
+    ///
+    /// What identifies the block that the ticket is of, when it is another.
+    pub fn cancel(&self, block: &Arc<Block>, ticket: TicketId) -> Result<bool, Option<Arc<Block>>> {
+        let mut table = self.table();
+        let Some(Row { state: State::Live(live), .. }) = table.find(ticket) else { return Ok(false) };
+        let of = match &live.hold {
+            Hold::Counted(of, _) => Some(of.clone()),
+            Hold::Unlimited(of) => of.upgrade(),
+        };
+        if !of.as_ref().is_some_and(|of| Arc::ptr_eq(of, block)) {
+            return Err(of);
+        }
+        let ended = self.end(&mut table, ticket.number, State::Revoked);
+        drop(table);
+        drop(ended);
+        Ok(true)
+    }
+
+    /// Ends the unlimited tickets of a block whose `SentBlock` was dropped.
+    pub fn end_of(&self, block: &Arc<Block>) {
+        let mut table = self.table();
+        for number in table.unlimited.remove(&key_of(block)).unwrap_or_default() {
+            drop(self.end(&mut table, number, State::Revoked));
+        }
+    }
+
+    /// Ends the tickets whose time to live is over, moving what they held to `out`; returns how many there were.
+    pub fn expire(&self, now: Tick, out: &mut ReclaimedBlocks<Arc<Block>>) -> u64 {
+        let mut table = self.table();
+        if table.first_lapse > now {
+            return 0;
+        }
+        let mut next = Tick::NEVER;
+        let mut due = Vec::new();
+        for (number, row) in (0..).zip(&table.rows) {
+            match &row.state {
+                State::Live(live) if live.lapses <= now => due.push(number),
+                State::Live(live) => next = next.min(live.lapses),
+                _ => {}
+            }
+        }
+        table.first_lapse = next;
+        for &number in &due {
+            out.extend(self.end(&mut table, number, State::Revoked));
+        }
+        due.len() as u64
+    }
+
+    fn end(&self, table: &mut Table, number: u32, state: State) -> Option<Arc<Block>> {
+        let ended = table.end(number, state)?;
+        self.live.fetch_sub(1, Ordering::Relaxed);
+        match ended.hold {
+            Hold::Counted(block, _) => Some(block),
+            Hold::Unlimited(block) => {
+                let key = block.as_ptr() as usize;
+                if let Some(numbers) = table.unlimited.get_mut(&key) {
+                    numbers.retain(|&other| other != number);
+                    if numbers.is_empty() {
+                        table.unlimited.remove(&key);
+                    }
+                }
+                None
+            }
+        }
+    }
+}
+
+impl Table {
+    fn find(&self, ticket: TicketId) -> Option<&Row> {
+        self.rows.get(ticket.number as usize).filter(|row| row.generation == ticket.generation)
+    }
+
+    fn find_mut(&mut self, ticket: TicketId) -> Option<&mut Row> {
+        self.rows.get_mut(ticket.number as usize).filter(|row| row.generation == ticket.generation)
+    }
+
+    fn end(&mut self, number: u32, state: State) -> Option<Live> {
+        let row = self.rows.get_mut(number as usize)?;
+        match std::mem::replace(&mut row.state, state) {
+            State::Live(live) => {
+                self.ended.push_back(number);
+                Some(live)
+            }
+            ended => {
+                row.state = ended;
+                None
+            }
+        }
+    }
+
+    /// Takes the row that ended longest ago, if enough have ended since.
+    fn reusable(&mut self) -> Option<u32> {
+        (self.ended.len() > REMEMBERED).then(|| self.ended.pop_front()).flatten()
+    }
+}

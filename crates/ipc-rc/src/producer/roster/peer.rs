@@ -1,0 +1,237 @@
+//! A participant, as its producer knows it.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use gpu_api::{Error, Gpu, HostPtr, ParticipantId, Region, RegionId, Result, WordPtr};
+
+use crate::producer::blocks::block::Block;
+use crate::producer::blocks::reclaimed::ReclaimedBlocks;
+use crate::producer::fences::fence::Words;
+use crate::producer::grants::ledger::Refusal;
+use crate::producer::grants::ledger_table::Leases;
+use crate::producer::roster::told::{Told, Wish};
+use channel::os::clock::Tick;
+use channel::os::closer::Foreign;
+use channel::shared::counter_file::CounterFile;
+use channel::wire::descriptor::Descriptor;
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::RefusalCode;
+
+/// How far the proof of a participant's death has come.
+///
+/// A socket says so up to 9 ms before the dying process' last GPU write, and a pidfd alone is wrong when a forked child
+/// keeps the driver's files; so all of them must speak, and then the quarantine passes.
+#[derive(Debug)]
+pub(crate) struct Proof {
+    /// The process has exited: its pidfd fired.
+    pub exited: bool,
+    /// No copy of its socket is open any more.
+    pub hung_up: bool,
+    /// Descendants that it named and that are still alive.
+    pub descendants: usize,
+    /// When the proof was complete.
+    pub complete: Option<Instant>,
+}
+
+impl Proof {
+    /// Says whether everything that can prove the death has.
+    pub fn is_complete(&self) -> bool {
+        self.exited && self.hung_up && self.descendants == 0
+    }
+}
+
+/// The answer to a wish to forward.
+pub(crate) type Forwarded = Result<Box<Descriptor>, (RefusalCode, String)>;
+
+/// One participant.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub id: ParticipantId,
+    pub pid: u32,
+    /// What it calls itself, or else the command that it runs.
+    pub name: String,
+    /// The participant is in this very process.
+    pub local: bool,
+    pub socket: Foreign,
+    pub pidfd: Foreign,
+    pub descendants: Vec<Foreign>,
+    /// Files that the driver shows while GPU work of the process may run, with their inodes: a pid is used again.
+    signs_of_life: Vec<(PathBuf, u64)>,
+    /// At its place; its own until it leaves.
+    pub ledger: Arc<Leases>,
+    pub words: Words,
+    pub proof: Mutex<Proof>,
+    /// No grant is made to it any more.
+    pub gone: AtomicBool,
+    told: Mutex<Told<Arc<Region>, Forwarded>>,
+    files: Mutex<Vec<Arc<CounterFile>>>,
+    registrations: Mutex<Vec<HostPtr>>,
+}
+
+/// What comes with a participant that said hello.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub id: ParticipantId,
+    pub pid: u32,
+    /// What it calls itself, or else the command that it runs.
+    pub name: String,
+    pub local: bool,
+    pub pidfd: Foreign,
+    pub descendants: Vec<Foreign>,
+}
+
+/// Finds the inode of a file, if it is there.
+fn with_inode(path: PathBuf) -> Option<(PathBuf, u64)> {
+    let inode = path.metadata().ok()?.ino();
+    Some((path, inode))
+}
+
+impl Peer {
+    /// Says whether the driver shows that GPU work of the process may still run.
+    pub fn shows_life(&self) -> bool {
+        self.signs_of_life.iter().any(|sign| with_inode(sign.0.clone()).as_ref() == Some(sign))
+    }
+
+    /// Makes the record. `registered` is where the first counter file starts and where streams see it.
+    pub fn new(
+        arrival: Arrival,
+        gpu: &Gpu,
+        socket: Foreign,
+        ledger: Arc<Leases>,
+        file: &Arc<CounterFile>,
+        registered: Option<(HostPtr, WordPtr)>,
+    ) -> Peer {
+        Peer {
+            id: arrival.id,
+            pid: arrival.pid,
+            name: arrival.name,
+            local: arrival.local,
+            socket,
+            pidfd: arrival.pidfd,
+            proof: Mutex::new(Proof {
+                exited: false,
+                hung_up: false,
+                descendants: arrival.descendants.len(),
+                complete: None,
+            }),
+            descendants: arrival.descendants,
+            signs_of_life: gpu.backend().signs_of_life(arrival.pid).into_iter().filter_map(with_inode).collect(),
+            words: Words::new(file.clone(), registered.map(|(_, words)| words)),
+            ledger,
+            gone: AtomicBool::new(false),
+            told: Mutex::default(),
+            files: Mutex::new(vec![file.clone()]),
+            registrations: Mutex::new(registered.iter().map(|(start, _)| *start).collect()),
+        }
+    }
+
+    /// Grants a lease, adding a counter file within the quota when all slots are in use.
+    ///
+    /// `announce` sends the participant a file that was added, before any of its slots is granted. One that does not
+    /// arrive is asked for.
+    pub fn grant(
+        &self,
+        block: &Arc<Block>,
+        now: Tick,
+        time_to_live: Option<std::time::Duration>,
+        max_slots: u64,
+        announce: impl Fn(u32, &CounterFile),
+    ) -> Result<LeaseAddress> {
+        loop {
+            match self.ledger.grant(self.id, block, now, time_to_live) {
+                Ok(entry) => return Ok(entry),
+                Err(Refusal::Gone) => return Err(Error::ParticipantGone { participant: self.id }),
+                Err(Refusal::Full) => {}
+            }
+            let mut files = lock(&self.files);
+            let have: u64 = files.iter().map(|file| u64::from(file.slot_count())).sum();
+            // Another thread may have added a file while this one waited for the lock.
+            if let Ok(entry) = self.ledger.grant(self.id, block, now, time_to_live) {
+                return Ok(entry);
+            }
+            let slots = Leases::next_file_slots(files.len() as u32);
+            if have + u64::from(slots) > max_slots {
+                return Err(Error::Exhausted {
+                    what: "lease slots of a participant",
+                    limit: max_slots,
+                    remedy: "let it release some, or raise `SessionBuilder::max_slots`",
+                });
+            }
+            let file = Arc::new(CounterFile::create(slots)?);
+            announce(files.len() as u32, &file);
+            self.ledger.add_file(&file);
+            files.push(file);
+        }
+    }
+
+    /// Returns one of its counter files.
+    pub fn file(&self, index: u32) -> Option<Arc<CounterFile>> {
+        lock(&self.files).get(index as usize).cloned()
+    }
+
+    /// Notes that it may map a region, before it learns how.
+    pub fn note_mapping(&self, region: &Arc<Region>) {
+        lock(&self.told).note_mapping(region.id(), || {
+            region.pin();
+            region.clone()
+        });
+    }
+
+    /// Notes that it has not mapped a region, and returns it if it might have.
+    pub fn note_unmapping(&self, region: RegionId) -> Option<Arc<Region>> {
+        let region = lock(&self.told).note_unmapping(region)?;
+        region.unpin();
+        Some(region)
+    }
+
+    /// Looks a wish to forward up; no wish below `settled` waits for its answer.
+    pub fn wish(&self, request: u64, settled: u64) -> Wish<Forwarded> {
+        lock(&self.told).wish(request, settled)
+    }
+
+    /// Remembers the answer to a wish.
+    pub fn remember(&self, request: u64, answer: Forwarded) {
+        lock(&self.told).remember(request, answer);
+    }
+
+    /// Counts the regions that it may have mapped.
+    pub fn mappings(&self) -> usize {
+        lock(&self.told).mapped().len()
+    }
+
+    /// Lists the regions that it may have mapped.
+    pub fn mapped(&self) -> Vec<RegionId> {
+        lock(&self.told).mapped().collect()
+    }
+
+    /// Gives up all its regions and returns them: it is proven dead, or has said goodbye.
+    pub fn forget_mappings(&self) -> Vec<Arc<Region>> {
+        let regions: Vec<Arc<Region>> = lock(&self.told).forget_mappings().collect();
+        regions.iter().for_each(|region| region.unpin());
+        regions
+    }
+
+    /// Takes back the unclaimed and refuses what comes.
+    pub fn close(&self, out: &mut ReclaimedBlocks<Arc<Block>>) {
+        self.gone.store(true, Ordering::Relaxed);
+        self.ledger.close(out);
+    }
+
+    /// Takes the registrations, to end them on a thread that may block.
+    pub fn take_registrations(&self) -> Vec<HostPtr> {
+        std::mem::take(&mut *lock(&self.registrations))
+    }
+
+    /// Locks the proof.
+    pub fn proof(&self) -> MutexGuard<'_, Proof> {
+        lock(&self.proof)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,181 @@
+//! What participants ask, and the answers: regions, counter files, tickets, forwarding, reports. What is asked again is
+//! answered again: [`told`](crate::producer::roster::told).
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use gpu_api::{Access, Error, Export, ParticipantId, RegionId};
+
+use crate::producer::grants::ticket::Claims;
+use crate::producer::roster::peer::Peer;
+use crate::producer::roster::told::Wish;
+use crate::producer::service::turn::Service;
+use crate::producer::share::To;
+use channel::os::socket::{self, ReceiveOutcome};
+use channel::trace_point;
+use channel::wire::lease_address::LeaseAddress;
+use channel::wire::message::{
+    Heir, MOST_BYTES, MOST_TICKETS, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant, ToProducer,
+};
+
+/// Packets read from one participant before the others get their turn.
+const PACKETS_A_TURN: usize = 64;
+
+impl Service {
+    pub(super) fn hear(&mut self, key: u64, id: ParticipantId) {
+        let Some(peer) = self.peer(id) else { return };
+        for _ in 0..PACKETS_A_TURN {
+            let mut bytes = [0; MOST_BYTES];
+            let mut fds = Vec::new();
+            let said = match socket::receive_guarded(peer.socket.as_fd(), &mut bytes, &self.closer, &mut fds) {
+                Ok(ReceiveOutcome::Empty) => return,
+                Ok(ReceiveOutcome::HungUp) => None,
+                Ok(ReceiveOutcome::Packet(len)) => match ToProducer::decode(&bytes[..len], fds.len()) {
+                    Ok(message) => Some(message),
+                    Err(error) => {
+                        tracing::warn!(participant = %id, %error, "a participant speaks nonsense; it is granted nothing more");
+                        self.close(&peer);
+                        continue;
+                    }
+                },
+                Err(error) => {
+                    tracing::warn!(participant = %id, %error, "a participant cannot be read; it is granted nothing more");
+                    self.silence(key, &peer);
+                    return;
+                }
+            };
+            match said {
+                None => {
+                    self.note(key, id, |peer| peer.proof().hung_up = true);
+                    return;
+                }
+                Some(ToProducer::MapRegion { request, region, access, lease }) => {
+                    self.map(&peer, request, region, access, lease);
+                }
+                Some(ToProducer::ClaimTickets { request, tickets }) => self.redeem(&peer, request, tickets),
+                Some(ToProducer::Forward { request, settled, lease, heir, user }) => {
+                    self.forward(&peer, request, settled, lease, heir, user);
+                }
+                Some(ToProducer::AskFile { request, index }) => self.give_file(&peer, request, index),
+                Some(ToProducer::Inspect { request, from }) => {
+                    self.tell(&peer, &self.core.report(request, from));
+                }
+                Some(ToProducer::TakeSnapshot { request }) => {
+                    let why = "a participant has no right to a snapshot; ask on a connection of its own".into();
+                    self.tell(&peer, &ToParticipant::Declined { request, code: RefusalCode::Protocol, why });
+                }
+                Some(ToProducer::Unmapped { request, region }) => {
+                    let unmapped = peer.note_unmapping(region);
+                    self.unmapped |= unmapped.is_some();
+                    self.core.note_unpinned(unmapped.as_slice());
+                    self.core.announce_change();
+                    self.tell(&peer, &ToParticipant::Noted { request });
+                }
+                Some(ToProducer::Bye { request }) => {
+                    self.close(&peer);
+                    self.tell(&peer, &ToParticipant::Noted { request });
+                }
+                Some(ToProducer::Hello { .. }) => self.close(&peer),
+            }
+        }
+    }
+
+    /// Tells a participant how to map a region, and notes that it may. The lease that it names proves its right.
+    fn map(&self, peer: &Arc<Peer>, request: u64, region: RegionId, access: Access, lease: LeaseAddress) {
+        // Under the ledger's lock, so that the pin is taken while the block is certainly in use.
+        let leased = peer.ledger.with_block(lease, |block| {
+            let leased = block.region();
+            (leased.id() == region).then(|| {
+                peer.note_mapping(leased);
+                leased.clone()
+            })
+        });
+        let Some(leased) = leased.flatten() else {
+            let why = "no lease of yours lies in this region; it was revoked or has ended".into();
+            return self.tell(peer, &ToParticipant::NoRegion { request, region, code: RefusalCode::Region, why });
+        };
+        let (place, fd) = match leased.export() {
+            _ if peer.local => (Place::Local(leased.base()), None),
+            Export::Handle(handle) => (Place::Handle(*handle), None),
+            Export::Fd(fd) => (Place::Fd, Some(fd.as_fd())),
+        };
+        let (len, device) = (leased.len(), self.core.gpu.uuid());
+        self.tell_with(peer, &ToParticipant::Region { request, region, len, device, access, place }, fd);
+    }
+
+    /// Gives a participant a counter file of its own that it says is not there.
+    fn give_file(&self, peer: &Arc<Peer>, request: u64, index: u32) {
+        match peer.file(index) {
+            Some(file) => {
+                let answer = ToParticipant::CounterFile { request, index, slots: file.slot_count() };
+                self.tell_with(peer, &answer, Some(file.fd()));
+            }
+            None => {
+                let why = format!("there is no counter file {index} of yours");
+                self.tell(peer, &ToParticipant::Declined { request, code: RefusalCode::Lease, why });
+            }
+        }
+    }
+
+    /// Answers claims of tickets.
+    fn redeem(&mut self, peer: &Arc<Peer>, request: u64, tickets: ArrayVec<TicketId, MOST_TICKETS>) {
+        let answers = tickets.iter().map(|&ticket| TicketAnswer { ticket, outcome: self.core.redeem(peer, ticket) });
+        self.tell(peer, &ToParticipant::Tickets { request, answers: answers.collect() });
+    }
+
+    fn forward(
+        &mut self,
+        peer: &Arc<Peer>,
+        request: u64,
+        settled: u64,
+        lease: LeaseAddress,
+        heir: Heir,
+        user: [u8; 64],
+    ) {
+        let to = match heir {
+            Heir::Participant(id) => To::Participant(id),
+            Heir::Ticket(None) => To::Ticket(Claims::Unlimited),
+            Heir::Ticket(Some(claims)) => To::Ticket(Claims::Times(claims)),
+        };
+        let answer = match peer.wish(request, settled) {
+            Wish::Again(answer) => answer,
+            Wish::Settled => return,
+            Wish::TooMany => Err((RefusalCode::Limit, "too many wishes to forward wait for their answers".into())),
+            Wish::New => {
+                let answer = self.core.forward(peer, lease, to, user).map(Box::new).map_err(|error| {
+                    let code = match &error {
+                        Error::Invalid { what: "the lease to forward", .. } => RefusalCode::Lease,
+                        Error::Invalid { .. } => RefusalCode::Protocol,
+                        Error::ParticipantGone { .. } => RefusalCode::Addressee,
+                        Error::Exhausted { .. } => RefusalCode::Limit,
+                        Error::Closing => RefusalCode::Closing,
+                        _ => RefusalCode::Failed,
+                    };
+                    (code, error.to_string())
+                });
+                peer.remember(request, answer.clone());
+                answer
+            }
+        };
+        trace_point!("forward");
+        self.tell(
+            peer,
+            &match answer {
+                Ok(descriptor) => ToParticipant::Forwarded { request, descriptor: *descriptor },
+                Err((code, why)) => ToParticipant::Declined { request, code, why },
+            },
+        );
+    }
+
+    fn tell(&self, peer: &Peer, answer: &ToParticipant) {
+        self.tell_with(peer, answer, None);
+    }
+
+    /// Sends an answer. One that cannot be sent is asked for again.
+    fn tell_with(&self, peer: &Peer, answer: &ToParticipant, fd: Option<BorrowedFd<'_>>) {
+        if let Err(error) = self.core.outbox.push(peer, answer, fd) {
+            tracing::debug!(participant = %peer.id, %error, "an answer is lost");
+        }
+    }
+}
