@@ -23,6 +23,7 @@ symbols! {
     cuCtxSetCurrent: fn(CUcontext);
     cuModuleLoadData: fn(*mut *mut c_void, *const c_void);
     cuModuleGetFunction: fn(*mut *mut c_void, *mut c_void, *const c_char);
+    cuModuleGetGlobal as "cuModuleGetGlobal_v2": fn(*mut CUdeviceptr, *mut usize, *mut c_void, *const c_char);
     cuLaunchKernel: fn(*mut c_void, u32, u32, u32, u32, u32, u32, u32, CUstream, *mut *mut c_void, *mut *mut c_void);
     cuStreamBeginCapture as "cuStreamBeginCapture_v2": fn(CUstream, u32);
     cuStreamEndCapture: fn(CUstream, *mut *mut c_void);
@@ -40,8 +41,11 @@ pub struct Application {
     symbols: Launching,
 }
 
-/// A kernel; it is never unloaded.
-pub struct Kernel(*mut c_void);
+/// A kernel and its module; it is never unloaded.
+pub struct Kernel {
+    function: *mut c_void,
+    module: *mut c_void,
+}
 
 /// A captured graph, ready to be launched; it is never destroyed.
 pub struct Graph(*mut c_void);
@@ -78,7 +82,20 @@ impl Application {
             // SAFETY: `cuModuleGetFunction` writes one pointer and reads a name: both live here. The module was loaded.
             unsafe { function(&raw mut kernel, module, name.as_ptr()) }
         })?;
-        Ok(Kernel(kernel))
+        Ok(Kernel { function: kernel, module })
+    }
+
+    /// Finds a variable of a kernel's module, in constant or global memory.
+    pub fn variable(&self, kernel: &Kernel, name: &str) -> Result<DevicePtr> {
+        let invalid = |_| Error::Invalid { what: "a variable's name", got: "a zero byte".to_owned(), must: "text" };
+        let name = CString::new(name).map_err(invalid)?;
+        let (mut base, mut bytes) = (0, 0);
+        self.call(&self.symbols.cuModuleGetGlobal, |function| {
+            // SAFETY: `cuModuleGetGlobal` writes an address and a size and reads a name: all live here. The module was
+            // loaded and is never unloaded.
+            unsafe { function(&raw mut base, &raw mut bytes, kernel.module, name.as_ptr()) }
+        })?;
+        Ok(DevicePtr(base))
     }
 
     /// Launches a kernel whose parameters are all 64 bits wide.
@@ -100,7 +117,7 @@ impl Application {
             // their number, and for what the kernel does.
             unsafe {
                 function(
-                    kernel.0,
+                    kernel.function,
                     blocks,
                     1,
                     1,

@@ -1,0 +1,114 @@
+//! The examples of objects do what they say, on the host backend.
+//!
+//! Each checks every answer itself and fails with a message; here its last line is compared with what it should have done.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// Long enough for the slowest machine; whatever takes longer hangs.
+const WATCHDOG: Duration = Duration::from_secs(300);
+
+/// Finds an example that `cargo test` built beside this test.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
+    let program = profile.join("examples").join(name);
+    assert!(program.exists(), "{} was not built: run `cargo test` without a filter by target", program.display());
+    program
+}
+
+/// Runs an example that must succeed, and returns what it printed.
+fn report(name: &str, args: &[&str]) -> String {
+    let (code, out, errors) = run(name, args);
+    assert_eq!((code, errors.as_str()), (Some(0), ""), "{name}");
+    out
+}
+
+fn run(name: &str, args: &[&str]) -> (Option<i32>, String, String) {
+    let child = Command::new(example(name))
+        .args(args)
+        .env("GPU_IPC_HOST_BYTES", (1u64 << 30).to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("an example starts");
+    let pid = rustix::process::Pid::from_child(&child);
+    let (sender, ended) = channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    let Ok(output) = ended.recv_timeout(WATCHDOG) else {
+        // Its children die with it.
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is a child of ours");
+        panic!("{name} hangs");
+    };
+    let output = output.expect("a child can be waited for");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Returns the number before some words.
+fn number_before(text: &str, words: &str) -> f64 {
+    let before = text.split(words).next().expect("there is always a first");
+    let number = before.rsplit(' ').next().and_then(|word| word.parse().ok());
+    number.unwrap_or_else(|| panic!("no number before {words:?} in {text:?}"))
+}
+
+#[test]
+fn the_successor_of_a_killed_engine_answers() {
+    let text = report("crash_and_return", &["--bytes", "8MiB", "--parts", "200"]);
+    assert!(
+        text.starts_with(
+            "crash_and_return: an engine with 8 MiB in 200 parts was killed; its successor answered right "
+        )
+    );
+    let whole = number_before(&text, " ms after its start");
+    let parts = [" ms until it had device", " ms to open", " ms to capture"].map(|words| number_before(&text, words));
+    assert!(whole >= parts.iter().sum::<f64>() * 0.99 && parts[1] > 0.0, "{text}");
+    assert!(number_before(&text, " ms, ") > 0.0, "{text}");
+}
+
+#[test]
+fn weights_are_swapped_under_a_loop_while_trainers_die() {
+    let text = report("hot_swap", &["--bytes", "2MiB", "--parts", "20", "--rounds", "12", "--every", "10"]);
+    assert!(text.starts_with("hot_swap: 2 MiB in 20 parts, 9 epochs, 4 trainers killed half-way; "), "{text}");
+    assert_eq!(number_before(&text, " advances at the same addresses"), 8.0, "{text}");
+    // One for each epoch at least, each checked byte by byte.
+    assert!(number_before(&text, " answers of ") >= 9.0, "{text}");
+}
+
+#[test]
+fn a_shadow_takes_no_memory_for_the_weights() {
+    let text = report("shadow", &["--bytes", "32MiB", "--parts", "50"]);
+    assert!(text.starts_with("shadow: 32 MiB in 50 parts, mapped by two engines; the second took "), "{text}");
+    assert!(number_before(&text, " MiB more for them") < 4.0, "{text}");
+    assert!(number_before(&text, " ms\n") > 0.0, "{text}");
+}
+
+#[test]
+fn what_is_not_understood_is_refused() {
+    for name in ["crash_and_return", "hot_swap", "shadow"] {
+        let usage = format!("{name}: usage: {name} [--backend host|cuda|hip] [--bytes 40GiB]");
+        let cases = [
+            (["--byte", "1"], usage),
+            (["--bytes", "many"], format!("{name}: many is no number of bytes")),
+            (["--bytes", "4KiB"], format!("{name}: at least one part, and at least 4096 bytes a part")),
+            (["--backend", "abacus"], format!("{name}: no backend is named abacus")),
+        ];
+        for (args, expected) in cases {
+            let (code, out, errors) = run(name, &args);
+            assert!(code == Some(1) && errors.starts_with(&expected) && out.is_empty(), "{name} {args:?}: {errors}");
+        }
+    }
+}
+
+#[test]
+fn the_examples_that_are_run_here_are_all_there_are() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/objects");
+    let files = std::fs::read_dir(folder).expect("the examples").map(|entry| entry.expect("an entry").path());
+    let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
+    let mut there: Vec<String> = files.map(|file| file.file_stem().expect("a name").to_string_lossy().into()).collect();
+    there.sort();
+    assert_eq!(there, ["crash_and_return", "hot_swap", "shadow"]);
+}
