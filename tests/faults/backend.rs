@@ -164,7 +164,7 @@ fn drops() {
     let dir = tempfile::tempdir().expect("a directory");
     let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
     let streams = [Stream::create(&gpu).expect("a stream"), Stream::create(&gpu).expect("a stream")];
-    let mut calls = Vec::new();
+    let (mut calls, mut counted) = (Vec::new(), 0);
     for nth in 1.. {
         let block = session.alloc(4096).expect("there is room");
         streams.iter().for_each(|stream| block.used_on(stream).expect("a stream of its own"));
@@ -178,22 +178,33 @@ fn drops() {
         faulty.fail_at(nth);
         drop(block);
         let failed = faulty.heal();
+        let mut unmarked = 0;
         for _ in 0..20 {
             session.collect();
-            assert_eq!(session.stats().limbo_blocks, 1, "call {nth}, {failed:?}: freed under its work");
+            let stats = session.stats();
+            assert_eq!(stats.limbo_blocks, 1, "call {nth}, {failed:?}: freed under its work");
+            unmarked = stats.unmarked_blocks;
         }
         drop(go);
         let back = comes(|| {
             session.collect();
             session.stats().live_blocks == 0
         });
-        assert!(back && session.stats().leaked_blocks == 0, "call {nth}, {failed:?}: {:?}", session.stats());
+        let stats = session.stats();
+        assert!(back && stats.leaked_blocks == 0, "call {nth}, {failed:?}: {stats:?}");
+        assert_eq!(stats.unmarked_blocks, 0, "call {nth}, {failed:?}: {stats:?}");
+        counted += unmarked;
         match failed {
             Some(call) => calls.push(call),
-            None => break,
+            None => {
+                assert_eq!(unmarked, 0, "every stream had its event");
+                break;
+            }
         }
     }
     assert!(calls.contains(&"record_event"), "no event failed: {calls:?}");
+    // The stream that is held up without an event is: the other one is synchronised at once.
+    assert_ne!(counted, 0, "a block without an event on a stream that is held up is not counted");
 }
 
 fn elsewhere() {

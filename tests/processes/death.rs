@@ -329,6 +329,25 @@ fn producer_with_work() {
     producer.must("stick");
     let pending = unhex(&producer.must(&format!("share-stream {first} {to}"))[0]);
     let done = participant.claim(&done, Wait::None, None).expect("claimed");
+    if !gpu.caps().stream_waits {
+        // The thread waits in its claim, which ends with the producer.
+        std::thread::scope(|scope| {
+            let claims = scope.spawn(|| participant.claim(&pending, Wait::Stream(&stream), None));
+            for _ in 0..100 {
+                assert!(!claims.is_finished(), "the claim did not wait");
+                std::thread::yield_now();
+            }
+            producer.kill();
+            match claims.join().expect("it ends") {
+                Ok(block) => assert_eq!(block.state(), State::Poisoned),
+                Err(error) => assert!(matches!(error, gpu_ipc::ClaimError::ProducerGone), "{error}"),
+            }
+        });
+        wait_until("the news of its death", || participant.is_producer_gone());
+        assert_eq!(done.state(), State::ReadyProducerGone, "what was ready before counts as garbage");
+        drop(done);
+        return wait_until("the mapping to go", || participant.mappings() == 0);
+    }
     let waiting = participant.claim(&pending, Wait::Stream(&stream), None).expect("claimed");
     assert_eq!((done.state(), waiting.state()), (State::Ready, State::Pending));
     producer.kill();

@@ -7,6 +7,8 @@ use gpu_ipc::backend::{DeviceId, RawStream};
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, Error, Gpu, Participant, ReceivedBlock, SentBlock, State, Stream, To, Wait};
 
+use libloading::Library;
+
 use crate::agent::{is_host, open_gpu};
 use crate::gate::Gate;
 use crate::{Case, Producer, wait_until};
@@ -72,6 +74,15 @@ fn make_current(device: DeviceId) -> Box<dyn std::any::Any> {
     if is_host() {
         HostBackend::set_current_device(Some(device));
         return Box::new(());
+    }
+    if let Ok(runtime) = std::env::var("GPU_IPC_HIP_LIBRARY") {
+        // SAFETY: `Library::new` runs the initialisers of the library: the backend has loaded it already.
+        let hip = unsafe { Library::new(runtime) }.expect("the backend has loaded it");
+        // SAFETY: `Library::get`: the function has this type in AMD's header.
+        let set = unsafe { hip.get::<unsafe extern "C" fn(i32) -> u32>(b"hipSetDevice") }.expect("it has it");
+        // SAFETY: `hipSetDevice` refuses what is no device.
+        assert_eq!(unsafe { set(device.0.cast_signed()) }, 0);
+        return Box::new(hip);
     }
     let cuda = backend_cuda::CudaBackend::load().expect("the backend that is tested is CUDA");
     Box::new(backend_cuda::launch::Application::begin(&cuda, device).expect("a context"))
@@ -152,6 +163,20 @@ fn of_a_thread_waits() {
     let block = both.producer.session.alloc(4096).expect("there is room");
     let go = Gate::close(gpu, &writer);
     let descriptor = both.share(&block, &writer);
+    if !gpu.caps().stream_waits {
+        // The thread waits in its claim, so another one lets the producer go on.
+        thread::scope(|scope| {
+            let claims = scope.spawn(|| both.claim(&descriptor, Wait::Stream(&per_thread(gpu))).state());
+            for _ in 0..100 {
+                assert!(!claims.is_finished(), "the claim did not wait");
+                thread::yield_now();
+            }
+            drop(go);
+            assert_eq!(claims.join().expect("claimed"), State::Ready);
+        });
+        drop(block);
+        return wait_until("the lease and the block to end", || both.is_clean());
+    }
     let seen = both.claim(&descriptor, Wait::Stream(&stream));
     // SAFETY: `query_stream` asks for a live stream: a default stream is.
     let idle = unsafe { gpu.backend().query_stream(stream.raw()) };

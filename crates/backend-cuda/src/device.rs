@@ -25,7 +25,8 @@ pub(crate) struct Driver {
 
 /// One device of the driver's.
 struct Device {
-    ordinal: CUdevice,
+    /// The driver's own number, or the code that it gave instead of one.
+    ordinal: std::result::Result<CUdevice, Code>,
     /// The primary context as an address, once something needed it.
     context: OnceLock<usize>,
     /// Held while the context is retained, so that it is retained once.
@@ -58,11 +59,12 @@ impl Driver {
         }
         let mut devices = Vec::new();
         for number in 0..count {
+            let get = symbols.cuDeviceGet.function.ok_or_else(|| no_driver(&symbols.cuDeviceGet))?;
             let mut ordinal: CUdevice = 0;
-            start_call(&symbols, &symbols.cuDeviceGet, |function| {
-                // SAFETY: `cuDeviceGet` writes one integer: `ordinal` is one.
-                unsafe { function(&raw mut ordinal, number) }
-            })?;
+            // SAFETY: `cuDeviceGet` writes one integer: `ordinal` is one.
+            let code = unsafe { get(&raw mut ordinal, number) };
+            // A device that fails keeps its number, and hides no other.
+            let ordinal = if code == SUCCESS { Ok(ordinal) } else { Err(code) };
             devices.push(Device { ordinal, context: OnceLock::new(), retaining: Mutex::new(()) });
         }
         Ok(Driver { symbols, version: version.unsigned_abs(), devices })
@@ -86,12 +88,13 @@ impl Driver {
 
     /// Returns the driver's own number of a device.
     pub(crate) fn ordinal(&self, device: DeviceId) -> Result<CUdevice> {
-        Ok(self.device(device)?.ordinal)
+        let ordinal = self.device(device)?.ordinal;
+        ordinal.map_err(|code| Error::Driver { call: "cuDeviceGet", device, source: self.symbols.error(code) })
     }
 
     /// Finds our number of a device by the driver's.
     pub(crate) fn numbered(&self, ordinal: CUdevice) -> Option<DeviceId> {
-        let found = self.devices.iter().position(|device| device.ordinal == ordinal)?;
+        let found = self.devices.iter().position(|device| device.ordinal == Ok(ordinal))?;
         Some(DeviceId(found as u32))
     }
 
@@ -114,7 +117,7 @@ impl Driver {
 
     /// Returns a device's primary context, retained on first use and kept until the backend is dropped.
     pub(crate) fn primary(&self, scope: &Scope<'_>, device: DeviceId) -> Result<CUcontext> {
-        let entry = self.device(device)?;
+        let (entry, ordinal) = (self.device(device)?, self.ordinal(device)?);
         if let Some(context) = entry.context.get() {
             return Ok(ptr::with_exposed_provenance_mut(*context));
         }
@@ -125,7 +128,7 @@ impl Driver {
         let mut context: CUcontext = ptr::null_mut();
         scope.call(&self.symbols.cuDevicePrimaryCtxRetain, |function| {
             // SAFETY: `cuDevicePrimaryCtxRetain` writes one pointer: `context` is one. The ordinal is the driver's.
-            unsafe { function(&raw mut context, entry.ordinal) }
+            unsafe { function(&raw mut context, ordinal) }
         })?;
         let _ = entry.context.set(context.expose_provenance());
         Ok(context)
@@ -139,11 +142,11 @@ impl Driver {
     pub(crate) unsafe fn release(&self) {
         let Ok(scope) = self.relaxed() else { return };
         for device in &self.devices {
-            if device.context.get().is_some() {
+            if let (Some(_), Ok(ordinal)) = (device.context.get(), device.ordinal) {
                 // Nobody is left to be told of an error, and a context that stays is no worse than one unreleased.
                 let _ = scope.code(&self.symbols.cuDevicePrimaryCtxRelease, |function| {
                     // SAFETY: `cuDevicePrimaryCtxRelease` asks for a context that was retained: `primary` did so once.
-                    unsafe { function(device.ordinal) }
+                    unsafe { function(ordinal) }
                 });
             }
         }
@@ -235,7 +238,6 @@ impl Driver {
         Ok(can != 0)
     }
 
-    /// Asks for a property; `None` where the driver does not know it.
     /// Returns where a device lies on the PCI bus. Its function is 0: CUDA counts devices, not functions.
     pub(crate) fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
         let ordinal = self.ordinal(device)?;
@@ -245,6 +247,7 @@ impl Driver {
         Ok(Some(format!("{domain:04x}:{bus:02x}:{device:02x}.0")))
     }
 
+    /// Asks for a property; `None` where the driver does not know it.
     fn attribute(&self, ordinal: CUdevice, attribute: u32) -> Option<c_int> {
         let function = self.symbols.cuDeviceGetAttribute.function?;
         let mut value: c_int = 0;
@@ -283,16 +286,18 @@ impl fmt::Debug for Driver {
 
 /// Calls a function that starts the driver: whatever goes wrong, the driver is unavailable.
 fn start_call<F: Copy>(symbols: &Symbols, symbol: &Symbol<F>, run: impl FnOnce(F) -> Code) -> Result<()> {
-    let Some(function) = symbol.function else {
-        return Err(Error::Unavailable {
-            backend: BackendKind::Cuda,
-            why: format!("the library that was loaded has no {}", symbol.name),
-            remedy: "it is not NVIDIA's: see LD_LIBRARY_PATH, or install the NVIDIA driver",
-        });
-    };
-    match run(function) {
+    match run(symbol.function.ok_or_else(|| no_driver(symbol))?) {
         SUCCESS => Ok(()),
         code => Err(symbols.unavailable(symbol.name, code)),
+    }
+}
+
+/// Refuses a library without a function that every driver has.
+fn no_driver<F>(symbol: &Symbol<F>) -> Error {
+    Error::Unavailable {
+        backend: BackendKind::Cuda,
+        why: format!("the library that was loaded has no {}", symbol.name),
+        remedy: "it is not NVIDIA's: see LD_LIBRARY_PATH, or install the NVIDIA driver",
     }
 }
 

@@ -20,7 +20,8 @@ pub(crate) struct Driver {
     pub(crate) symbols: Symbols,
     version: Version,
     proof: Option<Proof>,
-    identities: Vec<DeviceUuid>,
+    /// What tells the devices apart; `None` for one that would not say.
+    identities: Vec<Option<DeviceUuid>>,
     device_files: Vec<&'static str>,
 }
 
@@ -66,9 +67,9 @@ impl Driver {
         let proof = choose(version);
         let mut driver = Driver { symbols, version, proof, identities: Vec::new(), device_files };
         // One entry for each before they are asked: a scope checks that a device is one of them.
-        driver.identities = vec![DeviceUuid([0; 16]); count.unsigned_abs() as usize];
-        let identities: Result<Vec<DeviceUuid>> = (0..count).map(|ordinal| driver.identify(ordinal)).collect();
-        driver.identities = identities?;
+        driver.identities = vec![None; count.unsigned_abs() as usize];
+        // A device that fails is asked again, for the reason, by those who want it: it hides no other.
+        driver.identities = (0..count).map(|ordinal| driver.identify(ordinal).ok()).collect();
         Ok(driver)
     }
 
@@ -120,8 +121,11 @@ impl Driver {
     /// Describes a device.
     pub(crate) fn info(&self, device: DeviceId) -> Result<DeviceInfo> {
         let ordinal = self.ordinal(device)?;
-        let uuid = self.identities[device.0 as usize];
-        if self.identities.iter().filter(|other| **other == uuid).count() > 1 {
+        let uuid = match self.identities[device.0 as usize] {
+            Some(uuid) => uuid,
+            None => self.identify(ordinal)?,
+        };
+        if self.identities.iter().filter(|other| **other == Some(uuid)).count() > 1 {
             return Err(Error::Unsupported {
                 what: "a device that cannot be told from another",
                 why: format!("the runtime gives {device} and another one the identity {uuid}"),

@@ -123,6 +123,8 @@ stats! {
     limbo_blocks
     /// Their bytes.
     limbo_bytes
+    /// Of those, blocks that wait for streams on which no event could be recorded: a thread synchronises these.
+    unmarked_blocks
     /// Leases granted and not claimed.
     in_flight
     /// Leases claimed and not seen released.

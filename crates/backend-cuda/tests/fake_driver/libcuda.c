@@ -233,7 +233,12 @@ result cuGetErrorName(result code, const char **name) {
     }
 }
 result cuDeviceGetCount(int *count) { *count = number_of_devices(); return 0; }
-result cuDeviceGet(int *device, int number) { *device = number; return 0; }
+result cuDeviceGet(int *device, int number) {
+    const char *sick = getenv("FAKE_SICK");
+    if (sick && atoi(sick) == number) return 999;
+    *device = number;
+    return 0;
+}
 result cuDeviceGetName(char *name, int len, int device) {
     ENTER(SAFE);
     snprintf(name, len, "Fake %d", device);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use backend_cuda::CudaBackend;
 use gpu_api::groups::*;
-use gpu_api::{Error, EventKind, RawStream, Sharing, StreamOp, WordPtr};
+use gpu_api::{DeviceId, Error, EventKind, Gpu, RawStream, Sharing, StreamOp, WordPtr};
 
 use crate::fake::{self, GPU};
 use crate::{Case, Library};
@@ -32,6 +32,12 @@ pub const CASES: &[Case] = &[
         library: Library::Whole,
         environment: &[("FAKE_DEVICES", "2")],
         run: devices_are_described,
+    },
+    Case {
+        name: "a_sick_device_hides_no_other",
+        library: Library::Whole,
+        environment: &[("FAKE_DEVICES", "8"), ("FAKE_SICK", "3")],
+        run: a_sick_device_hides_no_other,
     },
     Case { name: "an_old_driver_does_what_it_can", library: Library::Old, environment: &[], run: old_driver },
     Case {
@@ -102,7 +108,7 @@ fn devices_are_described() {
     let cuda = fake::cuda();
     assert_eq!(cuda.device_count().ok(), Some(2));
     assert_eq!(cuda.driver_version(), 13000);
-    let info = cuda.device_info(gpu_api::DeviceId(1)).expect("there are two");
+    let info = cuda.device_info(DeviceId(1)).expect("there are two");
     assert_eq!((info.name.as_str(), info.total_bytes), ("Fake 1", 1 << 34));
     assert_eq!(info.uuid.0, [0x21; 16]);
     let caps = cuda.caps(GPU).expect("it is a device");
@@ -116,11 +122,35 @@ fn devices_are_described() {
             && !caps.shared_context
     );
     assert_eq!(caps.granularity, 0x20_0000);
-    assert!(matches!(cuda.device_info(gpu_api::DeviceId(2)), Err(Error::Invalid { .. })));
+    assert!(matches!(cuda.device_info(DeviceId(2)), Err(Error::Invalid { .. })));
     // Asking takes no context: `doctor` must not cost hundreds of megabytes on every device.
     assert_eq!((fake::retained(0), fake::retained(1)), (0, 0));
     assert!(cuda.memory_info(GPU).is_ok());
     assert_eq!((fake::retained(0), fake::retained(1)), (1, 0));
+}
+
+fn a_sick_device_hides_no_other() {
+    let cuda = fake::cuda();
+    let count = cuda.device_count().expect("it counts");
+    assert_eq!(count, 8);
+    for device in (0..count).map(DeviceId) {
+        match Gpu::new(cuda.clone(), device) {
+            Ok(gpu) => {
+                assert_ne!(device, DeviceId(3));
+                assert_eq!(gpu.info().name, format!("Fake {}", device.0));
+                let made = cuda.alloc(device, 1, Sharing::Fd).expect("there is room");
+                // SAFETY: `free`: just allocated, and nothing uses it.
+                unsafe { cuda.free(made.base) }.expect("it frees");
+            }
+            Err(error) => {
+                assert_eq!(device, DeviceId(3), "{error}");
+                assert!(matches!(&error, Error::Driver { call: "cuDeviceGet", device: DeviceId(3), .. }), "{error:?}");
+            }
+        }
+    }
+    // Nor is it asked behind the back of its error.
+    assert!(cuda.create_stream(DeviceId(3)).is_err() && cuda.memory_info(DeviceId(3)).is_err());
+    assert_eq!((fake::retained(3), fake::violations(), fake::depth()), (0, 0, 0));
 }
 
 fn old_driver() {

@@ -31,7 +31,7 @@
 //! | 135 | `Closing` | | |
 //! | 136 | `Tickets` | count u32, 0 u32, then each: ticket u32, outcome u32, its generation u64, lease file u32, slot u32, generation u64, fence word u32, 0 u32, value u64 | |
 //! | 137 | `Forwarded` | descriptor 192 | |
-//! | 138 | `Report` | session 16, device 16, backend u8, 0 in 3, pid u32, age in ms u64, 21 numbers u64, next u32, count u32, then each: participant u64, leases u64, bytes u64, mappings u64, oldest in ms u64, pid u32, dying u8, command's length u8, 0 in 2, command 32 | |
+//! | 138 | `Report` | session 16, device 16, backend u8, 0 in 3, pid u32, age in ms u64, 22 numbers u64, next u32, count u32, then each: participant u64, leases u64, bytes u64, mappings u64, oldest in ms u64, pid u32, dying u8, command's length u8, 0 in 2, command 32 | |
 //! | 139 | `Declined` | code u16, length u16, text | |
 //! | 140 | `Revoked` | the lease: file u32, slot u32, generation u64 | |
 //! | 141 | `Snapshot` | length u64 | the snapshot |

@@ -145,6 +145,7 @@ fn to_json(seen: &[Seen]) -> Vec<Value> {
                         "bytes": stats.live_bytes,
                         "limbo_blocks": stats.limbo_blocks,
                         "limbo_bytes": stats.limbo_bytes,
+                        "unmarked_blocks": stats.unmarked_blocks,
                         "in_flight": stats.in_flight,
                         "held": stats.held,
                         "tickets": stats.tickets,

@@ -24,6 +24,8 @@ pub struct Stats {
     pub limbo_blocks: u64,
     /// Their bytes.
     pub limbo_bytes: u64,
+    /// Of those, blocks that wait for streams on which no event could be recorded: a thread synchronises these.
+    pub unmarked_blocks: u64,
     /// Leases granted and not claimed.
     pub in_flight: u64,
     /// Leases claimed and not seen released.
@@ -92,7 +94,7 @@ impl fmt::Display for ShutdownReport {
 impl Stats {
     /// Returns the numbers in the order of the fields, for a message.
     fn numbers(&self) -> [u64; NUMBERS] {
-        let Stats { live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held, .. } = *self;
+        let Stats { live_blocks, live_bytes, limbo_blocks, limbo_bytes, unmarked_blocks, in_flight, held, .. } = *self;
         let Stats { quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, .. } = *self;
         let Stats { revoked, expired, deaths, corrupt_words, tickets, participants, source, .. } = *self;
         [
@@ -100,6 +102,7 @@ impl Stats {
             live_bytes,
             limbo_blocks,
             limbo_bytes,
+            unmarked_blocks,
             in_flight,
             held,
             quarantined,
@@ -123,16 +126,17 @@ impl Stats {
     /// Reads what [`numbers`](Stats::numbers) made.
     pub(crate) fn from_numbers(numbers: &[u64; NUMBERS]) -> Stats {
         let mut stats = Stats::default();
-        let Stats { live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held, .. } = &mut stats;
-        let first = [live_blocks, live_bytes, limbo_blocks, limbo_bytes, in_flight, held];
-        first.into_iter().zip(&numbers[..6]).for_each(|(field, number)| *field = *number);
+        let Stats { live_blocks, live_bytes, limbo_blocks, limbo_bytes, unmarked_blocks, in_flight, held, .. } =
+            &mut stats;
+        let first = [live_blocks, live_bytes, limbo_blocks, limbo_bytes, unmarked_blocks, in_flight, held];
+        first.into_iter().zip(&numbers[..7]).for_each(|(field, number)| *field = *number);
         let Stats { quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked, .. } = &mut stats;
         let second = [quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked];
-        second.into_iter().zip(&numbers[6..12]).for_each(|(field, number)| *field = *number);
+        second.into_iter().zip(&numbers[7..13]).for_each(|(field, number)| *field = *number);
         let Stats { expired, deaths, corrupt_words, tickets, participants, source, .. } = &mut stats;
         let SourceUsage { regions, reserved, in_use, pinned } = source;
         let third = [expired, deaths, corrupt_words, tickets, participants, regions, reserved, in_use, pinned];
-        third.into_iter().zip(&numbers[12..]).for_each(|(field, number)| *field = *number);
+        third.into_iter().zip(&numbers[13..]).for_each(|(field, number)| *field = *number);
         stats
     }
 }
@@ -226,6 +230,7 @@ impl Core {
             live_bytes: live.bytes,
             limbo_blocks: limbo.blocks,
             limbo_bytes: limbo.bytes,
+            unmarked_blocks: self.own_work.unmarked() as u64,
             leaked_blocks: leaked.blocks,
             leaked_bytes: leaked.bytes,
             revoked: self.revoked.load(Ordering::Relaxed),
@@ -275,7 +280,7 @@ mod tests {
         let numbers: [u64; NUMBERS] = std::array::from_fn(|n| n as u64 + 100);
         let stats = Stats::from_numbers(&numbers);
         assert_eq!(stats.numbers(), numbers);
-        assert_eq!((stats.live_blocks, stats.held, stats.revoked), (100, 105, 111));
-        assert_eq!((stats.expired, stats.participants, stats.source.pinned), (112, 116, 120));
+        assert_eq!((stats.live_blocks, stats.unmarked_blocks, stats.held, stats.revoked), (100, 104, 106, 112));
+        assert_eq!((stats.expired, stats.participants, stats.source.pinned), (113, 117, 121));
     }
 }

@@ -8,7 +8,7 @@ use super::packet::{DecodeError, MOST_BYTES, Reader, Writer, malformed};
 use crate::wire::descriptor::SessionId;
 
 /// Numbers in a report: the fields of `Stats` and of the source's usage.
-pub const NUMBERS: usize = 21;
+pub const NUMBERS: usize = 22;
 
 /// HandleCount in one message.
 pub const MOST_HOLDERS: usize = 40;

@@ -79,6 +79,8 @@ pub struct PendingWork<B> {
     state: Mutex<State<B>>,
     /// Blocks in the queues. Changed under the lock, read without it.
     waiting: AtomicUsize,
+    /// Of those, blocks that have streams without an event.
+    unmarked: AtomicUsize,
 }
 
 impl<B> PendingWork<B> {
@@ -88,6 +90,7 @@ impl<B> PendingWork<B> {
             gpu,
             state: Mutex::new(State { queues: HashMap::new(), spare: Vec::new(), unmarked: Vec::new() }),
             waiting: AtomicUsize::new(0),
+            unmarked: AtomicUsize::new(0),
         }
     }
 
@@ -125,6 +128,7 @@ impl<B> PendingWork<B> {
         }
         if !unmarked.is_empty() {
             self.waiting.fetch_add(1, Ordering::Relaxed);
+            self.unmarked.fetch_add(1, Ordering::Relaxed);
             state.unmarked.push(Unmarked { block, proofs, streams: unmarked });
             return Ok(true);
         }
@@ -166,6 +170,7 @@ impl<B> PendingWork<B> {
             Ok(()) => self.wait_for(block, proofs, std::iter::empty(), |_| None).map(|_| ()),
             Err(error) => Err((block, error)),
         };
+        self.unmarked.fetch_sub(1, Ordering::Relaxed);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         kept
     }
@@ -217,6 +222,11 @@ impl<B> PendingWork<B> {
         if state.spare.len() < SPARE_EVENTS && *event.gpu() == self.gpu {
             state.spare.push(event);
         }
+    }
+
+    /// Counts the blocks that wait for streams without an event.
+    pub fn unmarked(&self) -> usize {
+        self.unmarked.load(Ordering::Relaxed)
     }
 
     /// Counts the blocks that wait.
