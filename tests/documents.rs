@@ -1,4 +1,4 @@
-//! What the documents say is so.
+//! Compares the documents with the tree.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -135,11 +135,11 @@ fn the_readme_names_the_features_and_the_toolchain() {
     for document in [
         "ALLOCATORS",
         "DESIGN",
-        "DOCTOR",
         "EMBEDDING",
         "GUARANTEES",
         "HIP",
         "OBJECTS",
+        "PYTHON",
         "PYTORCH",
         "SPEED",
         "TESTING",

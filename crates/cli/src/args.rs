@@ -192,7 +192,7 @@ Examples:
   gpu-ipc doctor --require cuda,host --json        one JSON object on standard output, for programs
 
 On each device a block is really shared with a child process, which looks at its contents. Every driver is asked in a
-process of its own: one that crashes or hangs is reported, not suffered. docs/DOCTOR.md explains every line.
+process of its own: one that crashes or hangs is reported, not suffered. docs/TOOLS.md explains every line.
 
 Exit status:
   0  whatever is required works

@@ -125,10 +125,10 @@ fn wrong_usage_ends_with_2() {
     }
 }
 
-/// Whoever reads a line of the report finds it in the document, and every field of the data.
+/// The document explains every line of the report and every field of the data.
 #[test]
 fn the_document_explains_every_line() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/DOCTOR.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/TOOLS.md");
     let document = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let report = json(&run(&mut doctor(&["--json"])));
     let mut names: Vec<String> = Vec::new();
@@ -152,7 +152,7 @@ fn the_document_explains_every_line() {
         names.push(state.to_owned());
     }
     for name in names {
-        assert!(document.contains(&format!("`{name}`")), "docs/DOCTOR.md lacks `{name}`");
+        assert!(document.contains(&format!("`{name}`")), "docs/TOOLS.md lacks `{name}`");
     }
 }
 

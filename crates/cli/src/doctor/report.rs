@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// What docs/DOCTOR.md promises to programs.
+    /// What docs/TOOLS.md promises to programs.
     #[test]
     fn the_shape_is_this() {
         let report = Report::new(&[], vec![Check::ok("x", "y")], Vec::new(), vec![backend(BackendKind::Host, true)]);
