@@ -2,13 +2,11 @@
 
     python check.py [--device cuda:0] [--rounds 1000] [NAME...]
 
-A process cannot open its own memory, so what is claimed is claimed by a process of its own. A library that is missing is
-a failure, unless it is named with --without.
+A library that is missing is a failure, unless it is named with --without. Short checks come first.
 """
 
 import argparse
 import gc
-import multiprocessing
 import os
 import pathlib
 import subprocess
@@ -16,130 +14,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import torch  # noqa: E402
+from consumers import AHEAD, PATIENCE, WAYS, Pool, told_of  # noqa: E402
 
 import gpu_ipc  # noqa: E402
 
-PATIENCE = 60.0
 options: argparse.Namespace
+pool: Pool
 
-
-# The consumer.
-
-
-def consume(path: str, pipe: Any) -> None:
-    """Do what the other side asks, until it hangs up."""
-    kept: dict[str, Any] = {}
-    with gpu_ipc.connect(path) as participant:
-        pipe.send(participant.id)
-        while True:
-            try:
-                name, arguments = pipe.recv()
-            except EOFError:
-                return
-            try:
-                pipe.send(("done", COMMANDS[name](participant, kept, *arguments)))
-            except BaseException:
-                pipe.send(("failed", traceback.format_exc()))
-
-
-def as_torch(received: gpu_ipc.Received) -> torch.Tensor:
-    return received.torch()
-
-
-def as_cupy(received: gpu_ipc.Received) -> torch.Tensor:
-    import cupy
-
-    return torch.from_dlpack(cupy.from_dlpack(received))
-
-
-def as_cupy_by_interface(received: gpu_ipc.Received) -> torch.Tensor:
-    import cupy
-
-    return torch.from_dlpack(cupy.asarray(received))
-
-
-def as_jax(received: gpu_ipc.Received) -> torch.Tensor:
-    import jax
-
-    return torch.from_dlpack(jax.dlpack.from_dlpack(received))
-
-
-def as_torch_by_interface(received: gpu_ipc.Received) -> torch.Tensor:
-    return torch.as_tensor(received, device="cuda")
-
-
-WAYS: dict[str, Callable[[gpu_ipc.Received], torch.Tensor]] = {
-    "torch": as_torch,
-    "torch.from_dlpack": torch.from_dlpack,
-    "torch by the CUDA array interface": as_torch_by_interface,
-    "cupy": as_cupy,
-    "cupy by the CUDA array interface": as_cupy_by_interface,
-    "jax": as_jax,
-}
-
-
-def read(participant: gpu_ipc.Participant, kept: dict[str, Any], descriptor: Any, way: str, keep: bool = False) -> Any:
-    """Claim, make an array by one of the ways, and tell its shape, strides, type and bytes."""
-    made = WAYS[way](participant.claim(descriptor, timeout=PATIENCE))
-    if keep:
-        kept[str(len(kept))] = made
-    bits = made.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
-    return tuple(made.shape), tuple(made.stride()), str(made.dtype), bits
-
-
-def read_kept(participant: gpu_ipc.Participant, kept: dict[str, Any]) -> Any:
-    """Tell the bytes of what was kept."""
-    return [one.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for one in kept.values()]
-
-
-def drop(participant: gpu_ipc.Participant, kept: dict[str, Any]) -> int:
-    """Drop what was kept, and tell how many regions are mapped."""
-    kept.clear()
-    return participant.mappings
-
-
-def mappings(participant: gpu_ipc.Participant, kept: dict[str, Any]) -> int:
-    return participant.mappings
-
-
-COMMANDS: dict[str, Callable[..., Any]] = {"read": read, "read_kept": read_kept, "drop": drop, "mappings": mappings}
-
-
-class Consumer:
-    """The consumer, as the producer sees it."""
-
-    def __init__(self, session: gpu_ipc.Session) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=consume, args=(session.path, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.id = self.hear()
-
-    def hear(self) -> Any:
-        assert self.pipe.poll(PATIENCE), "the consumer hangs"
-        return self.pipe.recv()
-
-    def __call__(self, name: str, *arguments: Any) -> Any:
-        self.pipe.send((name, arguments))
-        how, told = self.hear()
-        assert how == "done", told
-        return told
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-
-    def end(self) -> None:
-        self.pipe.close()
-        self.process.join(PATIENCE)
-        assert self.process.exitcode == 0, f"the consumer ended with {self.process.exitcode}"
+# What the driver may keep for itself of the device's memory between two looks at it.
+SLACK = 16 << 20
 
 
 def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
@@ -155,17 +42,11 @@ def settled(session: gpu_ipc.Session) -> bool:
     return stats.live_blocks == 0 and stats.held == 0
 
 
-def told_of(tensor: torch.Tensor) -> Any:
-    bits = tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
-    return tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype), bits
-
-
 # The checks.
 
 
 def every_type_and_view_arrives() -> None:
-    with gpu_ipc.Session(options.device) as session:
-        consumer = Consumer(session)
+    with gpu_ipc.Session(options.device) as session, pool.lent(session) as consumer:
         names = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 float8_e4m3fn float8_e5m2"
         for name in names.split():
             tensor = torch.empty(240, dtype=getattr(torch, name), device=options.device)
@@ -175,25 +56,21 @@ def every_type_and_view_arrives() -> None:
                 for way in ("torch", "torch.from_dlpack"):
                     got = consumer("read", session.share(view, to=consumer.id), way)
                     assert got == told_of(view), (name, way, got[:3])
-        consumer.end()
         del tensor, views, view
         until(lambda: settled(session), lambda: str(session.stats()))
 
 
 def every_library_reads() -> None:
-    with gpu_ipc.Session(options.device) as session:
-        consumer = Consumer(session)
+    with gpu_ipc.Session(options.device) as session, pool.lent(session) as consumer:
         tensor = torch.arange(3 * 1024, dtype=torch.float32, device=options.device).reshape(3, 1024)
         for way in WAYS:
             if any(way.startswith(without) for without in options.without):
                 continue
             assert consumer("read", session.share(tensor, to=consumer.id), way) == told_of(tensor), way
-        consumer.end()
 
 
 def every_library_shares() -> None:
-    with gpu_ipc.Session(options.device) as session:
-        consumer = Consumer(session)
+    with gpu_ipc.Session(options.device) as session, pool.lent(session) as consumer:
         expected = torch.arange(3 * 1024, dtype=torch.float32, device=options.device).reshape(3, 1024)
         if "cupy" not in options.without:
             import cupy
@@ -214,12 +91,10 @@ def every_library_shares() -> None:
                 assert "copy=True" in str(error), error
                 descriptor = session.share(array, to=consumer.id, copy=True)
             assert consumer("read", descriptor, "torch") == told_of(expected), "jax"
-        consumer.end()
 
 
 def the_consumer_waits_for_the_producers_work() -> None:
-    with gpu_ipc.Session(options.device) as session:
-        consumer = Consumer(session)
+    with gpu_ipc.Session(options.device) as session, pool.lent(session) as consumer:
         stream = torch.cuda.Stream()
         tensor = torch.zeros(1 << 20, dtype=torch.int32, device=options.device)
         for turn in range(1, 6):
@@ -230,12 +105,10 @@ def the_consumer_waits_for_the_producers_work() -> None:
             assert not stream.query(), "the producer's work was over before it was shared"
             got = consumer("read", descriptor, "torch")
             assert got[3] == turn.to_bytes(4, "little") * (1 << 20), turn
-        consumer.end()
 
 
 def the_storage_is_kept() -> None:
-    with gpu_ipc.Session(options.device) as session:
-        consumer = Consumer(session)
+    with gpu_ipc.Session(options.device) as session, pool.lent(session) as consumer:
         parameter = torch.nn.Parameter(torch.full((1 << 18,), 3.0, device=options.device))
         expected = told_of(parameter.detach())
         assert consumer("read", session.share(parameter, to=consumer.id), "torch", True) == expected
@@ -248,7 +121,6 @@ def the_storage_is_kept() -> None:
         assert consumer("read_kept") == [expected[3]]
         before = torch.cuda.memory_allocated()
         consumer("drop")
-        consumer.end()
         until(lambda: torch.cuda.memory_allocated() == before - (1 << 20), lambda: str(session.stats()))
         del others
 
@@ -263,27 +135,31 @@ def a_resized_storage_is_reported() -> None:
 
 
 def a_pool_needs_no_mapping_of_its_own() -> None:
-    with gpu_ipc.Session(options.device) as session:
-        consumer = Consumer(session)
-        pool = session.torch_pool()
-        with torch.cuda.use_mem_pool(pool):
+    with gpu_ipc.Session(options.device) as session, pool.lent(session) as consumer:
+        own = session.torch_pool()
+        assert session.torch_pool() is own
+        with torch.cuda.use_mem_pool(own):
             tensor = torch.arange(1 << 18, dtype=torch.int32, device=options.device)
         assert session.stats().live_bytes >= tensor.nbytes, "the tensor is not in the session's memory"
         for part in (tensor, tensor[1000:], tensor.reshape(512, 512).t()):
-            assert consumer("read", session.share(part, to=consumer.id), "torch") == told_of(part)
+            assert consumer("read", session.share(part, to=consumer.id), "torch", True) == told_of(part)
         assert consumer("mappings") == 1
+        consumer("drop")
         # What is shared is not handed out again, though its tensor is gone.
         expected = told_of(tensor)[3]
         consumer("read", session.share(tensor, to=consumer.id), "torch", True)
-        with torch.cuda.use_mem_pool(pool):
+        with torch.cuda.use_mem_pool(own):
             del tensor, part
+            gc.collect()
             others = [torch.full((1 << 18,), n, dtype=torch.int32, device=options.device) for n in range(32)]
         torch.cuda.synchronize()
         assert consumer("read_kept") == [expected]
-        consumer.end()
+        consumer("drop")
         session.close()
+        # Tensors outlive the session, and no more are born.
+        assert int(others[7][0]) == 7
         try:
-            with torch.cuda.use_mem_pool(pool):
+            with torch.cuda.use_mem_pool(own):
                 others.append(torch.empty(1 << 30, dtype=torch.uint8, device=options.device))
         except torch.OutOfMemoryError:
             return
@@ -291,8 +167,7 @@ def a_pool_needs_no_mapping_of_its_own() -> None:
 
 
 def what_has_no_handle_is_refused() -> None:
-    with gpu_ipc.Session(options.device) as session:
-        consumer = Consumer(session)
+    with gpu_ipc.Session(options.device) as session, pool.lent(session) as consumer:
         for tensor in (torch.arange(9.0), torch.arange(9.0).pin_memory()):
             try:
                 session.share(tensor, to=consumer.id)
@@ -314,31 +189,50 @@ def what_has_no_handle_is_refused() -> None:
                 got = consumer("read", session.share(array, to=consumer.id, copy=True), "torch")
                 assert got == told_of(torch.arange(100, dtype=torch.float32))
                 del array
-        consumer.end()
 
 
 def a_thousand_rounds_leave_nothing() -> None:
-    torch.cuda.empty_cache()
+    deaths = options.rounds // 10
     with gpu_ipc.Session(options.device) as session:
         tensor = torch.ones(1 << 20, dtype=torch.uint8, device=options.device)
         expected = told_of(tensor)
-        consumer = Consumer(session)
-        consumer("read", session.share(tensor, to=consumer.id), "torch")
-        allocated, references = torch.cuda.memory_allocated(), sys.getrefcount(tensor)
-        for turn in range(options.rounds):
-            part = torch.ones(1 << 20, dtype=torch.uint8, device=options.device) if turn % 2 else tensor
-            got = consumer("read", session.share(part, to=consumer.id), "torch", turn % 10 == 9)
-            assert got == expected, turn
-            del part
-            if turn % 10 == 9:
-                consumer.kill()
-                consumer = Consumer(session)
-        consumer.end()
-        until(lambda: settled(session), lambda: str(session.stats()))
+
+        def work(rounds: int, deaths: int) -> None:
+            consumer = pool.take(session)
+            for turn in range(rounds):
+                part = torch.ones(1 << 20, dtype=torch.uint8, device=options.device) if turn % 2 else tensor
+                dies = turn % 10 == 9
+                got = consumer("read", session.share(part, to=consumer.id), "torch", dies)
+                assert got == expected, turn
+                del part
+                if dies:
+                    # It holds what it read, and its successors have been starting all along.
+                    consumer.kill()
+                    deaths -= 1
+                    pool.prepare(min(AHEAD, deaths + 1))
+                    consumer = pool.take(session)
+            consumer("leave")
+            consumer.end()
+            until(lambda: settled(session), lambda: str(session.stats()))
+
+        def left() -> tuple[int, int, int]:
+            # Nobody else is on the device, so that its memory is this process' alone.
+            pool.end()
+            gc.collect()
+            torch.cuda.empty_cache()
+            session.trim()
+            return torch.cuda.mem_get_info()[0], torch.cuda.memory_allocated(), sys.getrefcount(tensor)
+
+        work(10, 1)
+        free, allocated, references = left()
+        pool.prepare(min(AHEAD, deaths + 1))
+        work(options.rounds, deaths)
         until(lambda: torch.cuda.memory_allocated() == allocated, lambda: str(torch.cuda.memory_allocated()))
-        stats = session.stats()
+        until(lambda: left()[0] >= free - SLACK, lambda: f"{left()[0]} bytes are free, {free} were")
         assert sys.getrefcount(tensor) == references
-        assert (stats.leaked_blocks, stats.in_flight, stats.deaths) == (0, 0, options.rounds // 10), stats
+        stats = session.stats()
+        assert (stats.leaked_blocks, stats.in_flight, stats.quarantined, stats.deaths) == (0, 0, 0, deaths + 1), stats
+        print(f"{options.rounds} rounds, {stats.deaths} deaths, {free - left()[0]} bytes of the device's memory are missing")
 
 
 def every_example_runs() -> None:
@@ -359,33 +253,51 @@ def every_example_runs() -> None:
         print(ran.stdout.strip().splitlines()[-1], flush=True)
 
 
+def a_process_of_its_own_has_a_pool() -> None:
+    # The process has one pool for the device from there on.
+    alone = [sys.executable, __file__, "--device", options.device, a_pool_needs_no_mapping_of_its_own.__name__]
+    ran = subprocess.run(alone, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, (ran.stdout, ran.stderr)
+
+
+def every_consumer_ends_well() -> None:
+    pool.end()
+
+
 CHECKS = [
     every_type_and_view_arrives,
-    every_library_reads,
-    every_library_shares,
     the_consumer_waits_for_the_producers_work,
     the_storage_is_kept,
     a_resized_storage_is_reported,
+    a_process_of_its_own_has_a_pool,
     what_has_no_handle_is_refused,
+    every_library_reads,
+    every_library_shares,
+    every_consumer_ends_well,
     a_thousand_rounds_leave_nothing,
     every_example_runs,
-    # Last: the process has one pool for the device from here on.
-    a_pool_needs_no_mapping_of_its_own,
 ]
+
+# What is only run when it is named.
+ALONE = [a_pool_needs_no_mapping_of_its_own]
 
 
 def main() -> int:
-    global options
+    global options, pool
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--without", action="append", default=[], choices=["cupy", "jax"])
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
+    pool = Pool(options.device)
+    known = {check.__name__: check for check in CHECKS + ALONE}
+    unknown = set(options.names) - known.keys()
+    if unknown:
+        parser.error(f"no such check: {', '.join(sorted(unknown))}")
+    chosen = [known[name] for name in options.names] or CHECKS
     passed = failed = 0
-    for check in CHECKS:
-        if options.names and check.__name__ not in options.names:
-            continue
+    for check in chosen:
         start = time.monotonic()
         try:
             check()
@@ -396,6 +308,7 @@ def main() -> int:
         else:
             print(f"ok {check.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
             passed += 1
+    pool.end()
     print(f"python: {passed} checks passed, {failed} failed, 0 skipped")
     return 1 if failed else 0
 

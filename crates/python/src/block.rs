@@ -12,7 +12,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::dlpack::{Device, Export, Holder};
 use crate::errors::{OrRaise, no_buffer};
 use crate::layout::Layout;
-use crate::session::Shared;
+use crate::shared::Shared;
 use crate::streams::{self, ConsumerStream};
 use crate::waiting::{duration, in_slices};
 use crate::{buffer, device, interface};
@@ -131,7 +131,7 @@ impl Block {
     /// Name a stream whose queued work touches the block: it is not used again before that is done.
     fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let lent = self.lent()?;
-        let stream = streams::given(lent.owned().session.gpu(), stream)?;
+        let stream = streams::given(&lent.owned().session.gpu, stream)?;
         lent.block().used_on(&stream).or_raise()
     }
 
@@ -164,7 +164,7 @@ impl Block {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let lent = self.lent()?;
-        let gpu = lent.owned().session.gpu();
+        let gpu = &lent.owned().session.gpu;
         let device = Device::of(gpu);
         check_request(device, dl_device, copy)?;
         if let ConsumerStream::Raw(raw) = streams::of_consumer(gpu, stream)? {
@@ -177,21 +177,21 @@ impl Block {
     }
 
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        let device = Device::of(self.lent()?.owned().session.gpu());
+        let device = Device::of(&self.lent()?.owned().session.gpu);
         Ok((device.kind, device.id))
     }
 
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let lent = self.lent()?;
-        only_cuda(lent.owned().session.gpu())?;
+        only_cuda(&lent.owned().session.gpu)?;
         interface::describe(py, lent.start(), &self.layout, false, None)
     }
 
     // SAFETY: Python calls it as the protocol says: `view` is its own to fill, or null.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let lent = slf.get().lent()?;
-        only_host(lent.owned().session.gpu())?;
+        only_host(&lent.owned().session.gpu)?;
         let (start, layout) = (lent.start(), &slf.get().layout);
         // SAFETY: `fill_array` asks that the holder keeps an array of that layout: the block has as many bytes.
         unsafe { buffer::fill_array(slf.as_any(), start, layout, false, Holder::Lent(lent), view, flags) }

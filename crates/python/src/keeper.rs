@@ -12,7 +12,7 @@ use pyo3::sync::PyOnceLock;
 
 use crate::logging::{self, Line};
 use crate::process::process;
-use crate::session::Shared;
+use crate::shared::Shared;
 
 /// How often sessions are asked for adopted memory that is its owner's again, while some is lent.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -8,10 +8,11 @@
 //! | `layout`, `descriptor` | dtype, shape and strides, and the bytes that travel |
 //! | `dlpack`, `exchange`, `interface`, `buffer` | the four protocols that arrays speak |
 //! | `array` | from any array to an address and a layout |
-//! | `session`, `block`, `addressee` | the producer |
+//! | `session`, `shared`, `sharing`, `block`, `addressee` | the producer |
 //! | `participant`, `received` | the consumer |
 //! | `stats` | who holds what |
 //! | `torch_pool` | PyTorch's allocator on memory of a session |
+//! | `timing` | the same calls without Python, for comparison |
 //!
 //! Three rules hold everywhere:
 //!
@@ -36,8 +37,11 @@ mod participant;
 mod process;
 mod received;
 mod session;
+mod shared;
+mod sharing;
 mod stats;
 mod streams;
+mod timing;
 mod torch_pool;
 mod waiting;
 
@@ -66,4 +70,6 @@ mod _gpu_ipc {
     use crate::stats::{Collected, Holder, SessionReport, ShutdownReport, SourceUsage, Stats, inspect, sessions};
     #[pymodule_export]
     use crate::streams::Stream;
+    #[pymodule_export]
+    use crate::timing::{time_claims, time_shares};
 }

@@ -72,7 +72,7 @@ pub(crate) struct Participant {
 }
 
 impl Participant {
-    fn participant(&self) -> PyResult<gpu_ipc::Participant> {
+    pub fn participant(&self) -> PyResult<gpu_ipc::Participant> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.clone()
             .ok_or(Error::Invalid { what: "a participant", got: "closed".into(), must: "open: connect again" })
@@ -84,7 +84,7 @@ impl Participant {
         Ok(self.participant()?.id())
     }
 
-    fn received(&self, descriptor: &Descriptor, block: ReceivedBlock) -> Received {
+    pub fn received(&self, descriptor: &Descriptor, block: ReceivedBlock) -> Received {
         Received::new(block, descriptor, &self.gpu, self.read_only)
     }
 }

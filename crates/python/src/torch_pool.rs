@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::block::Lent;
 use crate::errors::{invalid, unsupported};
 use crate::logging;
-use crate::session::Shared;
+use crate::shared::Shared;
 
 struct Pool {
     device: c_int,
@@ -33,14 +33,14 @@ fn pools() -> std::sync::MutexGuard<'static, Vec<Pool>> {
 
 /// Returns the pool of a session, made at the first call.
 pub(crate) fn open<'py>(py: Python<'py>, session: &Arc<Shared>) -> PyResult<Bound<'py, PyAny>> {
-    if session.gpu().kind() != BackendKind::Cuda {
+    if session.gpu.kind() != BackendKind::Cuda {
         return Err(unsupported(
             "a pool of PyTorch's",
-            format!("the session is on a {} device", session.gpu().kind()),
+            format!("the session is on a {} device", session.gpu.kind()),
             "open the session on a cuda device; on others share tensors by copy=True, or blocks of session.alloc",
         ));
     }
-    let device = session.gpu().device().0 as c_int;
+    let device = session.gpu.device().0 as c_int;
     let known = |pools: &[Pool]| match pools.iter().find(|pool| pool.device == device) {
         Some(pool) if Arc::ptr_eq(&pool.session, session) => Some(Ok(pool.made.clone_ref(py))),
         Some(_) => Some(Err(invalid(
@@ -77,7 +77,7 @@ pub extern "C" fn gpu_ipc_torch_alloc(size: isize, device: c_int, _stream: *mut 
         return ptr::null_mut();
     };
     let Ok(bytes) = u64::try_from(size) else { return ptr::null_mut() };
-    match session.session().alloc(bytes) {
+    match session.session.alloc(bytes) {
         Ok(block) => {
             let lent = Lent::segment(block, &session);
             session.note_block(&lent);
@@ -110,7 +110,7 @@ pub extern "C" fn gpu_ipc_torch_free(start: *mut c_void, _size: isize, device: c
     // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: PyTorch's streams live as long as the
     // process; and that nobody begins to capture it meanwhile: PyTorch frees no segment while it captures.
     let used = unsafe {
-        gpu_ipc::Stream::borrow(segment.owned().session.gpu(), stream.expose_provenance() as u64, Arc::new(()))
+        gpu_ipc::Stream::borrow(&segment.owned().session.gpu, stream.expose_provenance() as u64, Arc::new(()))
     };
     if let Err(error) = used.and_then(|stream| segment.block().used_on(&stream)) {
         // Nobody knows when its work ends.
