@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args as Arguments, Parser, Subcommand};
-use lab::args::{BackendChoice, BenchConsumerOptions, BenchMemoryOptions, BenchOptions, ConsumerOptions, Vendor};
+use lab::args::{
+    BackendChoice, BenchConsumerOptions, BenchMemoryOptions, BenchObjectOptions, BenchOptions, ConsumerOptions, Vendor,
+};
 use lab::size;
 use lab::torture::{MemberOptions, TortureOptions};
 
@@ -238,6 +240,9 @@ Exit status:
     /// Who says what leases take (started by the benchmark)
     #[command(hide = true)]
     BenchMemory(BenchMemoryOptions),
+    /// Who opens an object for the benchmark (started by it)
+    #[command(hide = true)]
+    BenchObject(BenchObjectOptions),
     /// A consumer of the demo (started by it)
     #[command(hide = true)]
     DemoConsumer(ConsumerOptions),

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::BenchConsumer(options) => bench::consumer::run(&options),
         Command::BenchMemory(options) => bench::memory::run(&options),
+        Command::BenchObject(options) => bench::objects::run_reader(&options),
         Command::DemoConsumer(options) => demo::consumer::run(&options),
         Command::DoctorBackend(options) => doctor::probe::run(options.backend),
         Command::DoctorConsumer(options) => doctor::consumer::run(&options),

@@ -62,6 +62,13 @@ fn every_row_has_its_figures_its_floor_and_their_ratio() {
         "first-map-handle/64MiB",
         "death",
         "alloc-script/1k",
+        "object-open/64MiB",
+        "object-advance/64MiB",
+        "object-advance-copy/64MiB",
+        "object-successor/128MiB",
+        "object-broker-memory/128MiB",
+        "object-readers/8",
+        "object-restart/5",
     ] {
         assert!(found.contains(name), "{name} is missing: {found:?}");
     }

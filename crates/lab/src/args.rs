@@ -127,3 +127,20 @@ pub struct BenchMemoryOptions {
     #[arg(long)]
     pub blocks: usize,
 }
+
+/// What a reader of an object is told.
+#[derive(Arguments, Debug)]
+pub struct BenchObjectOptions {
+    /// Which backend
+    #[arg(long, value_enum)]
+    pub backend: Vendor,
+    /// Which device
+    #[arg(long)]
+    pub device: String,
+    /// The broker's directory
+    #[arg(long)]
+    pub dir: PathBuf,
+    /// The object
+    #[arg(long)]
+    pub name: String,
+}

@@ -3,7 +3,7 @@
 //! 1. `torture`: whatever dies, nothing is lost or freed early; and methods of which that is not true.
 //! 2. `bench`: what sharing costs, beside the raw calls.
 //! 3. What they and the program's other commands share: `args`, `device` (which one), `child` (this program in other
-//!    processes), `copier`, `pattern` (contents of blocks), `output`, `hex`, `size`.
+//!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks), `output`, `hex`, `size`.
 //!
 //! No part of the library: its one user is the program.
 
@@ -14,6 +14,7 @@ pub mod copier;
 pub mod device;
 pub mod hex;
 pub mod output;
+pub mod owner;
 pub mod pattern;
 pub mod size;
 pub mod torture;

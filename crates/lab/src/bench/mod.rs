@@ -3,7 +3,7 @@
 //! 1. `sample`, `row`: times taken in turns, and what is made of them; `report`, `chart`: how they are shown.
 //! 2. `floor`, `raw_calls`, `words`: the raw calls, and a program that makes no others.
 //! 3. `fixture`, `consumer`: sessions, and consumers in processes of their own.
-//! 4. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`: the rows; `baseline`: another way
+//! 4. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`, `objects`: the rows; `baseline`: another way
 //!    of counting.
 
 mod baseline;
@@ -16,6 +16,7 @@ mod lease;
 mod limbo;
 mod mapping;
 pub mod memory;
+pub mod objects;
 mod protocol;
 mod raw_calls;
 mod report;
@@ -79,6 +80,8 @@ pub enum Group {
     Death,
     /// Random frees and allocs
     AllocScript,
+    /// Opens, swaps and restarts of a broker's objects
+    Objects,
 }
 
 impl Group {
@@ -102,6 +105,7 @@ impl Group {
             Group::FirstMap => mapping::rows,
             Group::Death => crowd::death,
             Group::AllocScript => script::pairs,
+            Group::Objects => objects::rows,
         }
     }
 

@@ -150,6 +150,12 @@ impl Row {
         self.judged(format!("at most {text}"), limit.map(|limit| ours <= limit))
     }
 
+    /// Takes back what is aimed at, where it is not meant for this device.
+    pub fn without_goal(mut self) -> Row {
+        (self.goal, self.met) = (None, None);
+        self
+    }
+
     /// Says what is aimed at, and whether it is reached.
     pub fn judged(mut self, goal: impl Into<String>, met: Option<bool>) -> Row {
         self.goal = Some(goal.into());

@@ -1,0 +1,124 @@
+//! A keeper and its broker, started as users start them, in a directory of their own.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use gpu_ipc::Gpu;
+use gpu_ipc::broker::Client;
+use gpu_ipc::broker::server::lock;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::child::Child;
+use crate::device::explain;
+
+/// Whoever is silent for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Both processes. Killed, and the directory removed, when dropped.
+#[derive(Debug)]
+pub struct Owner {
+    keeper: Option<Child>,
+    dir: PathBuf,
+    device: String,
+    /// What else the broker's command is told.
+    more: Vec<String>,
+}
+
+impl Owner {
+    /// Starts both for a device, in a new directory.
+    ///
+    /// # Errors
+    ///
+    /// When the directory cannot be made or a process cannot be started.
+    pub fn start(gpu: &Gpu, dir: PathBuf, more: &[&str]) -> Result<Owner, String> {
+        use std::os::unix::fs::DirBuilderExt;
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
+        made.map_err(|e| format!("{} cannot be made: {e}", dir.display()))?;
+        let device = format!("{}:{}", gpu.kind().name(), gpu.device().0);
+        let more = more.iter().map(|&word| word.to_owned()).collect();
+        let mut owner = Owner { keeper: None, dir, device, more };
+        owner.start_keeper()?;
+        Ok(owner)
+    }
+
+    /// Starts a keeper, in place of one that was killed.
+    ///
+    /// # Errors
+    ///
+    /// When the process cannot be started.
+    pub fn start_keeper(&mut self) -> Result<(), String> {
+        let program = std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
+        let (program, dir) = (program.to_string_lossy().into_owned(), self.dir.to_string_lossy().into_owned());
+        let keep = ["keep", "--dir", &dir, "--", &program, "broker", "--dir", &dir, "--device", &self.device];
+        let words = keep.into_iter().chain(self.more.iter().map(String::as_str));
+        self.keeper = Some(Child::start(words, PATIENCE)?);
+        Ok(())
+    }
+
+    /// Returns the directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Returns the keeper's process.
+    pub fn keeper(&self) -> Option<Pid> {
+        self.keeper.as_ref().and_then(|keeper| Pid::from_raw(keeper.id().cast_signed()))
+    }
+
+    /// Kills the keeper. Its broker lives on.
+    ///
+    /// # Errors
+    ///
+    /// When it does not die.
+    pub fn kill_keeper(&mut self) -> Result<(), String> {
+        self.keeper.take().map_or(Ok(()), |mut keeper| keeper.kill())
+    }
+
+    /// Returns the broker's process, if one holds the directory's lock.
+    pub fn broker(&self) -> Option<Pid> {
+        let pid = lock::holder(&self.dir.join("lock"))?.cast_signed();
+        // A number may belong to somebody else by now.
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let dir = self.dir.as_os_str().as_encoded_bytes();
+        let ours = command.split(|byte| *byte == 0).any(|word| word == dir);
+        Pid::from_raw(pid).filter(|_| ours)
+    }
+
+    /// Connects, as soon as a broker listens.
+    ///
+    /// # Errors
+    ///
+    /// What the last attempt gave.
+    pub fn connect(&self, gpu: &Gpu, name: &str) -> Result<Client, String> {
+        connect(gpu, &self.dir, name)
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = self.kill_keeper();
+        // A broker outlives its keeper, and one that waited for the lock has it when the first is gone.
+        let start = Instant::now();
+        while let Some(broker) = self.broker().filter(|_| start.elapsed() < PATIENCE) {
+            let _ = kill_process(broker, Signal::KILL);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Connects to the broker of a directory, as soon as one listens.
+///
+/// # Errors
+///
+/// What the last attempt gave.
+pub fn connect(gpu: &Gpu, dir: &Path, name: &str) -> Result<Client, String> {
+    let start = Instant::now();
+    loop {
+        match Client::builder(gpu.clone()).dir(dir).name(name).connect() {
+            Ok(client) => return Ok(client),
+            Err(error) if start.elapsed() > PATIENCE => return Err(explain(&error)),
+            Err(_) => std::thread::sleep(Duration::from_micros(200)),
+        }
+    }
+}
