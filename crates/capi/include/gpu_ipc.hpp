@@ -1,0 +1,530 @@
+// gpu_ipc.hpp: gpu_ipc.h for C++17. Header only.
+//
+// Each handle of the C library is a class that closes it. Failures are gpu_ipc::Error. What a function keeps, which thread
+// may call it, whether it blocks and its errors: see the function of the same name in gpu_ipc.h.
+
+#ifndef GPU_IPC_HPP
+#define GPU_IPC_HPP
+
+#include <gpu_ipc.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace gpu_ipc {
+
+/// What a call failed with: its code, text and remedy.
+class Error : public std::exception {
+public:
+    explicit Error(int32_t code)
+        : code_(code), what_(gpu_ipc_last_error_text()), remedy_(gpu_ipc_last_error_remedy()) {}
+
+    /// GPU_IPC_...; a later library may have codes that this header does not list.
+    int32_t code() const noexcept { return code_; }
+    const char *what() const noexcept override { return what_.c_str(); }
+    /// What to do; empty where there is nothing.
+    const char *remedy() const noexcept { return remedy_.c_str(); }
+
+private:
+    int32_t code_;
+    std::string what_;
+    std::string remedy_;
+};
+
+/// Throws what a call failed with.
+inline void check(int32_t code) {
+    if (code != GPU_IPC_OK) {
+        throw Error(code);
+    }
+}
+
+/// Calls that are asked not to wait.
+inline constexpr std::chrono::nanoseconds no_wait{0};
+/// Calls that wait for ever.
+inline constexpr std::chrono::nanoseconds forever{-1};
+
+/// A structure that begins with its size, all else zero.
+template <class T>
+T sized() {
+    T value{};
+    value.size = sizeof(T);
+    return value;
+}
+
+/// A handle that is closed with the object that has it.
+template <class T, int32_t (*Close)(T *)>
+class Handle {
+public:
+    Handle() noexcept = default;
+    explicit Handle(T *handle) noexcept : handle_(handle) {}
+    Handle(Handle &&other) noexcept : handle_(other.release()) {}
+    Handle &operator=(Handle &&other) noexcept {
+        reset(other.release());
+        return *this;
+    }
+    Handle(const Handle &) = delete;
+    Handle &operator=(const Handle &) = delete;
+    ~Handle() { reset(); }
+
+    /// The handle, for functions of gpu_ipc.h.
+    T *get() const noexcept { return handle_; }
+    explicit operator bool() const noexcept { return handle_ != nullptr; }
+    /// Gives the handle up: its closing is the caller's.
+    T *release() noexcept { return std::exchange(handle_, nullptr); }
+    void reset(T *handle = nullptr) noexcept { Close(std::exchange(handle_, handle)); }
+
+private:
+    T *handle_ = nullptr;
+};
+
+using Descriptor = gpu_ipc_descriptor;
+
+/// Whom a lease is for.
+struct To {
+    uint64_t participant = 0;
+    uint32_t claims = 0;
+
+    static To one(uint64_t participant) { return {participant, 0}; }
+    /// The first so many who ask.
+    static To ticket(uint32_t claims) { return {0, claims}; }
+    /// Everybody, as long as the block is not closed.
+    static To everybody() { return {0, 0}; }
+};
+
+class Device : public Handle<gpu_ipc_device, gpu_ipc_device_close> {
+public:
+    using Handle::Handle;
+
+    /// Opens a device: GPU_IPC_CUDA, GPU_IPC_HIP, GPU_IPC_HOST, or 0 for the first that there is.
+    static Device open(uint32_t backend = 0, uint32_t number = 0) {
+        gpu_ipc_device *device;
+        check(gpu_ipc_device_open(backend, number, &device));
+        return Device(device);
+    }
+
+    /// Opens every device that can be used, GPUs first.
+    static std::vector<Device> all() {
+        std::vector<gpu_ipc_device *> handles(16, nullptr);
+        for (;;) {
+            size_t count = 0;
+            check(gpu_ipc_detect(handles.data(), handles.size(), &count));
+            std::vector<Device> devices;
+            devices.reserve(count);
+            for (size_t at = 0; at < count && at < handles.size(); ++at) {
+                devices.emplace_back(handles[at]);
+            }
+            if (count <= handles.size()) {
+                return devices;
+            }
+            handles.assign(count, nullptr);
+        }
+    }
+
+    gpu_ipc_device_info info() const {
+        auto info = sized<gpu_ipc_device_info>();
+        check(gpu_ipc_device_get_info(get(), &info));
+        return info;
+    }
+};
+
+class Stream : public Handle<gpu_ipc_stream, gpu_ipc_stream_close> {
+public:
+    using Handle::Handle;
+
+    static Stream create(const Device &device) {
+        gpu_ipc_stream *stream;
+        check(gpu_ipc_stream_create(device.get(), &stream));
+        return Stream(stream);
+    }
+
+    /// Takes an application's stream, a cudaStream_t or hipStream_t, which lives until the process ends.
+    static Stream borrow(const Device &device, void *handle) {
+        gpu_ipc_stream *stream;
+        check(gpu_ipc_stream_borrow(device.get(), handle, nullptr, nullptr, &stream));
+        return Stream(stream);
+    }
+
+    /// Takes an application's stream that `keep` keeps alive: it is dropped, on a thread of the library's, when the stream is
+    /// not needed any more.
+    template <class T>
+    static Stream borrow(const Device &device, void *handle, std::shared_ptr<T> keep) {
+        auto held = std::make_unique<std::shared_ptr<void>>(std::move(keep));
+        auto released = [](void *context) { delete static_cast<std::shared_ptr<void> *>(context); };
+        gpu_ipc_stream *stream;
+        check(gpu_ipc_stream_borrow(device.get(), handle, released, held.get(), &stream));
+        held.release();
+        return Stream(stream);
+    }
+
+    void synchronize() const { check(gpu_ipc_stream_synchronize(get())); }
+};
+
+/// How a lease is granted.
+struct ShareOptions {
+    /// Up to 64 bytes of the user's own.
+    std::string_view user;
+    /// How long the grant can be claimed; nothing for what the session was opened with.
+    std::optional<std::chrono::nanoseconds> time_to_live;
+
+    gpu_ipc_share_options to_c() const {
+        auto options = sized<gpu_ipc_share_options>();
+        std::memcpy(options.user, user.data(), user.size() < 64 ? user.size() : 64);
+        options.time_to_live_ns = time_to_live ? time_to_live->count() : 0;
+        return options;
+    }
+};
+
+class Block : public Handle<gpu_ipc_block, gpu_ipc_block_close> {
+public:
+    using Handle::Handle;
+
+    void *ptr() const { return gpu_ipc_block_ptr(get()); }
+    uint64_t size() const { return gpu_ipc_block_len(get()); }
+    size_t outstanding() const { return gpu_ipc_block_outstanding(get()); }
+    void used_on(const Stream &stream) const { check(gpu_ipc_block_used_on(get(), stream.get())); }
+
+    /// Grants a lease after what is queued on `after`; without it all work is done.
+    Descriptor share(To to, const Stream &after = {}, const ShareOptions &options = {}) const {
+        Descriptor descriptor;
+        auto given = options.to_c();
+        check(to.participant != 0 ? gpu_ipc_share(get(), to.participant, after.get(), &given, &descriptor)
+                                  : gpu_ipc_share_ticket(get(), to.claims, after.get(), &given, &descriptor));
+        return descriptor;
+    }
+
+    /// Takes a grant back, and says whether it did.
+    bool cancel(const Descriptor &descriptor) const {
+        bool cancelled = false;
+        check(gpu_ipc_block_cancel(get(), &descriptor, &cancelled));
+        return cancelled;
+    }
+
+    /// Waits until no lease is outstanding; false when the time was over first.
+    bool wait_released(std::chrono::nanoseconds timeout = forever) const {
+        int32_t code = gpu_ipc_block_wait_released(get(), timeout.count());
+        if (code != GPU_IPC_DEADLINE) {
+            check(code);
+        }
+        return code == GPU_IPC_OK;
+    }
+
+    void write(const void *bytes, size_t len, const Stream &stream, uint64_t offset = 0) const {
+        check(gpu_ipc_block_write(get(), offset, bytes, len, stream.get()));
+    }
+    void read(void *bytes, size_t len, const Stream &stream, uint64_t offset = 0) const {
+        check(gpu_ipc_block_read(get(), offset, bytes, len, stream.get()));
+    }
+};
+
+class Session : public Handle<gpu_ipc_session, gpu_ipc_session_close> {
+public:
+    using Handle::Handle;
+
+    /// Opens a session; the options' pointers are read during the call alone.
+    static Session open(const Device &device, gpu_ipc_session_options options = sized<gpu_ipc_session_options>()) {
+        gpu_ipc_session *session;
+        check(gpu_ipc_session_open(device.get(), &options, &session));
+        return Session(session);
+    }
+
+    /// Opens a session that listens on a path.
+    static Session open(const Device &device, const std::string &socket) {
+        auto options = sized<gpu_ipc_session_options>();
+        options.socket = socket.c_str();
+        return open(device, options);
+    }
+
+    std::string path() const {
+        std::array<char, 4096> path;
+        check(gpu_ipc_session_path(get(), path.data(), path.size()));
+        return path.data();
+    }
+
+    Block alloc(uint64_t len, std::chrono::nanoseconds timeout = no_wait) const {
+        gpu_ipc_block *block;
+        check(gpu_ipc_alloc(get(), len, timeout.count(), &block));
+        return Block(block);
+    }
+
+    /// Shares memory of another allocator, which `owner` keeps: it is dropped by a collect or shutdown of this session when
+    /// nobody holds or maps the memory any more.
+    template <class T>
+    Block adopt(void *memory, uint64_t len, std::shared_ptr<T> owner) const {
+        auto held = std::make_unique<std::shared_ptr<void>>(std::move(owner));
+        auto returned = [](void *context) { delete static_cast<std::shared_ptr<void> *>(context); };
+        gpu_ipc_block *block;
+        check(gpu_ipc_adopt(get(), memory, len, returned, held.get(), &block));
+        held.release();
+        return Block(block);
+    }
+
+    /// Shares several blocks after the same work.
+    std::vector<Descriptor> share_many(const std::vector<std::pair<const Block *, To>> &grants, const Stream &after = {},
+                                       const ShareOptions &options = {}) const {
+        std::vector<gpu_ipc_grant> given;
+        given.reserve(grants.size());
+        for (const auto &[block, to] : grants) {
+            given.push_back({block->get(), to.participant, to.claims, 0});
+        }
+        std::vector<Descriptor> descriptors(grants.size());
+        auto how = options.to_c();
+        check(gpu_ipc_share_many(get(), given.data(), given.size(), after.get(), &how, descriptors.data()));
+        return descriptors;
+    }
+
+    /// The participants that are connected; with `least` it waits until so many are.
+    std::vector<uint64_t> participants(size_t least = 0, std::chrono::nanoseconds timeout = forever) const {
+        std::vector<uint64_t> numbers(64);
+        size_t count = 0;
+        check(gpu_ipc_session_participants(get(), least, timeout.count(), numbers.data(), numbers.size(), &count));
+        if (count > numbers.size()) {
+            numbers.resize(count);
+            check(gpu_ipc_session_participants(get(), 0, 0, numbers.data(), numbers.size(), &count));
+        }
+        numbers.resize(count < numbers.size() ? count : numbers.size());
+        return numbers;
+    }
+
+    gpu_ipc_collected collect() const {
+        auto collected = sized<gpu_ipc_collected>();
+        check(gpu_ipc_session_collect(get(), &collected));
+        return collected;
+    }
+
+    gpu_ipc_stats stats() const {
+        auto stats = sized<gpu_ipc_stats>();
+        check(gpu_ipc_session_get_stats(get(), &stats));
+        return stats;
+    }
+
+    int fd() const { return gpu_ipc_session_fd(get()); }
+
+    gpu_ipc_notice next_notice() const {
+        gpu_ipc_notice notice{};
+        check(gpu_ipc_session_next_notice(get(), &notice));
+        return notice;
+    }
+
+    void shutdown(std::chrono::nanoseconds timeout = forever) const {
+        check(gpu_ipc_session_shutdown(get(), timeout.count()));
+    }
+};
+
+class Received : public Handle<gpu_ipc_received, gpu_ipc_received_close> {
+public:
+    using Handle::Handle;
+
+    void *ptr() const { return gpu_ipc_received_ptr(get()); }
+    uint64_t size() const { return gpu_ipc_received_len(get()); }
+    /// GPU_IPC_STATE_...
+    uint32_t state() const {
+        uint32_t state = 0;
+        check(gpu_ipc_received_state(get(), &state));
+        return state;
+    }
+    void used_on(const Stream &stream) const { check(gpu_ipc_received_used_on(get(), stream.get())); }
+    /// Queues the wait for the producer's work on a stream, or without one waits here.
+    void wait(const Stream &stream = {}, std::chrono::nanoseconds timeout = forever) const {
+        check(gpu_ipc_received_wait(get(), stream.get(), timeout.count()));
+    }
+    Received slice(uint64_t offset, uint64_t len) const {
+        gpu_ipc_received *part;
+        check(gpu_ipc_received_slice(get(), offset, len, &part));
+        return Received(part);
+    }
+    Descriptor forward(To to, std::chrono::nanoseconds timeout = forever) const {
+        Descriptor descriptor;
+        check(gpu_ipc_received_forward(get(), to.participant, to.claims, timeout.count(), &descriptor));
+        return descriptor;
+    }
+    void write(const void *bytes, size_t len, const Stream &stream, uint64_t offset = 0) const {
+        check(gpu_ipc_received_write(get(), offset, bytes, len, stream.get()));
+    }
+    void read(void *bytes, size_t len, const Stream &stream, uint64_t offset = 0) const {
+        check(gpu_ipc_received_read(get(), offset, bytes, len, stream.get()));
+    }
+
+    /// Closes many at the cost of a few.
+    static void close_many(std::vector<Received> blocks) {
+        std::vector<gpu_ipc_received *> handles;
+        handles.reserve(blocks.size());
+        for (auto &block : blocks) {
+            handles.push_back(block.release());
+        }
+        check(gpu_ipc_received_close_many(handles.data(), handles.size()));
+    }
+};
+
+class Participant : public Handle<gpu_ipc_participant, gpu_ipc_participant_close> {
+public:
+    using Handle::Handle;
+
+    static Participant connect(const Device &device, const std::string &path,
+                               gpu_ipc_connect_options options = sized<gpu_ipc_connect_options>()) {
+        gpu_ipc_participant *participant;
+        check(gpu_ipc_connect(device.get(), path.c_str(), &options, &participant));
+        return Participant(participant);
+    }
+
+    uint64_t id() const { return gpu_ipc_participant_id(get()); }
+    int fd() const { return gpu_ipc_participant_fd(get()); }
+
+    gpu_ipc_notice next_notice() const {
+        gpu_ipc_notice notice{};
+        check(gpu_ipc_participant_next_notice(get(), &notice));
+        return notice;
+    }
+
+    /// Claims what a descriptor grants; the producer's work is waited for on `stream`, or without one here.
+    Received claim(const Descriptor &descriptor, const Stream &stream = {},
+                   std::chrono::nanoseconds timeout = forever) const {
+        gpu_ipc_received *received;
+        check(gpu_ipc_claim(get(), descriptor.bytes, sizeof descriptor.bytes, GPU_IPC_WAIT, stream.get(),
+                            timeout.count(), &received));
+        return Received(received);
+    }
+
+    /// Claims if that needs no waiting; nothing when it would.
+    std::optional<Received> try_claim(const Descriptor &descriptor, const Stream &stream = {}) const {
+        gpu_ipc_received *received;
+        int32_t code = gpu_ipc_try_claim(get(), descriptor.bytes, sizeof descriptor.bytes, GPU_IPC_WAIT, stream.get(),
+                                         &received);
+        if (code == GPU_IPC_WOULD_BLOCK) {
+            return std::nullopt;
+        }
+        check(code);
+        return Received(received);
+    }
+
+    /// Claims several. Where one fails its code is in `codes`, if that is given; else the first failure is thrown, and what
+    /// was claimed is closed.
+    std::vector<Received> claim_many(const std::vector<Descriptor> &descriptors, const Stream &stream = {},
+                                     std::chrono::nanoseconds timeout = forever,
+                                     std::vector<int32_t> *codes = nullptr) const {
+        std::vector<gpu_ipc_received *> handles(descriptors.size());
+        if (codes) {
+            codes->assign(descriptors.size(), GPU_IPC_OK);
+        }
+        int32_t code = gpu_ipc_claim_many(get(), descriptors.data(), descriptors.size(), GPU_IPC_WAIT, stream.get(),
+                                          timeout.count(), handles.data(), codes ? codes->data() : nullptr);
+        std::vector<Received> received(handles.begin(), handles.end());
+        if (!codes) {
+            check(code);
+        }
+        return received;
+    }
+
+    /// Closes it, and waits until the producer knows.
+    void leave(std::chrono::nanoseconds timeout = forever) {
+        check(gpu_ipc_participant_leave(release(), timeout.count()));
+    }
+};
+
+class Writer : public Handle<gpu_ipc_writer, gpu_ipc_writer_close> {
+public:
+    using Handle::Handle;
+
+    gpu_ipc_part part(const std::string &name) const {
+        auto part = sized<gpu_ipc_part>();
+        check(gpu_ipc_writer_get_part(get(), name.c_str(), &part));
+        return part;
+    }
+    gpu_ipc_identity identity() const {
+        gpu_ipc_identity identity;
+        check(gpu_ipc_writer_identity(get(), &identity));
+        return identity;
+    }
+    void write(const std::string &part, const void *bytes, size_t len, uint64_t offset = 0) const {
+        check(gpu_ipc_writer_write(get(), part.c_str(), offset, bytes, len));
+    }
+    void used_on(const Stream &stream) const { check(gpu_ipc_writer_used_on(get(), stream.get())); }
+
+    /// Makes the object visible behind the streams that were named, waits for that, and returns its epoch.
+    uint64_t commit(std::chrono::nanoseconds timeout = forever) {
+        uint64_t epoch = 0;
+        check(gpu_ipc_writer_commit(release(), nullptr, 0, timeout.count(), &epoch));
+        return epoch;
+    }
+};
+
+class Reader : public Handle<gpu_ipc_reader, gpu_ipc_reader_close> {
+public:
+    using Handle::Handle;
+
+    gpu_ipc_reader_info info() const {
+        auto info = sized<gpu_ipc_reader_info>();
+        check(gpu_ipc_reader_get_info(get(), &info));
+        return info;
+    }
+    gpu_ipc_part part(const std::string &name) const {
+        auto part = sized<gpu_ipc_part>();
+        check(gpu_ipc_reader_get_part(get(), name.c_str(), &part));
+        return part;
+    }
+    gpu_ipc_part part(size_t number) const {
+        auto part = sized<gpu_ipc_part>();
+        check(gpu_ipc_reader_get_part_at(get(), number, &part));
+        return part;
+    }
+    void read(const std::string &part, void *bytes, size_t len, uint64_t offset = 0) const {
+        check(gpu_ipc_reader_read(get(), part.c_str(), offset, bytes, len));
+    }
+    void used_on(const Stream &stream) const { check(gpu_ipc_reader_used_on(get(), stream.get())); }
+    /// Moves to an epoch, 0 for the newest, and says whether it was another one.
+    bool advance(uint64_t epoch = 0) const {
+        bool moved = false;
+        check(gpu_ipc_reader_advance(get(), epoch, &moved));
+        return moved;
+    }
+    void sleep(bool release = false) const { check(gpu_ipc_reader_sleep(get(), release)); }
+    void wake(uint64_t epoch = 0) const { check(gpu_ipc_reader_wake(get(), epoch)); }
+};
+
+class Client : public Handle<gpu_ipc_client, gpu_ipc_client_close> {
+public:
+    using Handle::Handle;
+
+    static Client connect(const Device &device, gpu_ipc_client_options options = sized<gpu_ipc_client_options>()) {
+        gpu_ipc_client *client;
+        check(gpu_ipc_client_connect(device.get(), &options, &client));
+        return Client(client);
+    }
+    Writer create(const std::string &name, const std::vector<gpu_ipc_part_spec> &parts,
+                  gpu_ipc_create_options options = sized<gpu_ipc_create_options>()) const {
+        gpu_ipc_writer *writer;
+        check(gpu_ipc_object_create(get(), name.c_str(), parts.data(), parts.size(), &options, &writer));
+        return Writer(writer);
+    }
+    Reader open(const std::string &name, uint64_t epoch = 0) const {
+        gpu_ipc_reader *reader;
+        check(gpu_ipc_object_open(get(), name.c_str(), epoch, &reader));
+        return Reader(reader);
+    }
+    /// Waits for an epoch newer than `seen`; nothing when the time was over first.
+    std::optional<uint64_t> watch(const std::string &name, uint64_t seen, std::chrono::nanoseconds timeout) const {
+        uint64_t epoch = 0;
+        int32_t code = gpu_ipc_object_watch(get(), name.c_str(), seen, timeout.count(), &epoch);
+        if (code == GPU_IPC_DEADLINE) {
+            return std::nullopt;
+        }
+        check(code);
+        return epoch;
+    }
+    uint64_t remove(const std::string &name, uint64_t epoch = 0) const {
+        uint64_t last = 0;
+        check(gpu_ipc_object_remove(get(), name.c_str(), epoch, &last));
+        return last;
+    }
+};
+
+}  // namespace gpu_ipc
+
+#endif  // GPU_IPC_HPP

@@ -1,0 +1,339 @@
+//! Blocks that this process produces.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::num::NonZeroU32;
+
+use crate::boundary::{Out, Outcome, array, call, null, out, put, timeout, value_or};
+use crate::descriptor::gpu_ipc_descriptor;
+use crate::engine::{After, Claims, ParticipantId, SentBlock, ShareOptions, To};
+use crate::failure::Failure;
+use crate::kinds::{gpu_ipc_block, gpu_ipc_session, gpu_ipc_stream};
+use crate::sized::{self, sized_struct};
+
+/// How a lease is granted; all zero is a good choice.
+#[derive(Clone, Copy, Debug)]
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[repr(C)]
+pub struct gpu_ipc_share_options {
+    /// `sizeof(gpu_ipc_share_options)`.
+    pub size: usize,
+    /// How long the grant can be claimed, in nanoseconds: 0 for what the session was opened with, below 0 for ever.
+    pub time_to_live_ns: i64,
+    /// Bytes of the user's own that travel in the descriptor: shape, type, frame number.
+    pub user: [u8; 64],
+}
+sized_struct!(gpu_ipc_share_options: "gpu_ipc_share_options");
+
+/// One of several grants.
+#[derive(Clone, Copy, Debug)]
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[repr(C)]
+pub struct gpu_ipc_grant {
+    /// The block.
+    pub block: *mut gpu_ipc_block,
+    /// Whom for: a participant's number; 0 for a ticket.
+    pub participant: u64,
+    /// How often the ticket can be claimed; 0 for by everybody, as long as the block is not closed.
+    pub claims: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Grants a lease on a block to one participant, and writes the descriptor by which it is claimed: plain bytes for any
+/// transport.
+///
+/// The contents may be read after what is queued on `after` at this moment; null says that all work on the block is done.
+/// `options` may be null.
+///
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `CLOSING`,
+/// `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another device, `EXHAUSTED`, `DRIVER`. After an error nothing is granted.
+///
+/// # Safety
+///
+/// `options` is null, or has as many bytes as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_share(
+    block: *mut gpu_ipc_block,
+    participant: u64,
+    after: *mut gpu_ipc_stream,
+    options: *const gpu_ipc_share_options,
+    descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
+) -> i32 {
+    call(|process| {
+        let descriptor = out(descriptor, "descriptor")?;
+        // SAFETY: `share_options` asks for what this function asks for.
+        let options = unsafe { share_options(options) }?;
+        let block = process.get(block)?;
+        let stream = process.get_opt(after)?;
+        let after = stream.as_ref().map_or(After::Done, |open| After::Stream(&open.stream));
+        grant(&block, To::Participant(ParticipantId(participant)), after, &options, descriptor)
+    })
+}
+
+/// Grants leases on a block to the first who ask: a ticket that can be claimed `claims` times, each time by another
+/// participant; with 0 by everybody, as long as the block is not closed.
+///
+/// Otherwise as `gpu_ipc_share`. Each claim asks the producer.
+///
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`.
+///
+/// # Safety
+///
+/// `options` is null, or has as many bytes as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_share_ticket(
+    block: *mut gpu_ipc_block,
+    claims: u32,
+    after: *mut gpu_ipc_stream,
+    options: *const gpu_ipc_share_options,
+    descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
+) -> i32 {
+    call(|process| {
+        let descriptor = out(descriptor, "descriptor")?;
+        // SAFETY: `share_options` asks for what this function asks for.
+        let options = unsafe { share_options(options) }?;
+        let block = process.get(block)?;
+        let stream = process.get_opt(after)?;
+        let after = stream.as_ref().map_or(After::Done, |open| After::Stream(&open.stream));
+        grant(&block, To::Ticket(claims_of(claims)), after, &options, descriptor)
+    })
+}
+
+/// Shares several blocks of a session after the same work, each with whom it names: one fence for each participant. The
+/// descriptors come in the order of the grants.
+///
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `MISMATCH` for a block
+/// of another session. After an error nothing is granted.
+///
+/// # Safety
+///
+/// There are `count` grants, and room for as many descriptors; `options` is null, or has as many bytes as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_share_many(
+    session: *mut gpu_ipc_session,
+    grants: *const gpu_ipc_grant,
+    count: usize,
+    after: *mut gpu_ipc_stream,
+    options: *const gpu_ipc_share_options,
+    descriptors: *mut gpu_ipc_descriptor,
+) -> i32 {
+    call(|process| {
+        // SAFETY: `array` asks for what this function asks for.
+        let grants = unsafe { array(grants, count, "grants") }?;
+        if descriptors.is_null() && count > 0 {
+            return Err(null("descriptors"));
+        }
+        // SAFETY: `share_options` asks for what this function asks for.
+        let options = unsafe { share_options(options) }?;
+        let open = process.get(session)?;
+        let stream = process.get_opt(after)?;
+        let after = stream.as_ref().map_or(After::Done, |open| After::Stream(&open.stream));
+        let blocks = grants.iter().map(|grant| process.get(grant.block)).collect::<Outcome<Vec<_>>>()?;
+        let pairs: Vec<(&SentBlock, To)> =
+            blocks.iter().zip(grants).map(|(block, grant)| (&**block, whom(grant.participant, grant.claims))).collect();
+        let made = open.session.share_many(&pairs, after, &options)?;
+        for (at, descriptor) in made.iter().enumerate() {
+            // SAFETY: `add` asks to stay inside: there are as many descriptors as grants.
+            let place = unsafe { descriptors.add(at) };
+            // SAFETY: `write` asks for a place that may be written: room for `count`.
+            unsafe { place.write(gpu_ipc_descriptor { bytes: *descriptor.as_bytes() }) };
+        }
+        Ok(())
+    })
+}
+
+/// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A ticket is ended before
+/// its last claim; leases that it gave stay.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for one of another session or block,
+/// `FORKED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_block_cancel(
+    block: *mut gpu_ipc_block,
+    descriptor: Option<&gpu_ipc_descriptor>,
+    cancelled: Option<&mut MaybeUninit<bool>>,
+) -> i32 {
+    call(|process| {
+        let descriptor = descriptor.ok_or_else(|| null("descriptor"))?.decode()?;
+        let did = process.get(block)?.cancel(&descriptor)?;
+        put(cancelled, did);
+        Ok(())
+    })
+}
+
+/// Returns the address of a block's first byte in this process; null after an error. On the host backend the CPU may use it.
+///
+/// Streams whose queued work touches the block are named with `gpu_ipc_block_used_on` before it is closed, unless the
+/// block was shared after that work.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_block_ptr(block: *mut gpu_ipc_block) -> *mut c_void {
+    value_or(std::ptr::null_mut(), |process| {
+        Ok(std::ptr::with_exposed_provenance_mut(process.get(block)?.device_ptr().0 as usize))
+    })
+}
+
+/// Returns a block's bytes; 0 after an error.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_block_len(block: *mut gpu_ipc_block) -> u64 {
+    value_or(0, |process| Ok(process.get(block)?.len()))
+}
+
+/// Names a stream of this process whose queued work touches the block: it is not used again before that is done.
+///
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the per-thread
+/// default stream, `FORKED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_block_used_on(block: *mut gpu_ipc_block, stream: *mut gpu_ipc_stream) -> i32 {
+    call(|process| Ok(process.get(block)?.used_on(&process.get(stream)?.stream)?))
+}
+
+/// Waits until no lease on the block is outstanding, so that it can be written again. With 0 it asks; when the answer is
+/// no, the session's notice `GPU_IPC_NOTICE_TRY_AGAIN` says when to ask again.
+///
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`, `FORKED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_block_wait_released(block: *mut gpu_ipc_block, timeout_ns: i64) -> i32 {
+    call(|process| Ok(process.get(block)?.wait_released(timeout(timeout_ns))?))
+}
+
+/// Counts the leases that are granted or held; 0 after an error. A ticket that can still be claimed counts as one, an
+/// unlimited one as none.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_block_outstanding(block: *mut gpu_ipc_block) -> usize {
+    value_or(0, |process| Ok(process.get(block)?.outstanding()))
+}
+
+/// Copies `len` bytes into a block from `offset` on, after the work that is queued on the stream.
+///
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's end,
+/// `MISMATCH` for a stream of another device, `CAPTURING`, `DRIVER`.
+///
+/// # Safety
+///
+/// There are `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_block_write(
+    block: *mut gpu_ipc_block,
+    offset: u64,
+    bytes: *const c_void,
+    len: usize,
+    stream: *mut gpu_ipc_stream,
+) -> i32 {
+    call(|process| {
+        // SAFETY: `array` asks for what this function asks for.
+        let bytes = unsafe { array(bytes.cast::<u8>(), len, "bytes") }?;
+        let (block, open) = (process.get(block)?, process.get(stream)?);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        Ok(open.stream.write(&block.slice(offset..end(offset, len)?)?, bytes)?)
+    })
+}
+
+/// Copies `len` bytes of a block from `offset` on to the host, after the work that is queued on the stream.
+///
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: as `gpu_ipc_block_write`; then the bytes are as they
+/// were.
+///
+/// # Safety
+///
+/// There is room for `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_block_read(
+    block: *mut gpu_ipc_block,
+    offset: u64,
+    bytes: *mut c_void,
+    len: usize,
+    stream: *mut gpu_ipc_stream,
+) -> i32 {
+    call(|process| {
+        let (block, open) = (process.get(block)?, process.get(stream)?);
+        // SAFETY: `room` asks for what this function asks for.
+        let bytes = unsafe { room(bytes, len) }?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        Ok(open.stream.read(&block.slice(offset..end(offset, len)?)?, bytes)?)
+    })
+}
+
+/// Closes a block: nobody can be granted a lease on it any more. It is given back when its last lease has ended and the
+/// work on it is done. Null is passed over.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_block_close(block: *mut gpu_ipc_block) -> i32 {
+    call(|process| process.close(block))
+}
+
+#[inline]
+fn grant(
+    block: &SentBlock,
+    to: To,
+    after: After<'_>,
+    options: &ShareOptions,
+    descriptor: Out<'_, gpu_ipc_descriptor>,
+) -> Outcome {
+    let made = block.share_with(to, after, options)?;
+    descriptor.set(gpu_ipc_descriptor { bytes: *made.as_bytes() });
+    Ok(())
+}
+
+/// # Safety
+///
+/// Null, or as many bytes as its `size` says.
+#[inline]
+unsafe fn share_options(given: *const gpu_ipc_share_options) -> Outcome<ShareOptions> {
+    if given.is_null() {
+        return Ok(ShareOptions::default());
+    }
+    // SAFETY: `read` asks for what this function asks for.
+    let given = unsafe { sized::read(given) }?;
+    let options = ShareOptions::default().user(given.user);
+    Ok(match given.time_to_live_ns {
+        0 => options,
+        time => options.time_to_live(timeout(time)),
+    })
+}
+
+pub(crate) fn whom(participant: u64, claims: u32) -> To {
+    if participant == 0 { To::Ticket(claims_of(claims)) } else { To::Participant(ParticipantId(participant)) }
+}
+
+fn claims_of(claims: u32) -> Claims {
+    match NonZeroU32::new(claims) {
+        None => Claims::Unlimited,
+        Some(NonZeroU32::MIN) => Claims::Once,
+        Some(claims) => Claims::Times(claims),
+    }
+}
+
+pub(crate) fn end(offset: u64, len: usize) -> Outcome<u64> {
+    offset
+        .checked_add(len as u64)
+        .ok_or_else(|| Failure::invalid("a range of bytes", format!("{len} at {offset}"), "inside the block"))
+}
+
+/// Takes a buffer of C's that is to be filled.
+///
+/// # Safety
+///
+/// Null with a length of 0, or `len` bytes that nobody else uses for `'a`.
+pub(crate) unsafe fn room<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut [u8]> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    if bytes.is_null() || isize::try_from(len).is_err() {
+        return Err(null("bytes"));
+    }
+    // SAFETY: `from_raw_parts_mut` asks for so many bytes that nobody else uses: so does this function. Bytes have no
+    // alignment.
+    Ok(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) })
+}

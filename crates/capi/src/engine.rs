@@ -1,0 +1,13 @@
+//! What this crate takes from the facade.
+
+pub(crate) use gpu_ipc::backend::{DeviceId, DevicePtr, ForkGuard, GpuBackend, detect_only};
+pub(crate) use gpu_ipc::broker::{
+    Client, CreateOptions, DType, Dimension, Epoch, Identity, Layout, ObjectError, PartSpec, Reader, Readers, Selector,
+    Standing, Writer,
+};
+pub(crate) use gpu_ipc::participant::{Notice, ParticipantBuilder};
+pub(crate) use gpu_ipc::session::{AdoptToken, SessionNotice, ShareOptions, Stats};
+pub(crate) use gpu_ipc::{
+    After, BackendKind, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ParticipantId, ReceivedBlock, Result,
+    SentBlock, Session, State, Stream, To, Wait,
+};

@@ -1,0 +1,275 @@
+//! What a call failed with, as C gets it: a code, a text, a remedy; the last of each thread.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+
+use crate::engine::{ClaimError, Error, ObjectError};
+
+/// What a function returns that did what it was asked for.
+pub const GPU_IPC_OK: i32 = 0;
+
+/// The device has no room: collect, drop blocks or trim, then try again.
+pub const GPU_IPC_OUT_OF_MEMORY: i32 = 1;
+/// A limit of the library or of the system is reached: raise it or hold less.
+pub const GPU_IPC_EXHAUSTED: i32 = 2;
+/// The library was built without that vendor.
+pub const GPU_IPC_NOT_COMPILED: i32 = 3;
+/// This machine cannot run that vendor's driver.
+pub const GPU_IPC_UNAVAILABLE: i32 = 4;
+/// This process does not see the device.
+pub const GPU_IPC_NO_DEVICE: i32 = 5;
+/// The device, the driver or the memory cannot do that.
+pub const GPU_IPC_UNSUPPORTED: i32 = 6;
+/// An argument is wrong: mend the call.
+pub const GPU_IPC_INVALID: i32 = 7;
+/// The bytes are no descriptor: send it whole and unchanged.
+pub const GPU_IPC_BAD_DESCRIPTOR: i32 = 8;
+/// Both sides are well, but do not belong together.
+pub const GPU_IPC_MISMATCH: i32 = 9;
+/// Nobody, or somebody who is not allowed, is at the other end.
+pub const GPU_IPC_CONNECT: i32 = 10;
+/// The producer or the broker refused.
+pub const GPU_IPC_REFUSED: i32 = 11;
+/// The producer is dead or has closed its session: connect to its successor.
+pub const GPU_IPC_PRODUCER_GONE: i32 = 12;
+/// The participant is dead or gone: share with one that is connected.
+pub const GPU_IPC_PARTICIPANT_GONE: i32 = 13;
+/// The handle belongs to the parent of this forked child: open an own one.
+pub const GPU_IPC_FORKED: i32 = 14;
+/// The stream is being captured into a graph.
+pub const GPU_IPC_CAPTURING: i32 = 15;
+/// The session is shutting down.
+pub const GPU_IPC_CLOSING: i32 = 16;
+/// The time was over first: ask again, nothing was lost.
+pub const GPU_IPC_DEADLINE: i32 = 17;
+/// A call of the driver failed.
+pub const GPU_IPC_DRIVER: i32 = 18;
+/// A call of the operating system failed.
+pub const GPU_IPC_SYSTEM: i32 = 19;
+/// The call would have to wait: try again when the descriptor is readable.
+pub const GPU_IPC_WOULD_BLOCK: i32 = 101;
+/// The producer took the grant back: have it shared again.
+pub const GPU_IPC_REVOKED: i32 = 102;
+/// The descriptor was claimed before, as often as it can be.
+pub const GPU_IPC_ALREADY_CLAIMED: i32 = 103;
+/// The lease ended long ago: have it shared again.
+pub const GPU_IPC_STALE: i32 = 104;
+/// The descriptor is for another participant.
+pub const GPU_IPC_NOT_ADDRESSEE: i32 = 105;
+/// There is no such object that this user may open.
+pub const GPU_IPC_NOT_FOUND: i32 = 201;
+/// The name has another epoch than was expected.
+pub const GPU_IPC_CONFLICT: i32 = 202;
+/// The broker went while the object was being filled.
+pub const GPU_IPC_WRITER_LOST: i32 = 203;
+/// The object was aborted before its commit.
+pub const GPU_IPC_ABORTED: i32 = 204;
+/// The two epochs have different layouts: nothing changed.
+pub const GPU_IPC_LAYOUT_DIFFERS: i32 = 205;
+/// The addresses of a reader are lost: open the object anew.
+pub const GPU_IPC_POISONED: i32 = 206;
+/// The reader sleeps: wake it first.
+pub const GPU_IPC_ASLEEP: i32 = 207;
+/// The handle is null, closed, of another kind, or another library's.
+pub const GPU_IPC_BAD_HANDLE: i32 = 301;
+/// The library failed inside: a bug of it. What was asked for may be done in part.
+pub const GPU_IPC_PANIC: i32 = 302;
+
+/// The name of each code.
+const NAMES: &[(i32, &CStr)] = &[
+    (GPU_IPC_OK, c"ok"),
+    (GPU_IPC_OUT_OF_MEMORY, c"out of memory"),
+    (GPU_IPC_EXHAUSTED, c"exhausted"),
+    (GPU_IPC_NOT_COMPILED, c"not compiled"),
+    (GPU_IPC_UNAVAILABLE, c"unavailable"),
+    (GPU_IPC_NO_DEVICE, c"no device"),
+    (GPU_IPC_UNSUPPORTED, c"unsupported"),
+    (GPU_IPC_INVALID, c"invalid"),
+    (GPU_IPC_BAD_DESCRIPTOR, c"bad descriptor"),
+    (GPU_IPC_MISMATCH, c"mismatch"),
+    (GPU_IPC_CONNECT, c"cannot connect"),
+    (GPU_IPC_REFUSED, c"refused"),
+    (GPU_IPC_PRODUCER_GONE, c"producer gone"),
+    (GPU_IPC_PARTICIPANT_GONE, c"participant gone"),
+    (GPU_IPC_FORKED, c"forked"),
+    (GPU_IPC_CAPTURING, c"capturing"),
+    (GPU_IPC_CLOSING, c"closing"),
+    (GPU_IPC_DEADLINE, c"deadline"),
+    (GPU_IPC_DRIVER, c"driver failed"),
+    (GPU_IPC_SYSTEM, c"system failed"),
+    (GPU_IPC_WOULD_BLOCK, c"would block"),
+    (GPU_IPC_REVOKED, c"revoked"),
+    (GPU_IPC_ALREADY_CLAIMED, c"already claimed"),
+    (GPU_IPC_STALE, c"stale"),
+    (GPU_IPC_NOT_ADDRESSEE, c"not the addressee"),
+    (GPU_IPC_NOT_FOUND, c"not found"),
+    (GPU_IPC_CONFLICT, c"conflict"),
+    (GPU_IPC_WRITER_LOST, c"writer lost"),
+    (GPU_IPC_ABORTED, c"aborted"),
+    (GPU_IPC_LAYOUT_DIFFERS, c"layout differs"),
+    (GPU_IPC_POISONED, c"poisoned"),
+    (GPU_IPC_ASLEEP, c"asleep"),
+    (GPU_IPC_BAD_HANDLE, c"bad handle"),
+    (GPU_IPC_PANIC, c"panic"),
+];
+
+/// What a call failed with.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    code: i32,
+    text: String,
+    remedy: String,
+}
+
+impl Failure {
+    /// Makes the failure of a handle; the text ends with the remedy.
+    pub fn handle(text: String) -> Failure {
+        Failure::of(GPU_IPC_BAD_HANDLE, text)
+    }
+
+    /// Makes the failure of an argument.
+    pub fn invalid(what: &'static str, got: impl Into<String>, must: &'static str) -> Failure {
+        Error::Invalid { what, got: got.into(), must }.into()
+    }
+
+    /// Makes the failure of a shutdown whose time was over while something was held.
+    pub fn held(report: String) -> Failure {
+        Failure::of(GPU_IPC_DEADLINE, format!("{report}; wait longer, or let it end by itself"))
+    }
+
+    /// Makes the failure of a panic.
+    pub fn panic(said: &str) -> Failure {
+        Failure::of(GPU_IPC_PANIC, format!("the library failed inside: {said}; report it with this text"))
+    }
+
+    pub fn code(&self) -> i32 {
+        self.code
+    }
+
+    /// Makes a failure of a text whose remedy stands behind its last semicolon.
+    fn of(code: i32, text: String) -> Failure {
+        let remedy = text.rsplit_once("; ").map_or("", |(_, remedy)| remedy).to_owned();
+        Failure { code, text, remedy }
+    }
+
+    /// Makes a failure of an error: its text with its causes, and the remedy of its own text.
+    fn caused(code: i32, error: &dyn std::error::Error) -> Failure {
+        let mut failure = Failure::of(code, error.to_string());
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            failure.text.push_str(": ");
+            failure.text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        failure
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let must = match &error {
+            Error::Invalid { must, .. } => Some(format!("pass what is {must}")),
+            Error::Driver { .. } => Some("look up the driver's error, which the text has".to_owned()),
+            _ => None,
+        };
+        let mut failure = Failure::caused(error.code(), &error);
+        failure.remedy = must.unwrap_or(failure.remedy);
+        failure
+    }
+}
+
+impl From<ClaimError> for Failure {
+    fn from(error: ClaimError) -> Failure {
+        match error {
+            ClaimError::Backend(error) => error.into(),
+            error => Failure::caused(error.code(), &error),
+        }
+    }
+}
+
+impl From<ObjectError> for Failure {
+    fn from(error: ObjectError) -> Failure {
+        let code = match &error {
+            ObjectError::NotFound { .. } => GPU_IPC_NOT_FOUND,
+            ObjectError::Conflict { .. } => GPU_IPC_CONFLICT,
+            ObjectError::OutOfMemory { .. } => GPU_IPC_OUT_OF_MEMORY,
+            ObjectError::WriterLost { .. } => GPU_IPC_WRITER_LOST,
+            ObjectError::Aborted { .. } => GPU_IPC_ABORTED,
+            ObjectError::LayoutDiffers { .. } => GPU_IPC_LAYOUT_DIFFERS,
+            ObjectError::Poisoned { .. } => GPU_IPC_POISONED,
+            ObjectError::Asleep { .. } => GPU_IPC_ASLEEP,
+            ObjectError::Gpu(error) => error.code(),
+            // A refusal, and what a later version of the broker's crate adds.
+            _ => GPU_IPC_REFUSED,
+        };
+        match error {
+            ObjectError::Gpu(error) => error.into(),
+            error => Failure::caused(code, &error),
+        }
+    }
+}
+
+/// The last failure of a thread, as C reads it.
+#[derive(Default)]
+struct Last {
+    code: i32,
+    text: CString,
+    remedy: CString,
+}
+
+thread_local! {
+    static LAST: RefCell<Last> = RefCell::default();
+}
+
+/// Keeps a failure for the thread that asks, and returns its code.
+#[cold]
+pub(crate) fn keep(failure: Failure) -> i32 {
+    let code = failure.code;
+    let last = Last { code, text: c_string(failure.text), remedy: c_string(failure.remedy) };
+    // A thread that is ending has no place for it any more.
+    let _ = LAST.try_with(|kept| kept.replace(last));
+    code
+}
+
+fn c_string(text: String) -> CString {
+    let mut bytes = text.into_bytes();
+    bytes.retain(|&byte| byte != 0);
+    CString::new(bytes).unwrap_or_default()
+}
+
+/// Returns the code of the last call that failed on this thread; 0 when none has.
+///
+/// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_last_error() -> i32 {
+    LAST.try_with(|last| last.borrow().code).unwrap_or(GPU_IPC_OK)
+}
+
+/// Returns what the last call that failed on this thread says: both sides of what differs, and the cause.
+///
+/// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the thread's end.
+///
+/// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_last_error_text() -> *const c_char {
+    LAST.try_with(|last| last.borrow().text.as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// Returns what to do about the last call that failed on this thread; empty where there is nothing.
+///
+/// The text is UTF-8, never null, and valid until the next call on this thread that fails, or the thread's end.
+///
+/// Keeps: nothing. Thread: any; each has its own. Blocks: no. Errors: none.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_last_error_remedy() -> *const c_char {
+    LAST.try_with(|last| last.borrow().remedy.as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// Returns a code's name, a few words that stay the same in every version; "unknown" for a code of a later version.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: none.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_error_name(code: i32) -> *const c_char {
+    let found = NAMES.iter().find(|(number, _)| *number == code).map(|(_, name)| *name);
+    found.unwrap_or(c"unknown").as_ptr()
+}

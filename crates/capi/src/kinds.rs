@@ -1,0 +1,116 @@
+//! The kinds of handles, and the table of each.
+
+use std::sync::Mutex;
+
+use crate::engine::{Client, Gpu, Participant, ReceivedBlock, SentBlock};
+use crate::object::{OpenReader, OpenWriter};
+use crate::session::OpenSession;
+use crate::stream::OpenStream;
+use crate::table::Table;
+
+/// A kind of handle, by the type that C sees.
+pub(crate) trait Kind: Sized + 'static {
+    /// What a handle of it stands for.
+    type Value: Send + Sync;
+    /// Its number in handles, from 1 to 15.
+    const NUMBER: u8;
+    /// What messages call it.
+    const NAME: &'static str;
+
+    fn table(tables: &Tables) -> &Table<Self::Value>;
+}
+
+/// A device that memory lies on.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_device(());
+
+/// A stream that sharing, claiming and releasing are ordered on.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_stream(());
+
+/// A producer's session.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_session(());
+
+/// A block that this process produces.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_block(());
+
+/// A consumer's connection to a session.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_participant(());
+
+/// A block that this process received.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_received(());
+
+/// A connection to a broker of objects.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_client(());
+
+/// An object that is being filled.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_writer(());
+
+/// An object that is mapped.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_reader(());
+
+/// Makes the table of each kind.
+macro_rules! kinds {
+    ($($type:ident = $number:literal, $name:literal, $table:ident: $value:ty;)*) => {
+        $(
+            impl Kind for $type {
+                type Value = $value;
+                const NUMBER: u8 = $number;
+                const NAME: &'static str = $name;
+
+                #[inline]
+                fn table(tables: &Tables) -> &Table<$value> {
+                    &tables.$table
+                }
+            }
+        )*
+
+        /// The table of each kind.
+        #[derive(Default)]
+        pub(crate) struct Tables {
+            $($table: Table<$value>,)*
+        }
+
+        /// Names the kind of a number.
+        pub(crate) fn name_of(kind: u8) -> Option<&'static str> {
+            match kind {
+                $($number => Some($name),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+kinds! {
+    gpu_ipc_device = 1, "a device", devices: Gpu;
+    gpu_ipc_stream = 2, "a stream", streams: OpenStream;
+    gpu_ipc_session = 3, "a session", sessions: OpenSession;
+    gpu_ipc_block = 4, "a block", blocks: SentBlock;
+    gpu_ipc_participant = 5, "a participant", participants: Participant;
+    gpu_ipc_received = 6, "a received block", received: ReceivedBlock;
+    gpu_ipc_client = 7, "a client of a broker", clients: Client;
+    gpu_ipc_writer = 8, "a writer", writers: Mutex<OpenWriter>;
+    gpu_ipc_reader = 9, "a reader", readers: Mutex<OpenReader>;
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Table<T> {
+        Table::new()
+    }
+}

@@ -1,0 +1,53 @@
+//! The C library `libgpu_ipc`: the functions that `gpu_ipc.h` declares.
+//!
+//! | module | what |
+//! |---|---|
+//! | `boundary`, `failure` | where C's calls come in; what they fail with |
+//! | `handle`, `table`, `kinds`, `process` | what C holds in place of a pointer, and what stands behind it |
+//! | `sized`, `callback`, `log` | structures that begin with their size; calls back; lines on a descriptor |
+//! | `device`, `stream` | where memory lies, and what work is ordered on |
+//! | `session`, `block`, `stats` | the producer |
+//! | `descriptor` | the bytes that travel |
+//! | `participant`, `received`, `notice` | the consumer |
+//! | `object` | memory that outlives the process that filled it |
+//! | `torch` | PyTorch's pluggable allocator |
+//!
+//! The header is written from this source and is the documentation: `include/gpu_ipc.h`. Rust programs use `gpu_ipc`
+//! itself.
+
+mod block;
+mod boundary;
+mod callback;
+mod descriptor;
+mod device;
+mod engine;
+mod failure;
+mod handle;
+mod kinds;
+mod log;
+mod notice;
+mod object;
+mod participant;
+mod process;
+mod received;
+mod session;
+mod sized;
+mod stats;
+mod stream;
+mod table;
+mod torch;
+
+pub use block::*;
+pub use descriptor::*;
+pub use device::*;
+pub use failure::*;
+pub use kinds::*;
+pub use log::*;
+pub use notice::*;
+pub use object::*;
+pub use participant::*;
+pub use received::*;
+pub use session::*;
+pub use stats::*;
+pub use stream::*;
+pub use torch::*;

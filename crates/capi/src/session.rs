@@ -1,0 +1,403 @@
+//! Sessions: what a producer opens.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::boundary::{Outcome, array, call, null, out, out_handle, put, put_text, text, timeout, value_or};
+use crate::callback::Callback;
+use crate::engine::{AdoptToken, DevicePtr, Error, ParticipantId, Session};
+use crate::failure::Failure;
+use crate::kinds::{gpu_ipc_block, gpu_ipc_device, gpu_ipc_session};
+use crate::sized::{self, sized_struct};
+use crate::stats::{gpu_ipc_collected, gpu_ipc_stats};
+use crate::stream::gpu_ipc_callback;
+
+/// What a session is opened with; all zero is a good choice.
+#[derive(Clone, Copy, Debug)]
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[repr(C)]
+pub struct gpu_ipc_session_options {
+    /// `sizeof(gpu_ipc_session_options)`.
+    pub size: usize,
+    /// The path to listen on; null for one in the runtime directory of this user.
+    pub socket: *const c_char,
+    /// Users that may connect besides this process' own.
+    pub uids: *const u32,
+    /// How many they are.
+    pub uid_count: usize,
+    /// Bytes of a region of the session's own memory; 0 for 32 MiB.
+    pub region_bytes: u64,
+    /// How long a grant can be claimed, in nanoseconds: 0 for 5 minutes, below 0 for ever.
+    pub time_to_live_ns: i64,
+    /// How long after the proof of a participant's death its blocks are kept from reuse, in nanoseconds; 0 for 100 ms.
+    pub quarantine_ns: u64,
+    /// The most leases of one participant; 0 for 2,097,152.
+    pub max_leases: u64,
+}
+sized_struct!(gpu_ipc_session_options: "gpu_ipc_session_options");
+
+/// A session, and whom to tell of adopted memory that is its owner's again.
+pub(crate) struct OpenSession {
+    pub session: Session,
+    pub adopted: Arc<Mutex<Adopted>>,
+}
+
+/// Callbacks by the token of their block.
+#[derive(Default)]
+pub(crate) struct Adopted {
+    next: u64,
+    waiting: HashMap<AdoptToken, Callback>,
+}
+
+impl OpenSession {
+    /// Collects, and calls back for what came home, on this thread and with no lock held.
+    fn collect(&self) -> (u64, u64, u64) {
+        let collected = self.session.collect();
+        let tokens = collected.tokens.len() as u64;
+        let callbacks: Vec<Callback> = {
+            let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+            collected.tokens.iter().filter_map(|token| adopted.waiting.remove(token)).collect()
+        };
+        callbacks.into_iter().for_each(Callback::run);
+        (collected.blocks, collected.bytes, tokens)
+    }
+}
+
+/// Opens a session: binds its socket and starts its thread.
+///
+/// Keeps: nothing; texts are copied. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` when somebody listens on the
+/// path already, `UNSUPPORTED` on a device that shares no memory, `SYSTEM`.
+///
+/// # Safety
+///
+/// `options` is null, or has as many bytes as its `size` says and good pointers in them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_session_open(
+    device: *mut gpu_ipc_device,
+    options: *const gpu_ipc_session_options,
+    session: Option<&mut MaybeUninit<*mut gpu_ipc_session>>,
+) -> i32 {
+    call(|process| {
+        let session = out_handle(session, "session")?;
+        // SAFETY: `read` asks for what this function asks for.
+        let options = unsafe { sized::read(options) }?;
+        let mut builder = Session::builder(process.get(device)?.clone());
+        if !options.socket.is_null() {
+            // SAFETY: `text` asks for what this function asks for.
+            builder = builder.socket(unsafe { text(options.socket, "the path of a socket") }?);
+        }
+        // SAFETY: `array` asks for what this function asks for.
+        let uids = unsafe { array(options.uids, options.uid_count, "uids") }?;
+        builder = builder.allow_uids(uids.iter().copied());
+        if options.region_bytes > 0 {
+            builder = builder.region_bytes(options.region_bytes);
+        }
+        if options.time_to_live_ns != 0 {
+            builder = builder.time_to_live(timeout(options.time_to_live_ns));
+        }
+        if options.quarantine_ns > 0 {
+            builder = builder.quarantine(Duration::from_nanos(options.quarantine_ns));
+        }
+        if options.max_leases > 0 {
+            builder = builder.max_slots(options.max_leases);
+        }
+        session.set(process.open(OpenSession { session: builder.open()?, adopted: Arc::default() })?);
+        Ok(())
+    })
+}
+
+/// Writes the path of a session's socket, with a zero byte behind.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a buffer that is too small: 4,096 bytes are
+/// always enough.
+///
+/// # Safety
+///
+/// `buffer` has `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_session_path(
+    session: *mut gpu_ipc_session,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> i32 {
+    call(|process| {
+        let open = process.get(session)?;
+        let path = open.session.socket_path().to_str();
+        let path = path.ok_or_else(|| Failure::invalid("the path of a socket", "not UTF-8", "UTF-8"))?;
+        // SAFETY: `put_text` asks for what this function asks for.
+        unsafe { put_text(path, buffer, capacity) }
+    })
+}
+
+/// Allocates a block of `len` bytes, aligned to 256.
+///
+/// Before the device is asked for more, what leases have ended is collected; when it has no more, participants are asked to
+/// unmap what they do not use.
+///
+/// Keeps: nothing. Thread: any. Blocks: in the driver, and up to 100 ms for participants when memory is short; with
+/// `timeout_ns` above 0 up to that long for room. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY` with who holds it, `INVALID` for 0
+/// bytes, `CLOSING`, `FORKED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_alloc(
+    session: *mut gpu_ipc_session,
+    len: u64,
+    timeout_ns: i64,
+    block: Option<&mut MaybeUninit<*mut gpu_ipc_block>>,
+) -> i32 {
+    call(|process| {
+        let block = out_handle(block, "block")?;
+        let open = process.get(session)?;
+        let made = match timeout(timeout_ns) {
+            Some(time) if time.is_zero() => open.session.alloc(len)?,
+            Some(time) => open.session.alloc_within(len, time)?,
+            None => open.session.alloc_within(len, Duration::MAX)?,
+        };
+        block.set(process.open(made)?);
+        Ok(())
+    })
+}
+
+/// Takes in memory of another allocator, so that it can be shared: `len` bytes at `memory` that lie in one allocation.
+///
+/// The memory stays allocated, and no other block overlaps it, until `returned` was called, or the process ends. That is
+/// when the block was dropped, its last lease has ended, and nobody maps it.
+///
+/// Keeps: the memory, `returned` and `context`, until `returned` is called: once, inside a `gpu_ipc_session_collect` or
+/// `gpu_ipc_session_shutdown` of this session, on the thread of that call and with no lock held, so that it may call any
+/// function. A notice `GPU_IPC_NOTICE_TOKENS_RETURNED` says that a collect would. Thread: any. Blocks: no. Errors:
+/// `BAD_HANDLE`, `UNSUPPORTED` for memory that cannot be shared, with what to change; `INVALID`, `CLOSING`, `FORKED`. After
+/// an error `returned` is not called.
+///
+/// # Safety
+///
+/// The memory stays allocated, and overlaps no other block, as said above; `returned` may be called with `context` on the
+/// threads named.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_adopt(
+    session: *mut gpu_ipc_session,
+    memory: *mut c_void,
+    len: u64,
+    returned: gpu_ipc_callback,
+    context: *mut c_void,
+    block: Option<&mut MaybeUninit<*mut gpu_ipc_block>>,
+) -> i32 {
+    call(|process| {
+        let block = out_handle(block, "block")?;
+        let open = process.get(session)?;
+        let function = returned.ok_or_else(|| null("returned"))?;
+        let token = {
+            let mut adopted = open.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+            adopted.next += 1;
+            let token = AdoptToken(adopted.next);
+            adopted.waiting.insert(token, Callback { function, context });
+            token
+        };
+        // SAFETY: `adopt` asks that the memory stays allocated until a collect returned the token, and that no other block
+        // overlaps it: so does this function, which tells of the token by `returned`.
+        let made = unsafe { open.session.adopt(DevicePtr(memory.addr() as u64), len, token) };
+        let made = made.map_err(Failure::from).and_then(|made| Ok(process.open(made)?));
+        if made.is_err() {
+            open.adopted.lock().unwrap_or_else(PoisonError::into_inner).waiting.remove(&token);
+        }
+        block.set(made?);
+        Ok(())
+    })
+}
+
+/// Looks for leases that have ended, gives back what nothing holds any more, and calls `returned` of adopted memory that is
+/// its owner's again. The session's own thread collects too, but calls nothing back.
+///
+/// Keeps: nothing. `collected` may be null. Thread: any. Blocks: no, but for the callbacks. Errors: `BAD_HANDLE`, `INVALID`.
+///
+/// # Safety
+///
+/// `collected` is null, or has as many bytes as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_session_collect(
+    session: *mut gpu_ipc_session,
+    collected: *mut gpu_ipc_collected,
+) -> i32 {
+    call(|process| {
+        let (blocks, bytes, returned) = process.get(session)?.collect();
+        if collected.is_null() {
+            return Ok(());
+        }
+        let ours = gpu_ipc_collected { size: 0, blocks, bytes, returned };
+        // SAFETY: `write` asks for what this function asks for.
+        unsafe { sized::write(collected, &ours) }
+    })
+}
+
+/// Says what a session holds; in a forked child that it holds nothing.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
+///
+/// # Safety
+///
+/// `stats` has as many bytes as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_session_get_stats(session: *mut gpu_ipc_session, stats: *mut gpu_ipc_stats) -> i32 {
+    call(|process| {
+        let ours = gpu_ipc_stats::of(&process.get(session)?.session.stats());
+        // SAFETY: `write` asks for what this function asks for.
+        unsafe { sized::write(stats, &ours) }
+    })
+}
+
+/// Returns regions that nobody uses or maps to the driver, and says how many bytes.
+///
+/// Keeps: nothing. `bytes` may be null. Thread: any. Blocks: in the driver. Errors: `BAD_HANDLE`, `DRIVER`, `FORKED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_session_trim(session: *mut gpu_ipc_session, bytes: Option<&mut MaybeUninit<u64>>) -> i32 {
+    call(|process| {
+        let trimmed = process.get(session)?.session.trim()?;
+        put(bytes, trimmed);
+        Ok(())
+    })
+}
+
+/// Lists the participants that are connected: as many numbers as fit into `capacity`, and how many there are. With a
+/// `least` above 0 it waits until so many are connected.
+///
+/// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
+/// `DEADLINE`, `INVALID`, `FORKED`.
+///
+/// # Safety
+///
+/// `participants` has room for `capacity` numbers, or is null and `capacity` 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_session_participants(
+    session: *mut gpu_ipc_session,
+    least: usize,
+    timeout_ns: i64,
+    participants: *mut u64,
+    capacity: usize,
+    count: Option<&mut MaybeUninit<usize>>,
+) -> i32 {
+    call(|process| {
+        let count = out(count, "count")?;
+        if participants.is_null() && capacity > 0 {
+            return Err(null("participants"));
+        }
+        let open = process.get(session)?;
+        let connected = match least {
+            0 => open.session.participants(),
+            least => open.session.wait_for_participants(least, timeout(timeout_ns))?,
+        };
+        count.set(connected.len());
+        for (at, participant) in connected.iter().take(capacity).enumerate() {
+            // SAFETY: `add` asks to stay inside: `at` is below the capacity.
+            let place = unsafe { participants.add(at) };
+            // SAFETY: `write` asks for a place that may be written: inside the capacity.
+            unsafe { place.write(participant.0) };
+        }
+        Ok(())
+    })
+}
+
+/// Writes what a participant that is connected calls itself, or else the command that it runs, with a zero byte behind.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for a buffer that is too small: 256
+/// bytes are always enough.
+///
+/// # Safety
+///
+/// `buffer` has `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_session_participant_name(
+    session: *mut gpu_ipc_session,
+    participant: u64,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> i32 {
+    call(|process| {
+        let participant = ParticipantId(participant);
+        let name = process.get(session)?.session.participant_name(participant);
+        let name = name.ok_or(Error::ParticipantGone { participant })?;
+        // SAFETY: `put_text` asks for what this function asks for.
+        unsafe { put_text(&name.replace('\0', " "), buffer, capacity) }
+    })
+}
+
+/// Takes in a connection that reached the application in another way than through the session's socket: one end of a
+/// socket pair (`SOCK_SEQPACKET`), or what another process passed on.
+///
+/// Every other copy of it must be closed, this one by the caller after the call: as long as one is open the participant's
+/// death is not proven.
+///
+/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for what is no such
+/// socket, `CLOSING`, `FORKED`, `SYSTEM`.
+///
+/// # Safety
+///
+/// `connection` is open, and nobody closes it during the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_session_accept(session: *mut gpu_ipc_session, connection: c_int) -> i32 {
+    call(|process| {
+        let open = process.get(session)?;
+        // SAFETY: `copy_of` asks for what this function asks for.
+        let copy = unsafe { copy_of(connection) }?;
+        Ok(open.session.accept(copy)?)
+    })
+}
+
+/// Returns the descriptor that is readable while the session has a notice; -1 after an error.
+///
+/// It belongs to the session and is good until that is closed: nobody else closes it.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_session_fd(session: *mut gpu_ipc_session) -> c_int {
+    value_or(-1, |process| Ok(process.get(session)?.session.as_raw_fd()))
+}
+
+/// Shares nothing more, closes the socket, and waits until nothing is held or the time is over. Calls `returned` of
+/// adopted memory that came home. Whatever is held after that stays safe; ask `gpu_ipc_session_get_stats` what it is.
+///
+/// Can be called again to wait longer. The handle stays open.
+///
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` while something
+/// is held, with what and by whom; `FORKED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_session_shutdown(session: *mut gpu_ipc_session, timeout_ns: i64) -> i32 {
+    call(|process| {
+        let open = process.get(session)?;
+        let report = open.session.shutdown(timeout(timeout_ns).unwrap_or(Duration::MAX));
+        open.collect();
+        match report.clean {
+            true => Ok(()),
+            false => Err(Failure::held(report.to_string())),
+        }
+    })
+}
+
+/// Closes a session: its socket goes with the last use of it. Blocks that were allocated stay good, with this process and
+/// with others. Adopted memory whose `returned` was not called stays lent until the process ends: shut the session down
+/// first. Null is passed over.
+///
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_session_close(session: *mut gpu_ipc_session) -> i32 {
+    call(|process| process.close(session))
+}
+
+/// Copies a descriptor of the application's.
+///
+/// # Safety
+///
+/// `fd` is open, and nobody closes it during the call; what is below 0 is refused.
+pub(crate) unsafe fn copy_of(fd: c_int) -> Outcome<std::os::fd::OwnedFd> {
+    if fd < 0 {
+        return Err(Failure::invalid("a descriptor", fd.to_string(), "an open one"));
+    }
+    // SAFETY: `borrow_raw` asks for a descriptor that stays open for as long as the borrow, and is not -1: looked at
+    // above, and for the rest this function asks.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    borrowed.try_clone_to_owned().map_err(|error| {
+        Error::system("fcntl(F_DUPFD_CLOEXEC)", "pass an open descriptor, or raise RLIMIT_NOFILE", error).into()
+    })
+}
