@@ -36,17 +36,23 @@ impl Reach {
         self.places.insert(entry.slot % GROUP);
     }
 
-    /// Fails when a run reached less than it has to, in a ledger of so many slots in so many groups.
+    /// Says what the histories did not reach in a ledger of so many slots in so many groups; nothing when it is enough.
     ///
-    /// A run reaches several times as much as is asked for here.
-    pub fn check(&self, slots: usize, groups: usize) {
-        assert_eq!(self.most_leases, slots, "no ledger was full: {self:?}");
-        assert_eq!(self.groups.len(), groups, "groups without a release: {self:?}");
-        assert_eq!(self.places.len(), GROUP as usize, "places without a release: {self:?}");
-        assert!(self.top_generation > 200, "{self:?}");
-        assert!(self.most_at_once > 100, "{self:?}");
+    /// 256 histories reach several times as much as is asked for here, but for the last groups: those are in use only
+    /// while a ledger is nearly full.
+    pub fn missing(&self, slots: usize, groups: usize) -> Option<String> {
         let often = [self.full, self.stale_claims, self.lapsed, self.not_lapsed, self.deaths, self.threads];
-        assert!(often.iter().all(|&times| times > 50), "{self:?}");
-        assert!(self.buried_barred > 10 && self.raced.iter().all(|&times| times > 50), "{self:?}");
+        let missing = [
+            (self.most_leases == slots, "a full ledger"),
+            (self.groups.len() == groups, "a release in each group"),
+            (self.places.len() == GROUP as usize, "a release at each place of a group"),
+            (self.top_generation > 200, "200 leases of one slot"),
+            (self.most_at_once > 100, "100 leases that end in one call"),
+            (often.iter().all(|&times| times > 50), "50 of each kind of step"),
+            (self.buried_barred > 10, "10 burials of a barred lease"),
+            (self.raced.iter().all(|&times| times > 50), "50 releases and claims in the middle of a call"),
+        ];
+        let missing: Vec<&str> = missing.iter().filter(|(reached, _)| !reached).map(|&(_, what)| what).collect();
+        (!missing.is_empty()).then(|| format!("never reached: {}; {self:?}", missing.join(", ")))
     }
 }
