@@ -78,13 +78,49 @@ fn look_for(kinds: &[BackendKind]) -> Result<Detected> {
 
 fn open(kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
     match kind {
-        #[cfg(feature = "host")]
-        BackendKind::Host => Ok(backend_host::HostBackend::new(backend_host::HostConfig::from_env()?)?),
-        #[cfg(feature = "cuda")]
-        BackendKind::Cuda => Ok(backend_cuda::CudaBackend::load()?),
-        #[cfg(feature = "hip")]
-        BackendKind::Hip => Ok(backend_hip::HipBackend::load()?),
+        BackendKind::Host => compiled::host(),
+        BackendKind::Cuda => compiled::cuda(),
+        BackendKind::Hip => compiled::hip(),
         backend => Err(Error::NotCompiled { backend }),
+    }
+}
+
+/// The vendors, each as this build has it.
+mod compiled {
+    use super::*;
+
+    cfg_if::cfg_if! {
+        if #[cfg(feature = "host")] {
+            pub fn host() -> Result<Arc<dyn GpuBackend>> {
+                Ok(backend_host::HostBackend::new(backend_host::HostConfig::from_env()?)?)
+            }
+        } else {
+            pub fn host() -> Result<Arc<dyn GpuBackend>> {
+                Err(Error::NotCompiled { backend: BackendKind::Host })
+            }
+        }
+    }
+    cfg_if::cfg_if! {
+        if #[cfg(feature = "cuda")] {
+            pub fn cuda() -> Result<Arc<dyn GpuBackend>> {
+                Ok(backend_cuda::CudaBackend::load()?)
+            }
+        } else {
+            pub fn cuda() -> Result<Arc<dyn GpuBackend>> {
+                Err(Error::NotCompiled { backend: BackendKind::Cuda })
+            }
+        }
+    }
+    cfg_if::cfg_if! {
+        if #[cfg(feature = "hip")] {
+            pub fn hip() -> Result<Arc<dyn GpuBackend>> {
+                Ok(backend_hip::HipBackend::load()?)
+            }
+        } else {
+            pub fn hip() -> Result<Arc<dyn GpuBackend>> {
+                Err(Error::NotCompiled { backend: BackendKind::Hip })
+            }
+        }
     }
 }
 

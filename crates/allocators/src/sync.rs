@@ -1,8 +1,11 @@
 //! Locks: the standard library's, or those of a model checker.
 
 pub(crate) use std::sync::PoisonError;
-#[cfg(not(gpu_ipc_loom))]
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
-#[cfg(gpu_ipc_loom)]
-pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+cfg_if::cfg_if! {
+    if #[cfg(gpu_ipc_loom)] {
+        pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+    } else {
+        pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    }
+}

@@ -37,14 +37,14 @@ Examples:
 
 Environment:
   GPU_IPC_RUNTIME_DIR       where sessions put their sockets, of this user alone (mode 0700);
-                            else $XDG_RUNTIME_DIR/gpu-ipc, else /tmp/gpu-ipc-UID
+                            else $XDG_RUNTIME_DIR/gpu-ipc if that is there, else /tmp/gpu-ipc-UID
   GPU_IPC_HOST_DEVICES      how many devices of shared memory there are: 1
   GPU_IPC_HOST_BYTES        bytes of each: 1073741824
   CUDA_VISIBLE_DEVICES      and HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES: which GPUs are seen
   GPU_IPC_HIP_LIBRARY       another HIP runtime than the one that is found
   GPU_IPC_HIP_PROOF         what the doctor saw work on it: docs/HIP.md
 
-Exit status: 0 good, 1 something was found, 2 wrong usage, 3 not available here.")]
+Exit status: 0 good, 1 something was found, 2 wrong usage, 3 not available here, 141 nobody read what it said.")]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -67,13 +67,15 @@ Exit status:
   0  nothing leaked, was used again too early, or had wrong contents
   1  something did, or the demo stopped half-way; also when its output cannot be written
   2  wrong usage
-  3  the backend that was asked for has no device here")]
+  3  the backend that was asked for has no device here
+  141  nobody read the verdict: demo | head -1")]
     Demo(DemoOptions),
     /// List the sessions on this host: what each holds, and who holds it
     #[command(after_help = "\
 Examples:
   gpu-ipc ls                           this user's sessions in the runtime directory
-  gpu-ipc ls --socket /run/app/s       the one that listens there; exit status 1 if it does not answer
+  gpu-ipc ls fd32                      the one whose socket's name begins so
+  gpu-ipc ls /run/app/s                the one that listens there; exit status 1 if it does not answer
   gpu-ipc ls --json | jq '.sessions[].holders'
 
 A session that does not answer within --timeout shows as hung: its process hangs or is stopped.
@@ -81,7 +83,7 @@ With --json the object has \"ok\", as the exit status, and \"sessions\" or \"err
 
 Exit status:
   0  the sessions were listed
-  1  one that was named with --socket does not answer
+  1  one that was named does not answer
   2  wrong usage
   3  the runtime directory cannot be read")]
     Ls(LsOptions),
@@ -89,7 +91,7 @@ Exit status:
     #[command(after_help = "\
 Examples:
   gpu-ipc top                          this user's sessions, every second
-  gpu-ipc top --interval 0.2 --socket /run/app/s
+  gpu-ipc top /run/app/s --interval 0.2
 
 Keys: up and down choose a session, p pauses, q quits.
 
@@ -216,7 +218,8 @@ Exit status:
   0  nothing was used again early, ended twice, leaked or hung
   1  something was, or a process crashed; with --control, what must be found was found
   2  wrong usage
-  3  the backend that was asked for has no device here")]
+  3  the backend that was asked for has no device here
+  130  a signal ended it: nothing can be said of the run, and its folder is removed")]
     Torture(TortureOptions),
     /// Measure what sharing costs, each call beside the raw calls that it cannot do without
     #[command(after_help = "\
@@ -286,9 +289,10 @@ pub struct DemoOptions {
 /// Which sessions to ask, and for how long.
 #[derive(Arguments, Debug)]
 pub struct Where {
-    /// Ask the session that listens here, not those in the runtime directory; may be given several times
-    #[arg(long, value_name = "PATH")]
-    pub socket: Vec<PathBuf>,
+    /// The sessions: the path of a socket, or the beginning of its name in the runtime directory; without one all that
+    /// are there
+    #[arg(value_name = "SESSION")]
+    pub sessions: Vec<PathBuf>,
     /// Seconds that each session has to answer
     #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 1.0, value_parser = seconds)]
     pub timeout: f64,

@@ -1,6 +1,8 @@
 //! The torture, for a few seconds, and what it must find: the controls.
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -74,4 +76,34 @@ fn a_blind_time_out_is_found_to_free_early() {
     assert!(number(&value, "early_reuse") > 0.0, "{value}");
     assert_eq!((number(&value, "leaked_blocks"), number(&value, "hung")), (0.0, 0.0), "found something else: {value}");
     assert_eq!((&value["control"], &value["ok"]), (&"blind-timeout".into(), &false.into()));
+}
+
+/// Returns the names in a directory.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).expect("it is there");
+    entries.map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_run_that_is_interrupted_leaves_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    // What a run left that was killed: of a process number that no system gives.
+    std::fs::create_dir(dir.path().join("gpu-ipc-torture-4294967295")).expect("a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    command.args(["torture", "--backend", "host", "--seconds", "3600", "--json"]).env("TMPDIR", dir.path());
+    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it was built");
+    let folder = dir.path().join(format!("gpu-ipc-torture-{}", run.id()));
+    // Its processes are at work: sockets lie beside the board.
+    let end = Instant::now() + Duration::from_secs(120);
+    while !folder.exists() || names(&folder).len() < 2 {
+        assert!(Instant::now() < end, "the torture does not begin");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let pid = rustix::process::Pid::from_raw(run.id() as i32).expect("a number");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    let output = run.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    let value: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert!(value["error"].as_str().is_some_and(|why| why.contains("interrupted")), "{value}");
+    assert_eq!(names(dir.path()), [""; 0]);
 }

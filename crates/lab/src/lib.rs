@@ -28,4 +28,8 @@ pub enum Outcome {
     Finding = 1,
     /// What was asked for is not to be had on this machine.
     Unavailable = 3,
+    /// A signal asked for the end: as a shell shows SIGINT.
+    Interrupted = 130,
+    /// Nobody read what it said: as a shell shows SIGPIPE.
+    Unread = 141,
 }

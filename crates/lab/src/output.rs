@@ -7,17 +7,22 @@ use serde_json::json;
 
 use crate::Outcome;
 
-/// Writes a text and a line end to standard output. A reader that went away is none of our business.
+/// Writes a text and a line end to standard output. A reader that went away is seen at the last line: [`conclude`].
 ///
 /// # Errors
 ///
 /// What the system says when the output is there and takes nothing: a full disk.
 pub fn print(text: &str) -> Result<(), String> {
-    let mut out = io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    match write(text) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("standard output: {error}")),
         _ => Ok(()),
     }
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
 }
 
 /// Writes a line to standard error, if anybody takes it.
@@ -36,12 +41,19 @@ pub fn judged(ok: bool, report: &impl Serialize) -> String {
     serde_json::to_string(&Judged { ok, report }).expect("a report is made of strings and numbers")
 }
 
-/// Writes the last thing that a command says and ends it.
+/// Writes the last thing that a command says and ends it. A good end that nobody read is [`Outcome::Unread`].
 pub fn conclude(text: &str, outcome: Outcome) -> Outcome {
-    match print(text) {
+    match write(text) {
         Ok(()) => outcome,
-        Err(why) => {
-            complain(&why);
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+            if outcome == Outcome::Good {
+                Outcome::Unread
+            } else {
+                outcome
+            }
+        }
+        Err(error) => {
+            complain(&format!("standard output: {error}"));
             Outcome::Finding
         }
     }

@@ -97,11 +97,13 @@ impl ClientBuilder {
 /// # Examples
 ///
 /// ```no_run
+/// use backend_host::{HostBackend, HostConfig};
 /// use broker::{Client, Layout, PartSpec, Selector};
-/// # fn gpu() -> gpu_api::Gpu { unimplemented!() }
-/// # let bytes = [0u8; 9];
+/// use gpu_api::{DeviceId, Gpu};
 ///
-/// let client = Client::connect(gpu())?;
+/// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// let bytes = [0u8; 9];
+/// let client = Client::connect(gpu)?;
 /// let layout = Layout::pack([PartSpec::bytes("w", 9)?], b"")?;
 /// let mut writer = client.create("model", layout)?;
 /// writer.write("w", &bytes)?;

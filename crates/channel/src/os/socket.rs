@@ -13,7 +13,7 @@ mod directory;
 mod listener;
 mod peer;
 #[cfg(test)]
-pub(super) mod scratch;
+mod scratch;
 mod transfer;
 
 pub use connect::{Connecting, connect_within};

@@ -11,8 +11,12 @@ use rustix::process::{Resource, geteuid, getrlimit};
 use super::check::Check;
 use lab::size;
 
+/// Descriptors below which no session can be opened beside what a program has open.
+const TOO_FEW_DESCRIPTORS: u64 = 64;
 /// Descriptors below which a session of a few dozen participants runs out.
 const FEW_DESCRIPTORS: u64 = 1024;
+/// The longest runtime directory: a socket's address has 107 bytes, and 38 are a slash and the socket's name.
+const LONGEST_DIR: usize = 69;
 /// What Docker gives, and what runs out there.
 const SMALL_SHM: u64 = 64 << 20;
 
@@ -32,10 +36,15 @@ fn descriptors() -> Check {
 
 fn judge_descriptors(soft: Option<u64>, hard: Option<u64>) -> Check {
     let (name, found) = ("RLIMIT_NOFILE", format!("soft {}, hard {}", limit(soft), limit(hard)));
+    let remedy = "raise it: ulimit -n 65536, LimitNOFILE= in a systemd unit, --ulimit nofile= for a container";
     match soft {
+        Some(soft) if soft < TOO_FEW_DESCRIPTORS => Check::failed(name, found)
+            .why("a session and its participants need a few dozen descriptors at least")
+            .remedy(remedy)
+            .needed(),
         Some(soft) if soft < FEW_DESCRIPTORS => Check::warning(name, found)
             .why("each participant takes a few descriptors in the producer, each region one on both sides")
-            .remedy("raise it: ulimit -n 65536, LimitNOFILE= in a systemd unit, --ulimit nofile= for a container"),
+            .remedy(remedy),
         _ => Check::ok(name, found),
     }
 }
@@ -68,14 +77,18 @@ fn shm(path: &Path) -> Check {
 fn runtime_dir() -> Check {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let uid = geteuid().as_raw();
-    let (dir, shown) = match (set("GPU_IPC_RUNTIME_DIR"), set("XDG_RUNTIME_DIR").filter(|dir| dir.is_absolute())) {
-        (Some(dir), _) => (dir, "$GPU_IPC_RUNTIME_DIR".to_owned()),
-        (None, Some(dir)) => (dir.join("gpu-ipc"), "$XDG_RUNTIME_DIR/gpu-ipc".to_owned()),
-        (None, None) => {
-            let dir = format!("/tmp/gpu-ipc-{uid}");
-            (PathBuf::from(&dir), format!("{dir} (XDG_RUNTIME_DIR is not set)"))
-        }
+    let fallback = |why: &str| {
+        let dir = format!("/tmp/gpu-ipc-{uid}");
+        (PathBuf::from(&dir), format!("{dir} (XDG_RUNTIME_DIR {why})"))
     };
+    let (dir, shown) = match (set("GPU_IPC_RUNTIME_DIR"), set("XDG_RUNTIME_DIR")) {
+        (Some(dir), _) => (dir, "$GPU_IPC_RUNTIME_DIR".to_owned()),
+        (None, Some(dir)) if !dir.is_absolute() => fallback("is a relative path, which does not count"),
+        (None, Some(dir)) if !dir.is_dir() => fallback("names no directory"),
+        (None, Some(dir)) => (dir.join("gpu-ipc"), "$XDG_RUNTIME_DIR/gpu-ipc".to_owned()),
+        (None, None) => fallback("is not set"),
+    };
+    let dir = std::path::absolute(&dir).unwrap_or(dir);
     judge_runtime_dir(&dir, &shown, uid)
 }
 
@@ -86,6 +99,13 @@ fn judge_runtime_dir(dir: &Path, shown: &str, uid: u32) -> Check {
             .remedy("name a directory of this user with mode 0700 in GPU_IPC_RUNTIME_DIR")
             .needed()
     };
+    let bytes = dir.as_os_str().len();
+    if bytes > LONGEST_DIR {
+        return Check::failed("runtime directory", format!("{shown}: {bytes} bytes long"))
+            .why("a socket's address has 107 bytes, of which a session's own name takes 38")
+            .remedy("name a directory of at most 69 bytes in GPU_IPC_RUNTIME_DIR")
+            .needed();
+    }
     match fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return failed(error.to_string()),
         _ => {}
@@ -116,6 +136,7 @@ mod tests {
 
     #[test]
     fn few_descriptors_are_a_warning() {
+        assert!(judge_descriptors(Some(20), None).is_fatal());
         assert_eq!(judge_descriptors(Some(256), None).state, State::Warning);
         assert_eq!(judge_descriptors(Some(1024), None).state, State::Ok);
         let unlimited = judge_descriptors(None, None);
@@ -137,6 +158,9 @@ mod tests {
         fs::write(scratch.path().join("file"), "").expect("a file");
         assert!(state(&scratch.path().join("file"), uid).is_fatal());
         assert!(state(&scratch.path().join("a/b"), uid).is_fatal());
+        let long = state(Path::new(&format!("/tmp/{}", "x".repeat(105))), uid);
+        assert!(long.is_fatal() && long.found.contains("110 bytes"), "{long:?}");
+        assert!(long.remedy.is_some_and(|remedy| remedy.contains("GPU_IPC_RUNTIME_DIR")));
     }
 
     #[test]

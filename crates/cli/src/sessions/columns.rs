@@ -1,4 +1,4 @@
-//! Tables in as many columns as the terminal has room for.
+//! Tables in as many columns as the terminal has room for, drawn or as lines of text.
 
 use ratatui::layout::Constraint;
 use ratatui::style::{Modifier, Style};
@@ -13,6 +13,17 @@ pub struct Column {
     rank: u8,
     digits: bool,
 }
+
+/// What is said of who holds something.
+pub const HOLDER_COLUMNS: [Column; 7] = [
+    digits("PID", 8, 0),
+    words("HELD BY", 15, 1),
+    digits("LEASES", 9, 4),
+    digits("BYTES", 10, 2),
+    digits("REGIONS", 8, 6),
+    digits("OLDEST", 10, 5),
+    words("STATE", 7, 3),
+];
 
 /// Begins with its words on the left.
 pub const fn words(head: &'static str, width: u16, rank: u8) -> Column {
@@ -53,6 +64,21 @@ impl<'a> Shown<'a> {
     /// Makes a row of the cells of all columns.
     pub fn row<const N: usize>(&self, cells: [Cell<'static>; N]) -> Row<'static> {
         Row::new(self.fitting(cells))
+    }
+
+    /// Writes the heads as a line of text.
+    pub fn head(&self) -> String {
+        self.line(self.columns.iter().map(|column| column.head.to_owned()))
+    }
+
+    /// Writes the cells of all columns as a line of text.
+    pub fn line(&self, cells: impl IntoIterator<Item = String>) -> String {
+        let pad = |(column, cell): (&Column, String)| {
+            let width = usize::from(column.width);
+            if column.digits { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        };
+        let cells: Vec<String> = self.fitting(self.columns.iter().zip(cells)).map(pad).collect();
+        cells.join(" ").trim_end().to_owned()
     }
 
     /// Makes the table, with its heads.

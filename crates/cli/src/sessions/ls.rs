@@ -2,12 +2,19 @@
 
 use std::fmt::Write as _;
 
+use rustix::termios::tcgetwinsize;
 use serde_json::{Value, json};
 
-use super::gather::{Seen, State, gather};
-use super::text::{bytes, cut, time};
+use super::columns::{HOLDER_COLUMNS, Shown};
+use super::gather::{Answer, Seen, gather};
+use super::text::{bytes, cut, flow, time};
 use crate::args::LsOptions;
 use lab::{Outcome, output};
+
+/// The columns of what is no terminal.
+const WIDTH: u16 = 80;
+/// In a narrower terminal lines are wrapped.
+const LEAST_WIDTH: u16 = 30;
 
 /// Prints the sessions.
 pub fn run(options: &LsOptions) -> Outcome {
@@ -16,15 +23,20 @@ pub fn run(options: &LsOptions) -> Outcome {
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
     // Who names a session wants to know whether it is well.
-    let ok = options.place.socket.is_empty() || seen.iter().all(|one| matches!(one.state, State::Alive(_)));
-    let text = if options.json { json!({ "ok": ok, "sessions": to_json(&seen) }).to_string() } else { table(&seen) };
+    let ok = options.place.sessions.is_empty() || seen.iter().all(|one| matches!(one.answer, Answer::Alive(_)));
+    let text = if options.json {
+        json!({ "ok": ok, "sessions": to_json(&seen) }).to_string()
+    } else {
+        let terminal = tcgetwinsize(std::io::stdout()).map(|size| size.ws_col).ok().filter(|&columns| columns > 0);
+        table(&seen, terminal.map_or(WIDTH, |columns| columns.clamp(LEAST_WIDTH, WIDTH)))
+    };
     output::conclude(text.trim_end(), if ok { Outcome::Good } else { Outcome::Finding })
 }
 
-/// Returns what people read: at most 80 columns, but for paths and reasons, which are of use whole.
-pub fn table(seen: &[Seen]) -> String {
+/// Returns what people read: at most so many columns, but for paths and reasons, which are of use whole.
+pub fn table(seen: &[Seen], width: u16) -> String {
     if seen.is_empty() {
-        return "No session is open here. One that listens on a path of its own: gpu-ipc ls --socket PATH\n".into();
+        return "No session is open here. One that listens on a path of its own: gpu-ipc ls PATH\n".into();
     }
     let mut text = String::new();
     for (n, one) in seen.iter().enumerate() {
@@ -32,77 +44,81 @@ pub fn table(seen: &[Seen]) -> String {
             text.push('\n');
         }
         // Writing to a string cannot fail.
-        let _ = one_session(&mut text, one);
+        let _ = one_session(&mut text, one, width);
     }
     text
 }
 
-fn one_session(text: &mut String, seen: &Seen) -> std::fmt::Result {
+fn one_session(text: &mut String, seen: &Seen, width: u16) -> std::fmt::Result {
     let socket = seen.socket.display().to_string();
-    let report = match &seen.state {
-        State::Alive(report) => report,
-        State::Hung => {
-            writeln!(text, "HUNG     {}", socket)?;
-            return writeln!(text, "         it listens and does not answer: its process hangs or is stopped");
+    let report = match &seen.answer {
+        Answer::Alive(report) => report,
+        Answer::Hung(listener) => {
+            writeln!(text, "HUNG     {socket}")?;
+            let who = listener
+                .as_ref()
+                .map_or("its process".into(), |of| format!("process {} ({})", of.pid, cut(&of.command, 15)));
+            let parts = [format!("{who} listens and does not answer:"), "it hangs or is stopped".into()];
+            return writeln!(text, "{}", flow(&parts, 9, width.into()));
         }
-        State::Unknown(why) => {
-            writeln!(text, "UNKNOWN  {}", socket)?;
+        Answer::Unknown(why) => {
+            writeln!(text, "UNKNOWN  {socket}")?;
             return writeln!(text, "         {why}");
         }
     };
     let stats = &report.stats;
-    writeln!(text, "SESSION  {}", socket)?;
-    writeln!(text, "         process {} ({}), open for {}", report.pid, cut(&report.command, 15), time(report.age))?;
-    writeln!(text, "         on {}, device {}", report.backend, report.device)?;
-    writeln!(
-        text,
-        "  blocks {:>9} {:>10}   in limbo   {:>7} {:>10}   tickets {:>7}",
-        stats.live_blocks,
-        bytes(stats.live_bytes),
-        stats.limbo_blocks,
-        bytes(stats.limbo_bytes),
-        stats.tickets
-    )?;
-    writeln!(
-        text,
-        "  leases {:>9} {:>10}   quarantine {:>7} {:>10}   deaths  {:>7}",
-        stats.in_flight + stats.held + stats.poisoned,
-        format!("{} held", stats.held),
-        stats.quarantined,
-        bytes(stats.quarantined_bytes),
-        stats.deaths
-    )?;
+    writeln!(text, "SESSION  {socket}")?;
+    let about = [
+        format!("process {} ({})", report.pid, cut(&report.command, 15)),
+        format!("open for {}", time(report.age)),
+        format!("on {}", report.backend),
+        format!("device {}", report.device),
+    ];
+    writeln!(text, "{}", flow(&about, 9, width.into()))?;
+    let counts = [
+        [
+            format!("blocks {:>9} {:>10}", stats.live_blocks, bytes(stats.live_bytes)),
+            format!("in limbo   {:>7} {:>10}", stats.limbo_blocks, bytes(stats.limbo_bytes)),
+            format!("tickets {:>7}", stats.tickets),
+        ],
+        [
+            format!(
+                "leases {:>9} {:>10}",
+                stats.in_flight + stats.held + stats.poisoned,
+                format!("{} held", stats.held)
+            ),
+            format!("quarantine {:>7} {:>10}", stats.quarantined, bytes(stats.quarantined_bytes)),
+            format!("deaths  {:>7}", stats.deaths),
+        ],
+    ];
+    for parts in counts {
+        writeln!(text, "{}", flow(&parts, 2, width.into()))?;
+    }
     if stats.leaked_blocks + stats.poisoned + stats.corrupt_words > 0 {
-        writeln!(
-            text,
-            "  never reused: {} blocks, {}; barred by bad words: {}",
-            stats.leaked_blocks,
-            bytes(stats.leaked_bytes),
-            stats.poisoned
-        )?;
+        let never = [
+            format!("never reused: {} blocks, {}", stats.leaked_blocks, bytes(stats.leaked_bytes)),
+            format!("barred by bad words: {}", stats.poisoned),
+        ];
+        writeln!(text, "{}", flow(&never, 2, width.into()))?;
     }
     if stats.holders.is_empty() {
         return writeln!(text, "  nobody is connected");
     }
-    writeln!(
-        text,
-        "  {:>8} {:<15} {:>8} {:>10} {:>8} {:>10}  STATE",
-        "PID", "HELD BY", "LEASES", "BYTES", "REGIONS", "OLDEST"
-    )?;
+    let shown = Shown::within(width.saturating_sub(2), &HOLDER_COLUMNS);
+    writeln!(text, "  {}", shown.head())?;
     let mut holders: Vec<_> = stats.holders.iter().collect();
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
     for holder in holders {
-        writeln!(
-            text,
-            "  {:>8} {:<15} {:>8} {:>10} {:>8} {:>10}  {}",
-            holder.pid,
+        let cells = [
+            holder.pid.to_string(),
             cut(&holder.command, 15),
-            holder.leases,
+            holder.leases.to_string(),
             bytes(holder.bytes),
-            holder.mappings,
+            holder.mappings.to_string(),
             if holder.leases == 0 { "-".into() } else { time(holder.oldest) },
-            if holder.dying { "dying" } else { "alive" }
-        )?;
+            if holder.dying { "dying" } else { "alive" }.to_owned(),
+        ];
+        writeln!(text, "  {}", shown.line(cells))?;
     }
     Ok(())
 }
@@ -111,10 +127,13 @@ fn to_json(seen: &[Seen]) -> Vec<Value> {
     seen.iter()
         .map(|one| {
             let socket = one.socket.display().to_string();
-            match &one.state {
-                State::Hung => json!({ "socket": socket, "state": "hung" }),
-                State::Unknown(why) => json!({ "socket": socket, "state": "unknown", "why": why }),
-                State::Alive(report) => {
+            match &one.answer {
+                Answer::Hung(None) => json!({ "socket": socket, "state": "hung" }),
+                Answer::Hung(Some(listener)) => {
+                    json!({ "socket": socket, "state": "hung", "pid": listener.pid, "command": listener.command })
+                }
+                Answer::Unknown(why) => json!({ "socket": socket, "state": "unknown", "why": why }),
+                Answer::Alive(report) => {
                     let stats = &report.stats;
                     let holders: Vec<Value> = stats
                         .holders

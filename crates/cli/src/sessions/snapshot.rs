@@ -8,6 +8,7 @@ use gpu_ipc::Error;
 use gpu_ipc::allocators::Snapshot;
 use serde_json::json;
 
+use super::gather;
 use super::text::{bytes, cut, time};
 use crate::args::SnapshotOptions;
 use lab::device::explain;
@@ -35,27 +36,16 @@ pub fn run(options: &SnapshotOptions) -> Outcome {
     output::conclude(text.trim_end(), Outcome::Good)
 }
 
-/// Finds the socket of the session that is meant: its path, or the beginning of its name in the runtime directory.
+/// Finds the socket of the session that is meant: the one that is named, or the only one that is open here.
 fn find(options: &SnapshotOptions) -> Result<PathBuf, String> {
-    let open = || gpu_ipc::admin::sessions(None).map_err(|error| explain(&error));
-    let Some(session) = &options.session else {
-        let mut open = open()?;
-        return match (open.pop(), open.len()) {
-            (Some(only), 0) => Ok(only),
-            (None, _) => Err("no session is open here; name the socket of one: gpu-ipc snapshot PATH".into()),
-            (Some(_), more) => Err(format!("{} sessions are open here; name one that gpu-ipc ls shows", more + 1)),
-        };
-    };
-    if session.components().count() > 1 || session.exists() {
-        return Ok(session.clone());
+    if let Some(session) = &options.session {
+        return gather::find(session);
     }
-    let name = session.to_string_lossy();
-    let begins = |path: &PathBuf| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&*name));
-    let mut found: Vec<PathBuf> = open()?.into_iter().filter(begins).collect();
-    match (found.pop(), found.len()) {
+    let mut open = gather::open_here()?;
+    match (open.pop(), open.len()) {
         (Some(only), 0) => Ok(only),
-        (None, _) => Err(format!("no session's name begins with {name}; gpu-ipc ls shows those that are open")),
-        (Some(_), more) => Err(format!("the names of {} sessions begin with {name}; name more of it", more + 1)),
+        (None, _) => Err("no session is open here; name the socket of one: gpu-ipc snapshot PATH".into()),
+        (Some(_), more) => Err(format!("{} sessions are open here; name one that gpu-ipc ls shows", more + 1)),
     }
 }
 

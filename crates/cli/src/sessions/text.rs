@@ -40,6 +40,26 @@ pub fn cut(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
+/// Joins parts by three spaces, in lines of so many characters at most, each indented.
+pub fn flow(parts: &[String], indent: usize, width: usize) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for part in parts {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 3 + part.chars().count() <= width => {
+                line.push_str("   ");
+                line.push_str(part);
+            }
+            _ => lines.push(format!("{:indent$}{part}", "")),
+        }
+    }
+    lines.join("\n")
+}
+
+/// Joins as many of the parts as fit, by three spaces: a number that is cut would be another number.
+pub fn fitting(parts: &[String], width: usize) -> String {
+    flow(parts, 0, width).lines().next().unwrap_or_default().to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,6 +86,16 @@ mod tests {
         {
             assert_eq!(time(Duration::from_millis(time_ms)), text);
         }
+    }
+
+    #[test]
+    fn parts_flow_into_lines_and_none_is_cut() {
+        let parts = ["blocks 7", "limbo 9", "held 1"].map(String::from);
+        assert_eq!(flow(&parts, 2, 80), "  blocks 7   limbo 9   held 1");
+        assert_eq!(flow(&parts, 2, 20), "  blocks 7   limbo 9\n  held 1");
+        assert_eq!(flow(&parts, 2, 1), "  blocks 7\n  limbo 9\n  held 1");
+        assert_eq!(fitting(&parts, 18), "blocks 7   limbo 9");
+        assert_eq!(fitting(&[], 18), "");
     }
 
     #[test]

@@ -8,11 +8,11 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState, Wrap};
 
-use super::columns::{Column, Shown, digits, number, words};
-use super::gather::{Seen, State, gather};
-use super::text::{bytes, cut, time};
+use super::columns::{Column, HOLDER_COLUMNS, Shown, digits, number, words};
+use super::gather::{Answer, Seen, gather};
+use super::text::{bytes, cut, fitting, time};
 use crate::args::TopOptions;
 use lab::{Outcome, output};
 
@@ -26,16 +26,6 @@ const SESSION_COLUMNS: [Column; 9] = [
     digits("HELD", 7, 3),
     digits("PEERS", 5, 5),
     digits("OPEN FOR", 8, 8),
-];
-
-const HOLDER_COLUMNS: [Column; 7] = [
-    digits("PID", 8, 0),
-    words("HELD BY", 15, 1),
-    digits("LEASES", 9, 4),
-    digits("BYTES", 10, 2),
-    digits("REGIONS", 8, 6),
-    digits("OLDEST", 10, 5),
-    words("STATE", 7, 3),
 ];
 
 /// Shows the sessions until the user has seen enough.
@@ -134,20 +124,21 @@ impl View {
             Constraint::Length(1),
         ]);
         let [title, list, detail, keys] = areas.areas(frame.area());
-        frame.render_widget(
-            Line::styled(cut(&self.title(), title.width.into()), Style::new().add_modifier(Modifier::BOLD)),
-            title,
-        );
+        frame.render_widget(Line::styled(self.title(title.width), Style::new().add_modifier(Modifier::BOLD)), title);
         let mut state = TableState::new().with_selected((!self.seen.is_empty()).then_some(self.selected));
         frame.render_stateful_widget(self.list(list.width), list, &mut state);
         self.draw_detail(frame, detail);
-        let paused = if self.paused { "  PAUSED" } else { "" };
-        frame.render_widget(Line::raw(format!("↑↓ choose a session   p pause   q quit{paused}")), keys);
+        let mut parts = vec!["q quit", "p pause", "↑↓ choose a session"];
+        if self.paused {
+            parts.insert(0, "PAUSED");
+        }
+        let parts: Vec<String> = parts.into_iter().map(String::from).collect();
+        frame.render_widget(Line::raw(fitting(&parts, keys.width.into())), keys);
     }
 
-    fn title(&self) -> String {
-        let alive = self.seen.iter().filter_map(|one| match &one.state {
-            State::Alive(report) => Some(&report.stats),
+    fn title(&self, width: u16) -> String {
+        let alive = self.seen.iter().filter_map(|one| match &one.answer {
+            Answer::Alive(report) => Some(&report.stats),
             _ => None,
         });
         let (mut blocks, mut held, mut limbo) = (0, 0, 0);
@@ -158,17 +149,20 @@ impl View {
         }
         let sessions = self.seen.len();
         let noun = if sessions == 1 { "session" } else { "sessions" };
-        format!(
-            "gpu-ipc   {sessions} {noun}   {} shared   {held} leases held   {} in limbo",
-            bytes(blocks),
-            bytes(limbo)
-        )
+        let parts = [
+            format!("{sessions} {noun}"),
+            format!("{} shared", bytes(blocks)),
+            format!("{held} leases held"),
+            format!("{} in limbo", bytes(limbo)),
+            "gpu-ipc".into(),
+        ];
+        fitting(&parts, width.into())
     }
 
     fn list(&self, width: u16) -> Table<'static> {
         let shown = Shown::within(width, &SESSION_COLUMNS);
-        let rows = self.seen.iter().map(|one| match &one.state {
-            State::Alive(report) => {
+        let rows = self.seen.iter().map(|one| match &one.answer {
+            Answer::Alive(report) => {
                 let stats = &report.stats;
                 shown.row([
                     number(report.pid),
@@ -182,8 +176,12 @@ impl View {
                     number(time(report.age)),
                 ])
             }
-            State::Hung | State::Unknown(_) => {
-                let what = if matches!(one.state, State::Hung) { "HUNG" } else { "UNKNOWN" };
+            Answer::Hung(Some(listener)) => {
+                Row::new([number(listener.pid), Cell::from(format!("HUNG {}", cut(&listener.command, 10)))])
+                    .style(Style::new().add_modifier(Modifier::REVERSED))
+            }
+            Answer::Hung(None) | Answer::Unknown(_) => {
+                let what = if matches!(one.answer, Answer::Hung(_)) { "HUNG" } else { "UNKNOWN" };
                 Row::new([what.to_owned(), cut(&one.socket.display().to_string(), 15)])
                     .style(Style::new().add_modifier(Modifier::REVERSED))
             }
@@ -193,21 +191,22 @@ impl View {
 
     fn draw_detail(&self, frame: &mut Frame<'_>, area: ratatui::layout::Rect) {
         let Some(one) = self.seen.get(self.selected) else {
-            let text = "No session is open here. One that listens on a path of its own:\ngpu-ipc top --socket PATH";
+            let text = "No session is open here. One that listens on a path of its own:\ngpu-ipc top PATH";
             frame.render_widget(Paragraph::new(text), area);
             return;
         };
-        let title = format!(" {} ", cut(&one.socket.display().to_string(), 70));
+        let title = format!(" {} ", cut(&one.socket.display().to_string(), usize::from(area.width).saturating_sub(4)));
         let block = Block::bordered().title(title);
-        let report = match &one.state {
-            State::Alive(report) => report,
-            State::Hung => {
-                let text = "It listens and does not answer: its process hangs or is stopped.";
-                frame.render_widget(Paragraph::new(text).block(block), area);
+        let report = match &one.answer {
+            Answer::Alive(report) => report,
+            Answer::Hung(listener) => {
+                let who = listener.as_ref().map_or("Its process".into(), |of| format!("Process {}", of.pid));
+                let text = format!("{who} listens and does not answer: it hangs or is stopped.");
+                frame.render_widget(Paragraph::new(text).wrap(Wrap::default()).block(block), area);
                 return;
             }
-            State::Unknown(why) => {
-                frame.render_widget(Paragraph::new(why.as_str()).block(block), area);
+            Answer::Unknown(why) => {
+                frame.render_widget(Paragraph::new(why.as_str()).wrap(Wrap::default()).block(block), area);
                 return;
             }
         };
@@ -231,6 +230,7 @@ impl View {
 
 #[cfg(test)]
 mod tests {
+    use super::super::gather::Listener;
     use super::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -246,13 +246,13 @@ mod tests {
     }
 
     fn hung(socket: &str) -> Seen {
-        Seen { socket: socket.into(), state: State::Hung }
+        Seen { socket: socket.into(), answer: Answer::Hung(Some(Listener { pid: 4321, command: "engine".into() })) }
     }
 
     #[test]
     fn an_empty_host_says_where_else_to_look() {
         let text = drawn(&View::default());
-        assert!(text.contains("0 sessions") && text.contains("--socket PATH"), "{text}");
+        assert!(text.contains("0 sessions") && text.contains("gpu-ipc top PATH"), "{text}");
     }
 
     #[test]
@@ -267,18 +267,32 @@ mod tests {
         let descriptor = block.share(to, gpu_ipc::After::Done).expect("shared");
         let held = participant.claim(descriptor.as_bytes(), gpu_ipc::Wait::None, None).expect("claimed");
         let report = gpu_ipc::admin::inspect(session.socket_path(), None).expect("a report");
-        let alive = Seen { socket: session.socket_path().into(), state: State::Alive(Box::new(report)) };
+        let alive = Seen { socket: session.socket_path().into(), answer: Answer::Alive(Box::new(report)) };
         let mut view = View::default();
         view.take(vec![alive, hung("/run/other.sock")]);
         let text = drawn(&view);
         let own = std::process::id().to_string();
-        for word in ["2 sessions", "1 leases held", "HELD BY", "1.00 MiB", "alive", "HUNG", "OPEN FOR", "host", &own] {
+        for word in [
+            "2 sessions",
+            "1 leases held",
+            "HELD BY",
+            "1.00 MiB",
+            "alive",
+            "HUNG engine",
+            "4321",
+            "OPEN FOR",
+            "host",
+            &own,
+        ] {
             assert!(text.contains(word), "no {word:?} in\n{text}");
         }
         assert_eq!(text.matches(&own).count(), 2, "the producer and the holder, uncut:\n{text}");
-        let listed = crate::sessions::ls::table(&view.seen);
-        assert!(listed.lines().all(|line| line.chars().count() <= 80), "{listed}");
-        assert!(listed.contains("1.00 MiB") && listed.contains("does not answer"), "{listed}");
+        for width in [60, 80] {
+            let listed = crate::sessions::ls::table(&view.seen, width);
+            let fits = |line: &str| line.chars().count() <= width.into() || line.contains(" /");
+            assert!(listed.lines().all(fits), "{listed}");
+            assert!(listed.contains("1.00 MiB") && listed.contains("process 4321 (engine) listens"), "{listed}");
+        }
         drop(held);
     }
 
@@ -291,6 +305,8 @@ mod tests {
             ["PID", "COMMAND", "BYTES"]
         );
         assert!(heads(80).contains("OPEN FOR"), "{}", heads(80));
+        let title = drawn_within(20, &view).lines().next().expect("a title").to_owned();
+        assert_eq!(title.trim_matches(['"', ' ']), "1 session", "parts are left out, and none is cut");
         for columns in 1..=100 {
             drawn_within(columns, &view);
         }

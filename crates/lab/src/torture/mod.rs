@@ -163,7 +163,10 @@ pub fn run(options: &TortureOptions) -> Outcome {
             let outcome = if report.is_good() { Outcome::Good } else { Outcome::Finding };
             output::conclude(&if options.json { report.json() } else { report.text() }, outcome)
         }
-        Err(why) => output::fail(&format!("the torture stopped: {why}"), options.json, Outcome::Finding),
+        Err(why) => {
+            let outcome = if why == supervisor::INTERRUPTED { Outcome::Interrupted } else { Outcome::Finding };
+            output::fail(&format!("the torture stopped: {why}"), options.json, outcome)
+        }
     }
 }
 

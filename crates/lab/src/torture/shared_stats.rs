@@ -55,6 +55,24 @@ pub enum Count {
     TooLate,
 }
 
+impl Count {
+    /// Says what is counted, to people.
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Count::Refused => "descriptors sent twice, and refused the second time",
+            Count::Forwards => "leases forwarded",
+            Count::NoRoom => "allocations without room, on devices that are small on purpose",
+            Count::Full => "grants that found no slot, and were refused",
+            Count::FewFiles => "calls that found no descriptor, where few are allowed on purpose",
+            Count::LateWrites => "writes that a killed process had left to its GPU",
+            Count::TooLate => {
+                "of these, after the quarantine: the machine had no time for them before, which is no finding"
+            }
+            _ => "others",
+        }
+    }
+}
+
 const COUNTS: usize = Count::TooLate as usize + 1;
 
 /// How far a run is.

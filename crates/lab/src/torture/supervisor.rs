@@ -3,11 +3,14 @@
 use std::ffi::OsStr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu_ipc::BackendKind;
 use rustix::process::{Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use super::consumer::KILLED;
 use super::process::{Process, Role, can_be_contained, command, free_slot};
@@ -25,6 +28,10 @@ const PRODUCERS: usize = 2;
 const TICK: Duration = Duration::from_millis(5);
 /// Who does nothing for so long hangs. A claim that meets a stopped producer takes seconds.
 const SILENCE: Duration = Duration::from_secs(45);
+/// The folder's name, before the number of the process that made it.
+const FOLDER: &str = "gpu-ipc-torture-";
+/// Why a run ended that a signal asked to.
+pub(super) const INTERRUPTED: &str = "it was interrupted, so nothing can be said of the run";
 /// A host device so small that it is full at times.
 const HOST_BYTES: &str = "1572864";
 
@@ -43,6 +50,7 @@ pub fn run(options: &TortureOptions, backend: Vendor, device: &str) -> Result<(R
         backend,
         device,
         dir: &dir.0,
+        asked_to_end: end_when_asked()?,
         board,
         dice: Dice::new(seed, 0),
         seed,
@@ -57,8 +65,10 @@ pub fn run(options: &TortureOptions, backend: Vendor, device: &str) -> Result<(R
             torment.start(Role::Producer, None, Some(small))?;
         }
     }
-    torment.work()?;
-    torment.end()?;
+    if let Err(why) = torment.work().and_then(|()| torment.end()) {
+        torment.kill_everybody();
+        return Err(why);
+    }
     Ok((torment.finished(), std::mem::take(&mut torment.crashes)))
 }
 
@@ -74,7 +84,8 @@ struct Dir(PathBuf);
 
 impl Dir {
     fn new() -> Result<Dir, String> {
-        let path = std::env::temp_dir().join(format!("gpu-ipc-torture-{}", std::process::id()));
+        sweep(&std::env::temp_dir());
+        let path = std::env::temp_dir().join(format!("{FOLDER}{}", std::process::id()));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|e| format!("{} cannot be made: {e}", path.display()))?;
         Ok(Dir(path))
@@ -87,11 +98,35 @@ impl Drop for Dir {
     }
 }
 
+/// Removes the folders of runs that were killed: who cannot clean up leaves it to the next.
+fn sweep(parent: &Path) {
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(FOLDER)).and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Another user's stays.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Notes the signals that ask for the end, so that the run's folder goes with it. A second one ends it at once.
+fn end_when_asked() -> Result<Arc<AtomicBool>, String> {
+    let asked = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        flag::register_conditional_default(signal, asked.clone())
+            .and_then(|_| flag::register(signal, asked.clone()))
+            .map_err(|error| format!("signals cannot be caught: {error}"))?;
+    }
+    Ok(asked)
+}
+
 struct Torment<'a> {
     options: &'a TortureOptions,
     backend: Vendor,
     device: &'a str,
     dir: &'a Path,
+    asked_to_end: Arc<AtomicBool>,
     board: &'static Board,
     dice: Dice,
     seed: u64,
@@ -252,6 +287,9 @@ impl Torment<'_> {
 
     /// Waits for who ended, and finds who hangs.
     fn look_after(&mut self) -> Result<(), String> {
+        if self.asked_to_end.load(Ordering::Relaxed) {
+            return Err(INTERRUPTED.into());
+        }
         while let Some((pid, status)) = ended()? {
             // Others are orphans.
             let Some(place) = self.processes.iter().position(|process| process.pid == pid) else { continue };
@@ -323,6 +361,21 @@ impl Torment<'_> {
         self.until_none(|torment| torment.processes.len())
     }
 
+    /// Kills and waits for all of them: who lives on would write into a folder that is removed.
+    fn kill_everybody(&mut self) {
+        for process in &self.processes {
+            process.signal(Signal::KILL);
+        }
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end && !self.processes.is_empty() {
+            match ended() {
+                Ok(Some((pid, _))) => self.processes.retain(|process| process.pid != pid),
+                Ok(None) => std::thread::sleep(TICK),
+                Err(_) => return,
+            }
+        }
+    }
+
     fn until_none(&mut self, mut count: impl FnMut(&Self) -> usize) -> Result<(), String> {
         while count(self) != 0 {
             self.look_after()?;
@@ -343,8 +396,9 @@ impl Torment<'_> {
                 Count::LateWrites,
                 Count::TooLate,
             ];
-            let rest: Vec<String> = rest.iter().map(|&what| format!("{what:?} {}", counted(what))).collect();
-            let _ = output::print(&format!("{} processes; {}", self.serial, rest.join(", ")));
+            let rest: Vec<String> =
+                rest.iter().map(|&what| format!("{}: {}", what.in_words(), counted(what))).collect();
+            let _ = output::print(&format!("processes: {}\n{}", self.serial, rest.join("\n")));
         }
         Report {
             forks: counted(Count::Forks),

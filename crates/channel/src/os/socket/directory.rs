@@ -13,25 +13,36 @@ use rustix::io::Errno;
 
 use super::bind_lock::BindLock;
 use super::listener::open_directory;
-use super::{address_of, new_socket, system_error};
+use super::{MOST_PATH, address_of, new_socket, system_error};
 
 const RUNTIME_DIR: &str = "runtime directory";
 const MUST: &str = "a directory of this user that no other may enter (mode 0700); name one in GPU_IPC_RUNTIME_DIR";
+/// The most bytes of its path: behind it come a slash and a session's 32 digits with `.sock`.
+const MOST_BYTES: usize = MOST_PATH - 38;
+const MUST_BE_SHORT: &str =
+    "at most 69 bytes long, so that its sockets have addresses; name another in GPU_IPC_RUNTIME_DIR";
+const _: () = assert!(MOST_BYTES == 69);
 
 /// Returns the directory in which sessions put their sockets, and makes it where it is missing.
 ///
 /// The first of these that is set: what the caller says, `$GPU_IPC_RUNTIME_DIR`, `$XDG_RUNTIME_DIR/gpu-ipc`,
-/// `/tmp/gpu-ipc-<uid>`. Only the last component is made.
+/// `/tmp/gpu-ipc-<uid>`. `$XDG_RUNTIME_DIR` counts only if it is the absolute path of a directory. Only the last component
+/// is made.
 ///
 /// # Errors
 ///
 /// [`Error::Invalid`] when it is a symbolic link, no directory, of another user, or open to others: whoever can write
-/// there could answer in a producer's place; or when it cannot be made because of what lies above it. [`Error::System`]
-/// for what else the system refuses.
+/// there could answer in a producer's place; when its path is so long that a socket in it has no address; or when it
+/// cannot be made because of what lies above it. [`Error::System`] for what else the system refuses.
 pub fn runtime_dir(explicit: Option<&Path>) -> Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let dir = choose(explicit, env::var_os("GPU_IPC_RUNTIME_DIR"), env::var_os("XDG_RUNTIME_DIR"), uid);
     let dir = std::path::absolute(&dir).map_err(|e| Error::system("getcwd", MUST, e))?;
+    let bytes = dir.as_os_str().len();
+    if bytes > MOST_BYTES {
+        let got = format!("{} ({bytes} bytes)", dir.display());
+        return Err(Error::Invalid { what: RUNTIME_DIR, got, must: MUST_BE_SHORT });
+    }
     make_private(&dir, uid)?;
     Ok(dir)
 }
@@ -44,8 +55,8 @@ fn choose(explicit: Option<&Path>, ours: Option<OsString>, xdg: Option<OsString>
     if let Some(dir) = set(ours) {
         return dir;
     }
-    // The XDG specification wants a relative value ignored.
-    match set(xdg).filter(|dir| dir.is_absolute()) {
+    // The XDG specification wants a relative value ignored. A container often has the variable and not the directory.
+    match set(xdg).filter(|dir| dir.is_absolute() && dir.is_dir()) {
         Some(dir) => dir.join("gpu-ipc"),
         None => PathBuf::from(format!("/tmp/gpu-ipc-{uid}")),
     }
@@ -185,12 +196,16 @@ mod tests {
     #[test]
     fn the_first_that_is_set_decides() {
         let value = |text: &str| Some(OsString::from(text));
-        let (ours, xdg) = (value("/ours"), value("/xdg"));
+        let scratch = ScratchDir::new();
+        let there = scratch.to_str().expect("a plain name").to_owned();
+        let below = format!("{there}/gpu-ipc");
+        let (ours, xdg) = (value("/ours"), value(&there));
         let cases = [
             (Some("/asked"), ours.clone(), xdg.clone(), "/asked"),
             (None, ours, xdg.clone(), "/ours"),
-            (None, value(""), xdg.clone(), "/xdg/gpu-ipc"),
-            (None, None, xdg, "/xdg/gpu-ipc"),
+            (None, value(""), xdg.clone(), &below),
+            (None, None, xdg, &below),
+            (None, None, value("/no such place"), "/tmp/gpu-ipc-7"),
             (None, None, value("relative"), "/tmp/gpu-ipc-7"),
             (None, None, value(""), "/tmp/gpu-ipc-7"),
             (None, None, None, "/tmp/gpu-ipc-7"),
@@ -211,6 +226,18 @@ mod tests {
         let error = runtime_dir(Some(&dir.join("a/b"))).expect_err("only the last component is made");
         let expected = format!("runtime directory is {}, which cannot be made: there is no", dir.join("a/b").display());
         assert!(error.to_string().starts_with(&expected), "{error}");
+    }
+
+    #[test]
+    fn a_path_that_leaves_no_room_for_a_socket_is_refused() {
+        let dir = ScratchDir::new();
+        let longest = dir.join("x".repeat(MOST_BYTES - dir.as_os_str().len() - 1));
+        let runtime = runtime_dir(Some(&longest)).expect("the longest that does");
+        let place = Place::Runtime { dir: runtime, session: SessionId([7; 16]) };
+        Listener::bind(&place).expect("a socket there has an address");
+        let error = runtime_dir(Some(Path::new(&format!("{}y", longest.display())))).expect_err("too long");
+        let text = error.to_string();
+        assert!(text.contains("(70 bytes)") && text.contains("GPU_IPC_RUNTIME_DIR"), "{text}");
     }
 
     #[test]
