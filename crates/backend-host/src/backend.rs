@@ -109,6 +109,11 @@ impl HostBackend {
         }
     }
 
+    /// Counts the pieces of memory that are registered for streams: for tests that look whether each is ended.
+    pub fn registered_words(&self) -> usize {
+        self.tables().words.len()
+    }
+
     /// Arms a write that happens only if this process dies, so long after its death: what a GPU's unfinished kernel
     /// does.
     ///

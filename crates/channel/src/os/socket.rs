@@ -13,7 +13,7 @@ mod directory;
 mod listener;
 mod peer;
 #[cfg(test)]
-mod scratch;
+pub(super) mod scratch;
 mod transfer;
 
 pub use connect::{Connecting, connect_within};

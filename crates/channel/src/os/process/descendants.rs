@@ -46,9 +46,9 @@ fn descendants_holding_at_most(prefixes: &[&str], most: usize) -> Result<Vec<Own
             Err(e) => return Err(pidfd_error(e)),
         };
         // The pid may have been used again between the reading of the table and the opening.
-        let Some(stat) = Stat::of(pid).filter(|stat| stat.start == start) else { continue };
+        let Some(stat) = Stat::of(pid)?.filter(|stat| stat.start == start) else { continue };
         // Whose first thread has ended while others go on shows no files, though the others have them.
-        let keeps = stat.state == b'Z' || holds(pid, prefixes);
+        let keeps = stat.state == b'Z' || holds(pid, prefixes)?;
         if !keeps || has_exited(pidfd.as_fd()) {
             continue;
         }
@@ -80,8 +80,16 @@ struct Stat {
 }
 
 impl Stat {
-    fn of(pid: u32) -> Option<Stat> {
-        Stat::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    /// Reads it; `None` of a process that is gone, or that is hidden because it is another user's.
+    ///
+    /// Whatever else keeps it from being read is an error: a descendant that was passed over for want of a descriptor could
+    /// use memory that its parent's death seems to free.
+    fn of(pid: u32) -> Result<Option<Stat>> {
+        match fs::read(format!("/proc/{pid}/stat")) {
+            Ok(line) => Ok(Stat::parse(&line)),
+            Err(e) if is_gone(&e) || e.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+            Err(e) => Err(proc_error(e)),
+        }
     }
 
     /// The name in the second field may hold spaces and parentheses, so the fields are counted from the last `)`.
@@ -122,7 +130,7 @@ fn read_descendants(own: u32, family: &mut BTreeSet<Identity>) -> Result<()> {
     for entry in fs::read_dir("/proc").map_err(proc_error)? {
         let name = entry.map_err(proc_error)?.file_name();
         let Some(pid) = number(name.as_bytes()).and_then(|pid| u32::try_from(pid).ok()) else { continue };
-        let Some(stat) = Stat::of(pid) else { continue };
+        let Some(stat) = Stat::of(pid)? else { continue };
         let identity = Identity { pid, start: stat.start };
         if family.contains(&identity) {
             parents.push(pid);
@@ -152,27 +160,36 @@ fn own_pid_in_proc() -> Result<u32> {
     Ok(own)
 }
 
+/// Says that a process, or what it had open, is there no longer.
+fn is_gone(e: &io::Error) -> bool {
+    matches!(Errno::from_io_error(e), Some(Errno::NOENT | Errno::SRCH))
+}
+
 /// Says whether a process keeps such a file open or mapped, or may not be asked. A process that is gone does not.
-fn holds(pid: u32, prefixes: &[&str]) -> bool {
+fn holds(pid: u32, prefixes: &[&str]) -> Result<bool> {
     let is_one = |name: &[u8]| prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()));
-    let unseen = |e: &io::Error| e.kind() == io::ErrorKind::PermissionDenied;
+    let unseen = |e: io::Error| match e.kind() {
+        io::ErrorKind::PermissionDenied => Ok(true),
+        _ if is_gone(&e) => Ok(false),
+        _ => Err(proc_error(e)),
+    };
 
     let fds = match fs::read_dir(format!("/proc/{pid}/fd")) {
         Ok(fds) => fds,
-        Err(e) => return unseen(&e),
+        Err(e) => return unseen(e),
     };
     for fd in fds {
         let held = match fd.and_then(|fd| fs::read_link(fd.path())) {
             Ok(link) => is_one(link.as_os_str().as_bytes()),
-            Err(e) => unseen(&e),
+            Err(e) => unseen(e)?,
         };
         if held {
-            return true;
+            return Ok(true);
         }
     }
     match fs::read(format!("/proc/{pid}/maps")) {
-        Ok(maps) => maps.split(|&byte| byte == b'\n').any(|line| mapped_name(line).is_some_and(is_one)),
-        Err(e) => unseen(&e),
+        Ok(maps) => Ok(maps.split(|&byte| byte == b'\n').any(|line| mapped_name(line).is_some_and(is_one))),
+        Err(e) => unseen(e),
     }
 }
 
@@ -191,6 +208,7 @@ mod tests {
     use super::*;
     use crate::os::process::forked::{Forked, await_readable, stand_still};
     use crate::os::process::pid_of;
+    use crate::os::socket::scratch::{in_own_process, limit_files_to};
     use std::fs::File;
     use std::io::Read;
     use std::os::fd::AsRawFd;
@@ -268,6 +286,33 @@ mod tests {
         child.kill();
         await_readable(child.pidfd().as_fd());
         assert!(!held.holders().contains(&child.pid()));
+    }
+
+    #[test]
+    fn a_child_is_found_or_the_search_fails_with_however_few_descriptors() {
+        let name = "os::process::descendants::tests::a_child_is_found_or_the_search_fails_with_however_few_descriptors";
+        in_own_process(name, || {
+            let held = Held::new("few");
+            let child = Forked::start(|| {});
+            let path = held.path.to_str().expect("a plain name");
+            let mut failures = 0;
+            for room in 0.. {
+                let lowest = rustix::io::fcntl_dupfd_cloexec(&held.file, 0).expect("a descriptor").as_raw_fd();
+                limit_files_to(lowest + room);
+                let found = descendants_holding(&[path]);
+                limit_files_to(1024);
+                match found {
+                    Ok(holders) => {
+                        assert_eq!(holders.len(), 1, "with room for {room} it is passed over");
+                        break;
+                    }
+                    Err(error) => assert!(matches!(error, Error::System { .. }), "{error}"),
+                }
+                failures += 1;
+            }
+            assert!(failures >= 2, "{failures} searches failed");
+            drop(child);
+        });
     }
 
     #[test]
@@ -358,7 +403,7 @@ mod tests {
         let child = Forked::of(pid);
         await_readable(end.as_fd());
         let deadline = Instant::now() + Duration::from_secs(60);
-        while Stat::of(child.pid()).expect("its row").state != b'Z' {
+        while Stat::of(child.pid()).expect("a readable /proc").expect("its row").state != b'Z' {
             assert!(Instant::now() < deadline, "the first thread did not end within 60 s");
             std::thread::yield_now();
         }

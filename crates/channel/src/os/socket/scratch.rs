@@ -50,7 +50,7 @@ const INSIDE: &str = "GPU_IPC_TEST_INSIDE";
 ///
 /// For tests that limit the process, and for those that expect a closed descriptor to be closed: what another test
 /// forks at that moment has a copy of it.
-pub(super) fn in_own_process(name: &str, body: impl FnOnce()) {
+pub(in crate::os) fn in_own_process(name: &str, body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
@@ -71,7 +71,7 @@ pub(super) fn inside() -> Option<PathBuf> {
 }
 
 /// Leaves this process only descriptors below `limit`, until the next call.
-pub(super) fn limit_files_to(limit: i32) {
+pub(in crate::os) fn limit_files_to(limit: i32) {
     let current = Some(u64::try_from(limit).expect("a limit"));
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current, maximum }).expect("setrlimit");

@@ -39,9 +39,14 @@ impl Service {
                         continue;
                     }
                 },
-                Err(error) => {
+                Err(error) if is_of_its_making(&error) => {
                     tracing::warn!(participant = %id, %error, "a participant cannot be read; it is granted nothing more");
                     self.silence(key, &peer);
+                    return;
+                }
+                // For want of memory here: what it said is still there, and is told of again.
+                Err(error) => {
+                    tracing::warn!(participant = %id, %error, "a participant cannot be read at this moment");
                     return;
                 }
             };
@@ -178,4 +183,10 @@ impl Service {
             tracing::debug!(participant = %peer.id, %error, "an answer is lost");
         }
     }
+}
+
+/// Says whether a packet cannot be read because of what it is: empty, too long, or with descriptors that find no room here.
+/// No participant sends any after its hello.
+fn is_of_its_making(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::InvalidData || error.raw_os_error() == Some(libc::EMFILE)
 }
