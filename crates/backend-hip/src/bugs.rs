@@ -2,6 +2,7 @@
 //!
 //! None of them was seen by this project: each is what its report says.
 
+use crate::kernel;
 use crate::sys::Version;
 
 /// A bug that was reported to AMD.
@@ -24,10 +25,10 @@ const ALL: &[KnownBug] = &[
     KnownBug {
         report: "ROCm/hip#3886",
         what: "memory whose handle was exported stays allocated after it is freed, although nobody opened it",
-        remedy: "set HSA_ENABLE_IPC_MODE_LEGACY=1 in every process (which leaks pieces below 2 MiB: this backend \
-                 allocates none), or keep regions for reuse instead of freeing them",
+        remedy: "keep regions for reuse instead of freeing them, or, with ROCm's own driver (amdgpu-dkms) only, set \
+                 HSA_ENABLE_IPC_MODE_LEGACY=1 in every process (it leaks pieces below 2 MiB: this backend allocates none)",
         since: Some((7, 0)),
-        until: None,
+        until: Some((7, 14)),
     },
     KnownBug {
         report: "ROCm/rocm-systems#9827",
@@ -107,7 +108,11 @@ impl Version {
 
     /// Says what may hold memory that nobody uses.
     pub(crate) fn out_of_memory_hint(self) -> &'static str {
-        if self.at_least(7, 0) {
+        let leaks = self.at_least(7, 0) && !self.at_least(7, 14);
+        if leaks && kernel::is_in_box() {
+            "collect or drop blocks, trim, or see `rocm-smi --showpids`; this runtime may keep exported memory after it \
+             was freed (ROCm/hip#3886): keep regions for reuse, or update it to 7.14"
+        } else if leaks {
             "collect or drop blocks, trim, or see `rocm-smi --showpids`; this runtime may keep exported memory after it \
              was freed (ROCm/hip#3886): HSA_ENABLE_IPC_MODE_LEGACY=1 avoids that"
         } else {
@@ -123,7 +128,9 @@ mod tests {
     #[test]
     fn a_bug_is_told_of_the_versions_that_have_it_only() {
         let has = |version: u32, report: &str| Version(version).known_bugs().iter().any(|bug| bug.report == report);
-        assert!(!has(60_443_484, "ROCm/hip#3886") && has(70_000_000, "ROCm/hip#3886"));
+        assert!(
+            !has(60_443_484, "ROCm/hip#3886") && has(70_000_000, "ROCm/hip#3886") && !has(71_400_000, "ROCm/hip#3886")
+        );
         assert!(has(50_221_153, "ROCm/hip#1945") && !has(60_443_484, "ROCm/hip#1945"));
         assert!(has(70_253_211, "ROCm/rocm-systems#7520") && !has(70_300_000, "ROCm/rocm-systems#7520"));
         assert!(has(50_221_153, "ROCm/rocm-systems#9827"));

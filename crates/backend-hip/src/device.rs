@@ -240,7 +240,9 @@ impl Driver {
                 // SAFETY: `hipDeviceGetUuid` writes 16 bytes: `uuid` has as many.
                 unsafe { function(&raw mut uuid, ordinal) }
             })?;
-            if code == SUCCESS && uuid.bytes.iter().any(|&byte| byte != 0 && byte != b'0' as c_char) {
+            // GPUs without a number of their own all say "XX".
+            let tells = |byte: c_char| !matches!(byte as u8, 0 | b'0' | b'X');
+            if code == SUCCESS && uuid.bytes.iter().any(|&byte| tells(byte)) {
                 return Ok(DeviceUuid(uuid.bytes.map(|byte| byte as u8)));
             }
         }

@@ -1,14 +1,14 @@
 //! Plain memory (`hipMalloc`) that is exported as a dma-buf: from ROCm 7 on, and only where a probe proved it.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use gpu_api::{Access, DeviceId, DevicePtr, Error, Result, close_on_exec, round_up};
 
 use crate::backend::HipBackend;
 use crate::error::{SUCCESS, UNKNOWN};
-use crate::memory::{Entry, Origin};
+use crate::memory::{Entry, Given, Origin};
 use crate::sys::{EXTERNAL_OPAQUE_FD, ExternalBuffer, ExternalHandle, RANGE_DMA_BUF};
 use crate::vmm;
 
@@ -51,12 +51,13 @@ impl HipBackend {
         vmm::check_size(fd, size)?;
         let scope = self.driver.on_device(device)?;
         let symbols = &self.driver.symbols;
-        // The runtime takes the descriptor it is given for its own.
+        // The runtime keeps the number that it is given for as long as the memory is mapped.
         let given = fd.try_clone_to_owned().map_err(|error| Error::system("dup", "raise RLIMIT_NOFILE", error))?;
+        let given = Given::new(given);
         let described = ExternalHandle {
             kind: EXTERNAL_OPAQUE_FD,
             pad: 0,
-            fd: [u64::from(given.as_raw_fd().cast_unsigned()), 0],
+            fd: [u64::from(given.number().cast_unsigned()), 0],
             size: size as u64,
             flags: 0,
             reserved: [0; 17],
@@ -67,9 +68,9 @@ impl HipBackend {
             unsafe { function(&raw mut object, &raw const described) }
         })?;
         if code != SUCCESS {
+            given.give_back();
             return Err(vmm::bad_descriptor(format!("one that the runtime refuses with {}", symbols.error(code))));
         }
-        std::mem::forget(given);
         let piece = ExternalBuffer { offset: 0, size: size as u64, flags: 0, reserved: [0; 17] };
         let mut base = 0;
         let mapped = scope.call(&symbols.hipExternalMemoryGetMappedBuffer, |function| {
@@ -82,19 +83,22 @@ impl HipBackend {
                 // SAFETY: `hipDestroyExternalMemory` asks for memory that was imported and is not in use: above.
                 unsafe { function(object) }
             });
+            given.give_back();
             return Err(error);
         }
+        self.memory.keep_descriptor(base, given);
         let origin = Origin::External { object: object.expose_provenance() };
         self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
         Ok(DevicePtr(base))
     }
 
-    /// Unmaps what `import_dma_buf` mapped.
+    /// Unmaps what `import_dma_buf` mapped: the object holds the memory once, and the mapped buffer once more (clr,
+    /// `hip_memory.cpp`: `retain` in `hipExternalMemoryGetMappedBuffer`).
     ///
     /// # Safety
     ///
-    /// `object` came out of the table, and no unfinished GPU work touches its memory.
-    pub(crate) unsafe fn close_dma_buf(&self, device: DeviceId, object: usize) -> Result<()> {
+    /// `base` and `object` came out of the table, and no unfinished GPU work touches their memory.
+    pub(crate) unsafe fn close_dma_buf(&self, base: DevicePtr, device: DeviceId, object: usize) -> Result<()> {
         self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipDestroyExternalMemory, |function| {
@@ -102,6 +106,10 @@ impl HipBackend {
             // SAFETY: `hipDestroyExternalMemory` asks for memory that was imported and is not in use: the entry had
             // it, and our caller vouches for the rest.
             unsafe { function(object) }
+        })?;
+        scope.call(&self.driver.symbols.hipFree, |function| {
+            // SAFETY: `hipFree` asks for the base of memory that is not in use: the mapped buffer's, which it lets go.
+            unsafe { function(base.0) }
         })
     }
 }

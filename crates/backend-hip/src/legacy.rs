@@ -9,11 +9,14 @@ use crate::backend::HipBackend;
 use crate::error::{
     INVALID_CONTEXT, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS,
 };
+use crate::kernel;
 use crate::memory::{Entry, Origin};
 use crate::sys::Handle;
 
 /// Where AMD's runtime writes the process number of the exporting process into a handle.
 const PROCESS: std::ops::Range<usize> = 48..52;
+/// Where it writes the exporter's number of the device.
+const DEVICE: std::ops::Range<usize> = 52..56;
 
 // SAFETY: the condition of `GpuHandles`: a handle is what `hipIpcGetMemHandle` gave, and is opened by its own call.
 unsafe impl GpuHandles for HipBackend {
@@ -42,14 +45,18 @@ unsafe impl GpuHandles for HipBackend {
                 self.memory.keep_handle(base, handle);
                 Ok(handle)
             }
-            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => {
-                Err(self.refusal(base, "a 64-byte handle of this memory"))
-            }
+            // It is the base of live memory that may be exported: the table says so.
+            INVALID_VALUE | INVALID_DEVICE_POINTER | INVALID_HANDLE | NOT_FOUND | NOT_SUPPORTED => Err(Error::Driver {
+                call: symbol.name,
+                device: entry.device,
+                source: self.driver.symbols.explained(code, kernel::no_handle()),
+            }),
             code => Err(scope.error(symbol.name, code)),
         }
     }
 
     fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
+        self.check_device_named(handle)?;
         let scope = self.driver.on_device(device)?;
         let symbol = &self.driver.symbols.hipIpcOpenMemHandle;
         let flags = self.driver.version().lazy_peer_access();
@@ -128,6 +135,22 @@ impl HipBackend {
         })
     }
 
+    /// Refuses a handle whose exporter numbers its device as this process numbers none: the runtime would give 1.
+    fn check_device_named(&self, handle: &MemHandle) -> Result<()> {
+        let named = handle.0[DEVICE].try_into().map_or(0, u32::from_le_bytes);
+        let count = self.driver.count();
+        if !self.driver.version().handles_name_devices() || (named as usize) < count {
+            return Ok(());
+        }
+        Err(Error::Mismatch {
+            what: "the devices that the processes see",
+            theirs: format!("one with the number {named}, which the handle is of"),
+            ours: format!("{count}"),
+            remedy: "give both processes the same HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES: the runtime looks the \
+                     exporter's number up among the importer's devices",
+        })
+    }
+
     fn open_error(&self, device: DeviceId, handle: &MemHandle, code: u32) -> Error {
         let symbols = &self.driver.symbols;
         let made_by = handle.0[PROCESS].try_into().map(u32::from_le_bytes).ok();
@@ -140,8 +163,13 @@ impl HipBackend {
             INVALID_CONTEXT => symbols.explained(code, "made by this process, which must not open it"),
             INVALID_DEVICE_POINTER => symbols.explained(
                 code,
-                "the driver cannot attach the memory: it is freed, its process is gone, or the containers do not \
-                 share the ipc, pid and net namespaces of one host",
+                "the driver cannot attach the memory: it is freed, its process is gone, the containers do not share the ipc, \
+                 pid and net namespaces of one host, or it was never exported, which runtimes of 5.7 to 6.1 do not tell",
+            ),
+            INVALID_VALUE => symbols.explained(
+                code,
+                "the bytes are no handle of a runtime of this version, or the processes see different devices: give both the \
+                 same ROCm, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
             ),
             code => symbols.error(code),
         };

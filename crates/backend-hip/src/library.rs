@@ -16,7 +16,8 @@ use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 /// Not heeded in a program that runs with more rights than its user (set-user-id).
 pub const LIBRARY: &str = "GPU_IPC_HIP_LIBRARY";
 
-const NAMES: [&str; 4] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
+const NAMES: [&str; 5] =
+    ["libamdhip64.so.8", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
 const PLACES: [&str; 2] = ["/opt/rocm/lib/libamdhip64.so", "/opt/rocm/hip/lib/libamdhip64.so"];
 
 /// Loads the runtime's library.
@@ -53,7 +54,7 @@ pub(crate) fn load() -> Result<Library> {
     Err(Error::Unavailable {
         backend: BackendKind::Hip,
         why: broken.map_or_else(
-            || "no libamdhip64.so (ROCm 5 to 7) can be loaded".to_owned(),
+            || "no libamdhip64.so (ROCm 5 to 8) can be loaded".to_owned(),
             |said| format!("libamdhip64.so cannot be loaded: {said}"),
         ),
         remedy: "install ROCm's HIP runtime, or name its library in GPU_IPC_HIP_LIBRARY",

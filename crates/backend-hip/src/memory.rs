@@ -6,7 +6,9 @@
 //! that is being opened, and each export may pin the memory anew.
 
 use std::collections::{BTreeMap, HashMap, btree_map};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{
@@ -68,11 +70,44 @@ pub(crate) struct Entry {
     pub(crate) leaked: bool,
 }
 
+/// A descriptor that the runtime was given, and the file that it is.
+#[derive(Debug)]
+pub(crate) struct Given {
+    fd: OwnedFd,
+    file: Option<(u64, u64)>,
+}
+
+impl Given {
+    pub(crate) fn new(fd: OwnedFd) -> Given {
+        let file = named(&fd);
+        Given { fd, file }
+    }
+
+    pub(crate) fn number(&self) -> c_int {
+        self.fd.as_raw_fd()
+    }
+
+    /// Closes it, unless the runtime has: its manual does not say, and of the runtimes that were read none does. A file that
+    /// another thread opened at the number meanwhile is another one.
+    pub(crate) fn give_back(self) {
+        if self.file.is_none() || named(&self.fd) != self.file {
+            let _ = self.fd.into_raw_fd();
+        }
+    }
+}
+
+fn named(fd: &OwnedFd) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
 /// Everything that has not been given back, by its base.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     entries: Mutex<BTreeMap<u64, Entry>>,
     handles: Mutex<HashMap<u64, MemHandle>>,
+    /// Descriptors that the runtime has by their numbers, by the base of what was imported from them.
+    given: Mutex<HashMap<u64, Given>>,
     /// Held while a handle is exported or opened: the runtime does not stand both at once for one allocation.
     pub(crate) sharing: Mutex<()>,
 }
@@ -142,6 +177,16 @@ impl Memory {
             self.handles().remove(&base.0);
         }
         adopted
+    }
+
+    /// Keeps a descriptor for as long as what was imported from it stays.
+    pub(crate) fn keep_descriptor(&self, base: u64, given: Given) {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner).insert(base, given);
+    }
+
+    /// Takes out a descriptor whose import is about to go.
+    pub(crate) fn take_descriptor(&self, base: u64) -> Option<Given> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner).remove(&base)
     }
 
     /// Returns the handle that was exported of an allocation.
@@ -226,14 +271,25 @@ unsafe impl GpuMemory for HipBackend {
 
     unsafe fn close(&self, base: DevicePtr) -> Result<()> {
         let entry = self.memory.take(base, false)?;
+        // Before the address can be handed out again; closed once the runtime is through with it.
+        let given = match entry.origin {
+            Origin::Imported { .. } | Origin::External { .. } => self.memory.take_descriptor(base.0),
+            _ => None,
+        };
         let result = match entry.origin {
             // SAFETY: `unmap_virtual` asks for an entry out of the table that nothing touches: our caller vouches.
             Origin::Imported { handle, .. } => unsafe { self.unmap_virtual(base, &entry, handle) },
             // SAFETY: `close_dma_buf` asks for an object out of the table that nothing touches: our caller vouches.
-            Origin::External { object } => unsafe { self.close_dma_buf(entry.device, object) },
+            Origin::External { object } => unsafe { self.close_dma_buf(base, entry.device, object) },
             // SAFETY: `close_plain` asks for a base out of the table that nothing touches: our caller vouches for it.
             _ => unsafe { self.close_plain(base, entry.device) },
         };
+        match (&result, given) {
+            (Ok(()), Some(given)) => given.give_back(),
+            // Nobody knows what the runtime still does with the number.
+            (Err(_), Some(given)) => std::mem::forget(given),
+            (_, None) => {}
+        }
         if result.is_err() {
             self.memory.leak(base, entry);
         }

@@ -146,7 +146,8 @@ impl HipBackend {
     /// Says whether an address lies in virtual memory: whether its physical memory has a handle.
     fn is_virtual(&self, scope: &Scope<'_>, ptr: DevicePtr) -> Result<bool> {
         let symbols = &self.driver.symbols;
-        if symbols.hipMemRetainAllocationHandle.function.is_none() || !self.driver.version().has_virtual_memory() {
+        if symbols.hipMemRetainAllocationHandle.function.is_none() || !self.driver.version().tells_virtual_memory() {
+            // Then it counts as plain memory, which is not offered for sharing either.
             return Ok(false);
         }
         let mut handle = ptr::null_mut();

@@ -83,8 +83,14 @@ unsafe impl GpuStreams for HipBackend {
     }
 
     unsafe fn destroy_stream(&self, raw: RawStream) -> Result<()> {
-        let scope = self.driver.on_stream(raw)?;
         self.streams.remove(raw);
+        // AMD's waits for all that is queued (its header; `HostQueue::terminate`; ROCm/hip#3367), and may be held up by what
+        // the calling thread does next: a stream that is busy is destroyed on a thread that may block.
+        // SAFETY: `query_stream` asks for a stream that is alive: our caller vouches for it.
+        if !matches!(unsafe { self.query_stream(raw) }, Ok(true)) {
+            return self.destroy_later(raw);
+        }
+        let scope = self.driver.on_stream(raw)?;
         scope.call(&self.driver.symbols.hipStreamDestroy, |function| {
             // SAFETY: `hipStreamDestroy` asks for a stream that is alive: our caller vouches for it, and that nobody
             // uses it afterwards.
@@ -193,6 +199,25 @@ unsafe impl GpuStreams for HipBackend {
 }
 
 impl HipBackend {
+    /// Destroys a busy stream on a thread of its own. It ends with the stream's work, or with the process.
+    fn destroy_later(&self, raw: RawStream) -> Result<()> {
+        let ordinal = self.driver.ordinal(raw.device)?;
+        let symbols = &self.driver.symbols;
+        let set = symbols.hipSetDevice.function.ok_or_else(|| error::missing(symbols.hipSetDevice.name))?;
+        let destroy = symbols.hipStreamDestroy.function.ok_or_else(|| error::missing(symbols.hipStreamDestroy.name))?;
+        let thread = std::thread::Builder::new().name("gpu-ipc-hip-stream".into()).spawn(move || {
+            // SAFETY: `hipSetDevice` refuses what is no device.
+            if unsafe { set(ordinal) } == SUCCESS {
+                // SAFETY: `hipStreamDestroy` asks for a stream that is alive and that nobody uses afterwards: the caller of
+                // `destroy_stream` vouched for both. An error leaks it.
+                let _ = unsafe { destroy(call::stream(raw)) };
+            }
+        });
+        // Without a thread the stream is leaked, which does not block.
+        let remedy = "raise RLIMIT_NPROC, or wait for a stream before it is dropped";
+        thread.map(drop).map_err(|error| Error::system("starting a thread that destroys a busy stream", remedy, error))
+    }
+
     /// Asks for the device of a stream that somebody else made.
     ///
     /// # Safety

@@ -14,7 +14,7 @@ use crate::backend::HipBackend;
 use crate::call::Scope;
 use crate::error::{self, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::error::{OPERATING_SYSTEM, SUCCESS, UNKNOWN};
-use crate::memory::{Entry, Origin};
+use crate::memory::{Entry, Given, Origin};
 use crate::peer::Reach;
 use crate::sys::{
     ACCESS_READ, ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, AllocationProperties, HANDLE_POSIX_FD,
@@ -78,7 +78,13 @@ impl HipBackend {
         check_size(fd, size)?;
         let scope = self.driver.on_device(device)?;
         let symbols = &self.driver.symbols;
-        let mut number = fd.as_raw_fd();
+        let given = if self.driver.version().keeps_descriptors() {
+            let own = fd.try_clone_to_owned().map_err(|error| Error::system("dup", "raise RLIMIT_NOFILE", error))?;
+            Some(Given::new(own))
+        } else {
+            None
+        };
+        let mut number = given.as_ref().map_or_else(|| fd.as_raw_fd(), Given::number);
         let named: *mut c_void = if self.driver.version().imports_by_value() {
             ptr::without_provenance_mut(number as usize)
         } else {
@@ -108,6 +114,9 @@ impl HipBackend {
             }
             error => error,
         })?;
+        if let Some(given) = given {
+            self.memory.keep_descriptor(base, given);
+        }
         let origin = Origin::Imported { handle: handle.expose_provenance(), access };
         self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
         Ok(DevicePtr(base))
@@ -205,6 +214,10 @@ impl Drop for Building<'_, '_> {
         // What cannot be taken down stays, and so does what it rests on: a leak, and the error that led here is on
         // its way to the caller.
         let symbols = &self.scope.driver.symbols;
+        if self.mapped && !self.scope.driver.version().tells_failed_mappings() {
+            // Nobody knows whether it is mapped, and what is not must not be unmapped: all of it stays.
+            return;
+        }
         if let Some((base, size)) = self.reserved.take() {
             let unmapped = !self.mapped
                 || self

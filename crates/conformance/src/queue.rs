@@ -12,6 +12,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "queue::copies_and_fills_run_in_order", run: copies },
     Case { name: "queue::host_functions_run_in_order", run: host_functions },
     Case { name: "queue::queued_is_not_done", run: queued_is_not_done },
+    // Not held up meanwhile: AMD's call waits for what is queued, and only a backend's own test says how long.
     Case { name: "queue::what_is_queued_runs_although_the_stream_is_destroyed", run: destroyed },
     Case { name: "queue::an_identity_is_never_used_again", run: identities },
     Case { name: "queue::a_plain_stream_is_not_capturing", run: not_capturing },
@@ -139,13 +140,15 @@ fn queued_is_not_done(gpu: &Gpu) {
 }
 
 fn destroyed(gpu: &Gpu) {
-    let (queue, memory) = (Queue::new(gpu), alloc(gpu, 4096));
-    let go = queue.hold();
+    let (queue, memory) = (Queue::new(gpu), alloc(gpu, 16 << 20));
+    for byte in 0..20 {
+        // SAFETY: `fill` asks for a live stream and a range that stays valid: until the case has seen that it is done.
+        unsafe { gpu.backend().fill(queue.raw(), memory.base, byte, 16 << 20) }.expect("it queues");
+    }
     let done = Arc::new(Mutex::new(false));
     let seen = done.clone();
     queue.call(move || *seen.lock().expect("nobody panicked") = true);
     drop(queue);
-    drop(go);
     wait_until("what was queued", || *done.lock().expect("nobody panicked"));
     free(gpu, memory);
 }

@@ -18,11 +18,12 @@ const RUN: &str = "GPU_IPC_CONFORMANCE_HIP";
 type Runtime = (&'static str, u32, &'static [Step]);
 
 const RUNTIMES: &[Runtime] = &[
-    ("proved_7_2", 70_253_211, &Step::ALL),
+    ("proved_7_14", 71_400_000, &Step::ALL),
     ("unproved_7_2", 70_253_211, &[]),
     ("dma_buf_7_2", 70_253_211, &[Step::DmaBuf, Step::Words]),
-    ("proved_6_4", 60_443_484, &Step::ALL),
-    ("proved_5_7", 50_731_921, &[Step::Vmm, Step::Words]),
+    ("words_6_4", 60_443_484, &[Step::Words]),
+    ("virtual_memory_6_2", 60_242_134, &[Step::Vmm, Step::Words]),
+    ("virtual_memory_5_7", 50_731_921, &[Step::Vmm, Step::Words]),
     ("words_5_2", 50_221_153, &[Step::Words]),
 ];
 

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::sync::OnceLock;
 
 use crate::export::{DEVICE, LAST, finish, hip, put_text};
-use crate::machine::{INVALID_VALUE, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, machine};
+use crate::machine::{INVALID_VALUE, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN, machine};
 use crate::settings::{Fault, Settings};
 
 const INVALID_DEVICE: u32 = 101;
@@ -16,6 +16,13 @@ const VIRTUAL_MEMORY: u32 = 89;
 fn with(device: c_int) -> Outcome<&'static dyn Machine> {
     let machine = started()?;
     if (0..machine.count()).contains(&device) { Ok(machine) } else { Err(INVALID_DEVICE) }
+}
+
+/// As `with`, for questions that a sick device does not answer.
+fn well(device: c_int) -> Outcome<&'static dyn Machine> {
+    let machine = with(device)?;
+    let sick = Settings::get().has(Fault::SickDevice) && device == machine.count() - 1;
+    if sick { Err(UNKNOWN) } else { Ok(machine) }
 }
 
 /// Returns the machine; without a device it is the code of the version.
@@ -51,8 +58,16 @@ hip! {
         Ok(())
     }
     hipDeviceGetUuid(uuid: [u8; 16]; device: c_int) {
-        let machine = with(device)?;
-        if Settings::get().has(Fault::NoUuid) { Ok([0; 16]) } else { machine.uuid(device) }
+        let (machine, settings) = (well(device)?, Settings::get());
+        if settings.has(Fault::NoUuid) {
+            return Ok([0; 16]);
+        }
+        if settings.has(Fault::SameUuid) {
+            let mut uuid = [0; 16];
+            uuid[..2].copy_from_slice(b"XX");
+            return Ok(uuid);
+        }
+        machine.uuid(device)
     }
     hipDeviceTotalMem(bytes: usize; device: c_int) {
         with(device)?.total(device)
@@ -96,7 +111,7 @@ hip! {
 /// `name` points to `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, device: c_int) -> u32 {
-    let found = with(device).and_then(|machine| machine.name(device));
+    let found = well(device).and_then(|machine| machine.name(device));
     // SAFETY: `put_text`: our caller points to so many bytes.
     finish(found.and_then(|found| unsafe { put_text(name, len, &found) }))
 }
@@ -108,7 +123,7 @@ pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, device:
 /// `place` points to `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceGetPCIBusId(place: *mut c_char, len: c_int, device: c_int) -> u32 {
-    let found = with(device).and_then(|machine| machine.place(device));
+    let found = well(device).and_then(|machine| machine.place(device));
     // SAFETY: `put_text`: our caller points to so many bytes.
     finish(found.and_then(|found| unsafe { put_text(place, len, &found) }))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -376,10 +376,7 @@ impl Machine for Host {
     fn import_plain(&self, number: i32, fd: i32, len: usize) -> Outcome<u64> {
         // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller gave it.
         let borrowed = if fd < 0 { return Err(INVALID_VALUE) } else { unsafe { BorrowedFd::borrow_raw(fd) } };
-        let made = self.backend.import_fd(device(number), borrowed, len as u64, Access::ReadWrite).map_err(code)?;
-        // SAFETY: `from_raw_fd` asks for a descriptor of nobody else's: HIP's caller gave it away, as it succeeds.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-        Ok(made.0)
+        Ok(self.backend.import_fd(device(number), borrowed, len as u64, Access::ReadWrite).map_err(code)?.0)
     }
 
     fn close_plain(&self, base: u64) -> Outcome {

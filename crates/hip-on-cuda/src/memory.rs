@@ -7,7 +7,7 @@ use crate::device::{entered, started};
 use crate::export::{finish, hip, put};
 use crate::machine::{INVALID_VALUE, Kind};
 use crate::settings::Settings;
-use crate::sharing;
+use crate::{physical, sharing};
 
 /// Flags of `hipHostMalloc` that CUDA has too; AMD's others ask for kinds of coherence.
 const HOST_FLAGS: u32 = 7;
@@ -33,6 +33,9 @@ hip! {
     hipFree(; base: u64) {
         let (machine, _) = entered()?;
         if base == 0 {
+            return Ok(());
+        }
+        if physical::unmap_external(machine, base)? {
             return Ok(());
         }
         sharing::forget(base);

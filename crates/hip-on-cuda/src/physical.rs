@@ -1,13 +1,15 @@
 //! HIP's functions about virtual memory management, and memory as descriptors.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device::{entered, started};
 use crate::export::{finish, hip};
-use crate::machine::{INVALID_VALUE, NOT_SUPPORTED, Outcome};
+use crate::machine::{INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
 use crate::settings::{Fault, Settings};
 
 const POSIX_FD: u32 = 1;
@@ -55,8 +57,61 @@ pub struct ExternalBuffer {
     flags: u32,
 }
 
-/// Memory that was imported as external, by the address at which it is mapped.
-static EXTERNAL: Mutex<Option<HashMap<u64, c_int>>> = Mutex::new(None);
+/// Memory that was imported as external.
+struct External {
+    fd: c_int,
+    /// One of the import and one of each mapped buffer: AMD unmaps at the last.
+    times: u32,
+}
+
+/// External memory by the address at which it is mapped, which also stands for the object.
+static EXTERNAL: Mutex<BTreeMap<u64, External>> = Mutex::new(BTreeMap::new());
+
+/// A descriptor that a runtime keeps by its number, and the file that it was.
+type Kept = (c_int, u64);
+
+/// What 7.14 imports as late as access is given: the descriptors by the memory's handle, and the handles by address.
+static LATE: Mutex<(BTreeMap<u64, Kept>, BTreeMap<u64, u64>)> = Mutex::new((BTreeMap::new(), BTreeMap::new()));
+
+fn external() -> MutexGuard<'static, BTreeMap<u64, External>> {
+    EXTERNAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn late() -> MutexGuard<'static, (BTreeMap<u64, Kept>, BTreeMap<u64, u64>)> {
+    LATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn inode(fd: c_int) -> Outcome<u64> {
+    std::fs::metadata(format!("/proc/self/fd/{fd}")).map(|found| found.ino()).map_err(|_| INVALID_VALUE)
+}
+
+/// Gives one of the times back that external memory is held; the last unmaps it.
+fn release_external(machine: &dyn Machine, base: u64) -> Outcome<bool> {
+    let mut all = external();
+    let Some(found) = all.get_mut(&base) else { return Ok(false) };
+    found.times -= 1;
+    if found.times > 0 {
+        return Ok(true);
+    }
+    let fd = found.fd;
+    all.remove(&base);
+    machine.close_plain(base)?;
+    if Settings::get().has(Fault::ImportTakes) {
+        // SAFETY: `from_raw_fd` asks for a descriptor of nobody else's: under this fault its caller gave it away.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    Ok(true)
+}
+
+/// What `hipFree` does with a mapped buffer of external memory; says whether the address was one.
+pub(crate) fn unmap_external(machine: &dyn Machine, base: u64) -> Outcome<bool> {
+    release_external(machine, base)
+}
+
+/// Waits as the runtimes do that map on the null stream.
+fn pass_null_stream(machine: &dyn Machine) -> Outcome {
+    if Settings::get().at_least(7, 14) { Ok(()) } else { machine.stream_synchronize(0) }
+}
 
 /// Reads what the caller asks for: the device of physical memory that can be exported.
 ///
@@ -94,14 +149,43 @@ hip! {
         entered()?.0.unreserve(base, len)
     }
     hipMemMap(; base: u64, len: usize, offset: usize, handle: u64, flags: u64) {
-        if offset == 0 && flags == 0 { entered()?.0.map(base, len, handle) } else { Err(INVALID_VALUE) }
+        let machine = entered()?.0;
+        if offset != 0 || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        pass_null_stream(machine)?;
+        match machine.map(base, len, handle) {
+            // 6.2 does not look whether it worked.
+            Err(_) if Settings::get().within((6, 2), (6, 3)) => Ok(()),
+            Err(code) => Err(code),
+            Ok(()) => {
+                late().1.insert(base, handle);
+                Ok(())
+            }
+        }
     }
     hipMemUnmap(; base: u64, len: usize) {
-        entered()?.0.unmap(base, len)
+        let machine = entered()?.0;
+        let known = late().1.remove(&base).is_some();
+        if !known && Settings::get().within((6, 2), (6, 3)) {
+            // It follows a null pointer.
+            std::process::abort();
+        }
+        pass_null_stream(machine)?;
+        machine.unmap(base, len)
     }
     hipMemSetAccess(; base: u64, len: usize, accesses: *const Access, count: usize) {
         let machine = entered()?.0;
         if accesses.is_null() || count == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let kept = {
+            let late = late();
+            late.1.get(&base).and_then(|handle| late.0.get(handle).copied())
+        };
+        if let Some((fd, file)) = kept
+            && inode(fd)? != file
+        {
             return Err(INVALID_VALUE);
         }
         // SAFETY: `from_raw_parts`: HIP's caller points to so many.
@@ -137,13 +221,28 @@ hip! {
         }
         if settings.at_least(7, 1) {
             // What is no small number was meant as an address.
-            return machine.import(c_int::try_from(fd.addr()).map_err(|_| INVALID_VALUE)?);
+            let fd = c_int::try_from(fd.addr()).map_err(|_| INVALID_VALUE)?;
+            let handle = machine.import(fd)?;
+            if settings.at_least(7, 14) {
+                late().0.insert(handle, (fd, inode(fd)?));
+            }
+            return Ok(handle);
         }
         // SAFETY: reading: these versions are given the address of a descriptor.
         machine.import(unsafe { fd.cast::<c_int>().read() })
     }
     hipMemRetainAllocationHandle(handle: u64; ptr: u64) {
-        entered()?.0.retain(ptr)
+        let (machine, settings) = (entered()?.0, Settings::get());
+        let handle = match machine.retain(ptr) {
+            // It follows a null pointer where nothing was made by hipMemCreate.
+            Err(_) if settings.within((6, 2), (7, 14)) => std::process::abort(),
+            other => other?,
+        };
+        if !settings.at_least(7, 12) {
+            // Named, and not retained.
+            machine.release(handle)?;
+        }
+        Ok(handle)
     }
     hipMemGetHandleForAddressRange(fd: c_int; base: u64, len: usize, kind: u32, flags: u64) {
         if !Settings::get().at_least(7, 0) {
@@ -152,10 +251,7 @@ hip! {
         if kind == 1 && flags == 0 { entered()?.0.export_plain(base, len) } else { Err(INVALID_VALUE) }
     }
     hipDestroyExternalMemory(; memory: u64) {
-        let machine = entered()?.0;
-        let known = EXTERNAL.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|all| all.remove(&memory));
-        known.ok_or(INVALID_VALUE)?;
-        machine.close_plain(memory)
+        if release_external(entered()?.0, memory)? { Ok(()) } else { Err(INVALID_VALUE) }
     }
 }
 
@@ -163,7 +259,7 @@ hip! {
 ///
 /// # Safety
 ///
-/// `memory` is to a pointer, `described` to a description; its descriptor becomes the library's.
+/// `memory` is to a pointer, `described` to a description, whose descriptor stays open until the memory goes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipImportExternalMemory(memory: *mut *mut c_void, described: *const ExternalHandle) -> u32 {
     let outcome = (|| {
@@ -178,7 +274,7 @@ pub unsafe extern "C" fn hipImportExternalMemory(memory: *mut *mut c_void, descr
             return Err(INVALID_VALUE);
         }
         let base = machine.import_plain(device, fd, described.size as usize)?;
-        EXTERNAL.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().insert(base, fd);
+        external().insert(base, External { fd, times: 1 });
         Ok(ptr::with_exposed_provenance_mut(base as usize))
     })();
     // SAFETY: `put`: our caller points to a pointer.
@@ -197,14 +293,21 @@ pub unsafe extern "C" fn hipExternalMemoryGetMappedBuffer(
     piece: *const ExternalBuffer,
 ) -> u32 {
     let memory = memory.expose_provenance() as u64;
-    let known =
-        EXTERNAL.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(|all| all.contains_key(&memory));
-    let outcome = if !known || piece.is_null() {
+    let mut all = external();
+    let known = all.get_mut(&memory);
+    let outcome = if known.is_none() || piece.is_null() {
         Err(INVALID_VALUE)
     } else {
         // SAFETY: reading: our caller points to a description.
         let piece = unsafe { piece.read() };
-        if piece.offset == 0 && piece.flags == 0 && piece.size > 0 { Ok(memory) } else { Err(INVALID_VALUE) }
+        if piece.offset == 0 && piece.flags == 0 && piece.size > 0 {
+            if let Some(known) = known {
+                known.times += 1;
+            }
+            Ok(memory)
+        } else {
+            Err(INVALID_VALUE)
+        }
     };
     // SAFETY: `put`: our caller points to an address.
     finish(unsafe { crate::export::put(base, outcome) })

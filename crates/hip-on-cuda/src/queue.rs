@@ -89,7 +89,10 @@ hip! {
         machine.stream(device, flags)
     }
     hipStreamDestroy(; stream: u64) {
-        entered()?.0.stream_destroy(stream)
+        let machine = entered()?.0;
+        // AMD's waits for all that is queued, its header says; an error of that work ends the wait.
+        let _ = machine.stream_synchronize(stream);
+        machine.stream_destroy(stream)
     }
     hipStreamQuery(; stream: u64) {
         entered()?.0.stream_query(stream)

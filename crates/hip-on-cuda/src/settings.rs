@@ -34,9 +34,17 @@ pub enum Fault {
     ImportHangs,
     /// Devices have no identity.
     NoUuid,
+    /// Every device says that it is "XX", as GPUs without a number of their own do.
+    SameUuid,
+    /// The last device answers nothing about itself.
+    SickDevice,
+    /// The kernel exports no memory by handle: the call says so with 1, or by a handle that nobody can attach (5.7 to 6.1).
+    NoKernelIpc,
+    /// The runtime closes the descriptor of external memory when that goes; those that were read leave it to the caller.
+    ImportTakes,
 }
 
-const NAMES: [(&str, Fault); 14] = [
+const NAMES: [(&str, Fault); 18] = [
     ("equal-pid", Fault::EqualPid),
     ("attach-fails", Fault::AttachFails),
     ("event-blocks", Fault::EventBlocks),
@@ -51,6 +59,10 @@ const NAMES: [(&str, Fault); 14] = [
     ("import-aborts", Fault::ImportAborts),
     ("import-hangs", Fault::ImportHangs),
     ("no-uuid", Fault::NoUuid),
+    ("same-uuid", Fault::SameUuid),
+    ("sick-device", Fault::SickDevice),
+    ("no-kernel-ipc", Fault::NoKernelIpc),
+    ("import-takes", Fault::ImportTakes),
 ];
 
 /// What the environment asked for when it was first looked at.
@@ -86,5 +98,10 @@ impl Settings {
     /// Says whether the rules are those of this version or a later one.
     pub(crate) fn at_least(&self, major: u32, minor: u32) -> bool {
         self.version >= major * 10_000_000 + minor * 100_000
+    }
+
+    /// Says whether the rules are those of the first version, or of a later one before the second.
+    pub(crate) fn within(&self, from: (u32, u32), to: (u32, u32)) -> bool {
+        self.at_least(from.0, from.1) && !self.at_least(to.0, to.1)
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::device::entered;
 use crate::export::hip;
-use crate::machine::{INVALID_VALUE, Outcome};
+use crate::machine::{INVALID_VALUE, Kind, Outcome};
 use crate::settings::{Fault, Settings};
 
 const INVALID_DEVICE_POINTER: u32 = 17;
@@ -80,7 +80,7 @@ fn sweep() {
     });
 }
 
-fn export(base: u64, len: usize, below: [u8; 64]) -> Outcome<Handle> {
+fn export(device: i32, base: u64, len: usize, below: [u8; 64]) -> Outcome<Handle> {
     sweep();
     let mut name = [0; 32];
     name[..4].copy_from_slice(&process::id().to_le_bytes());
@@ -96,6 +96,7 @@ fn export(base: u64, len: usize, below: [u8; 64]) -> Outcome<Handle> {
     bytes[..32].copy_from_slice(&name);
     bytes[32..40].copy_from_slice(&(len as u64).to_le_bytes());
     bytes[48..52].copy_from_slice(&process_number().to_le_bytes());
+    bytes[52..56].copy_from_slice(&device.to_le_bytes());
     Ok(Handle { bytes })
 }
 
@@ -107,12 +108,24 @@ fn below(handle: &Handle) -> Outcome<[u8; 64]> {
 
 hip! {
     hipIpcGetMemHandle(handle: Handle; base: u64) {
-        let machine = entered()?.0;
+        let (machine, settings) = (entered()?.0, Settings::get());
         let (start, len) = machine.range(base)?;
         if start != base {
             return Err(INVALID_VALUE);
         }
-        export(base, len, machine.handle(base)?)
+        let device = match machine.kind(base)? {
+            Some(Kind::Device { device, .. }) => device,
+            _ => return Err(INVALID_VALUE),
+        };
+        let mut handle = export(device, base, len, machine.handle(base)?)?;
+        if settings.has(Fault::NoKernelIpc) {
+            if !settings.within((5, 7), (6, 2)) {
+                return Err(INVALID_VALUE);
+            }
+            // A success all the same, with a handle of nothing.
+            handle.bytes[..32].fill(0);
+        }
+        Ok(handle)
     }
     hipIpcOpenMemHandle(base: u64; handle: Handle, flags: u32) {
         let ((machine, device), settings) = (entered()?, Settings::get());
@@ -124,6 +137,11 @@ hip! {
         }
         if handle.bytes[48..52] == process_number().to_le_bytes() {
             return Err(INVALID_CONTEXT);
+        }
+        // The exporter's number of its device, looked up among this process' own.
+        let device_there = i32::from_le_bytes(handle.bytes[52..56].try_into().map_err(|_| INVALID_VALUE)?);
+        if settings.at_least(7, 0) && device_there >= machine.count() {
+            return Err(INVALID_VALUE);
         }
         if settings.has(Fault::AttachFails) {
             return Err(INVALID_DEVICE_POINTER);

@@ -30,7 +30,7 @@ pub fn provide(library: Library, directory: &Path) -> io::Result<Option<PathBuf>
             Ok(Some(path))
         }
         Library::Installed => {
-            without(&["hipStreamGetId"], &directory.join("libamdhip64.so.7"))?;
+            without(&["hipStreamGetId"], &directory.join("libamdhip64.so.8"))?;
             without(&[], &directory.join("libamdhip64.so.6"))?;
             Ok(None)
         }
@@ -64,6 +64,18 @@ fn blot_out(bytes: &mut [u8], name: &str) -> io::Result<()> {
     if places.is_empty() { Err(io::Error::other(format!("the library never had {name}"))) } else { Ok(()) }
 }
 
+/// `hipMemAllocationProp` of memory on the first device that can be exported.
+#[repr(C)]
+pub struct Properties {
+    kind: u32,
+    handle_types: u32,
+    location: [u32; 2],
+    win32: usize,
+    flags: [u16; 4],
+}
+
+pub static PROPERTIES: Properties = Properties { kind: 1, handle_types: 1, location: [1, 0], win32: 0, flags: [0; 4] };
+
 macro_rules! function {
     ($($name:ident = $symbol:literal : fn($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         $(pub fn $name($($argument: $type),*) -> $result {
@@ -89,5 +101,11 @@ function! {
     malloc = "hipMalloc": fn(base: *mut u64, len: usize) -> u32;
     free = "hipFree": fn(base: u64) -> u32;
     stream_create = "hipStreamCreateWithFlags": fn(stream: *mut u64, flags: u32) -> u32;
+    mem_create = "hipMemCreate": fn(handle: *mut u64, len: usize, properties: *const Properties, flags: u64) -> u32;
+    mem_release = "hipMemRelease": fn(handle: u64) -> u32;
+    mem_reserve = "hipMemAddressReserve": fn(base: *mut u64, len: usize, align: usize, hint: u64, flags: u64) -> u32;
+    mem_map = "hipMemMap": fn(base: u64, len: usize, offset: usize, handle: u64, flags: u64) -> u32;
+    mem_unmap = "hipMemUnmap": fn(base: u64, len: usize) -> u32;
+    address_range = "hipMemGetAddressRange": fn(base: *mut u64, len: *mut usize, ptr: u64) -> u32;
     stream_destroy = "hipStreamDestroy": fn(stream: u64) -> u32;
 }

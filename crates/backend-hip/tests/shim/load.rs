@@ -96,6 +96,18 @@ pub const CASES: &[Case] = &[
         environment: TWO,
         run: identity_by_place,
     },
+    Case {
+        name: "devices_of_one_identity_have_their_places",
+        library: WHOLE,
+        environment: &[("GPU_IPC_SHIM_INJECT", "same-uuid"), ("GPU_IPC_HOST_DEVICES", "2")],
+        run: identity_by_place,
+    },
+    Case {
+        name: "a_sick_device_hides_no_other",
+        library: WHOLE,
+        environment: &[("GPU_IPC_SHIM_INJECT", "sick-device"), ("GPU_IPC_HOST_DEVICES", "8")],
+        run: sick_device,
+    },
     Case { name: "the_thread_is_left_as_it_was", library: WHOLE, environment: TWO, run: thread_is_left },
     Case { name: "no_error_of_ours_is_left_behind", library: WHOLE, environment: &[], run: no_error_is_left },
 ];
@@ -139,6 +151,15 @@ fn identity_by_place() {
     let hip = hip();
     let uuid = |device| hip.device_info(DeviceId(device)).expect("there are two").uuid.0;
     assert_eq!((&uuid(0), &uuid(1)), (b"pci-0000:00:00.0", b"pci-0000:01:00.0"));
+}
+
+fn sick_device() {
+    let hip = hip();
+    assert_eq!(hip.device_count().expect("it counts"), 8);
+    let works = |device: &DeviceId| hip.device_info(*device).is_ok();
+    assert_eq!((0..8).map(DeviceId).filter(works).count(), 7);
+    let error = hip.device_info(DeviceId(7)).expect_err("it answers nothing");
+    assert!(matches!(&error, Error::Driver { source, .. } if source.code == 999), "{error:?}");
 }
 
 fn thread_is_left() {

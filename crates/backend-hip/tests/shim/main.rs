@@ -10,6 +10,7 @@ mod load;
 mod memory;
 mod probe;
 mod queue;
+mod rules;
 
 use std::env;
 use std::process::{Command, ExitCode, Stdio};
@@ -42,7 +43,7 @@ pub enum Library {
     Foreign,
     /// One without these functions.
     Without(&'static [&'static str]),
-    /// Two on the loader's path, and none named: `libamdhip64.so.7`, which lacks `hipStreamGetId`, and
+    /// Two on the loader's path, and none named: `libamdhip64.so.8`, which lacks `hipStreamGetId`, and
     /// `libamdhip64.so.6`.
     Installed,
     /// One on the loader's path that is no library.
@@ -58,7 +59,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let cases: Vec<&'static Case> =
-        [load::CASES, memory::CASES, queue::CASES, probe::CASES].into_iter().flatten().collect();
+        [load::CASES, memory::CASES, queue::CASES, rules::CASES, probe::CASES].into_iter().flatten().collect();
     if let Ok(name) = env::var(CASE) {
         let case = cases.iter().find(|case| case.name == name).expect("the parent names a case of the list");
         (case.run)();

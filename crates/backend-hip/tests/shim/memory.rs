@@ -20,9 +20,13 @@ pub const CASES: &[Case] = &[
     by_version!(a_handle_is_opened_by_the_rules_of_7_2, "70253211", opened),
     by_version!(addresses_are_classified_by_the_rules_of_5_7, "50731921", classified),
     by_version!(addresses_are_classified_by_the_rules_of_6_4, "60443484", classified),
+    by_version!(addresses_are_classified_by_the_rules_of_6_2, "60242134", classified),
+    by_version!(addresses_are_classified_by_the_rules_of_7_2, "70253211", classified),
+    by_version!(addresses_are_classified_by_the_rules_of_7_14, "71400000", classified),
     by_version!(descriptors_are_imported_by_the_rules_of_5_7, "50731921", imported),
     by_version!(descriptors_are_imported_by_the_rules_of_7_0, "70051831", imported),
     by_version!(descriptors_are_imported_by_the_rules_of_7_2, "70253211", imported),
+    by_version!(descriptors_are_imported_by_the_rules_of_7_14, "71400000", imported),
     Case {
         name: "equal_process_numbers_are_explained",
         library: WHOLE,

@@ -1,0 +1,170 @@
+//! Rules that stand in AMD's own sources, each with what the backend did wrong before it knew of it.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+
+use backend_hip::Step;
+use gpu_api::groups::*;
+use gpu_api::{Access, DeviceId, DevicePtr, Error, MemHandle, Sharing};
+
+use crate::foreign::Exporter;
+use crate::library::{self, PROPERTIES};
+use crate::{Case, GPU, WHOLE, hip, proved};
+
+macro_rules! rule {
+    ($name:ident, $environment:expr, $run:expr) => {
+        Case { name: stringify!($name), library: WHOLE, environment: $environment, run: $run }
+    };
+}
+
+const OF_5_7: &[(&str, &str)] = &[("GPU_IPC_SHIM_VERSION", "50731921"), ("GPU_IPC_SHIM_INJECT", "no-kernel-ipc")];
+const OF_6_2: &[(&str, &str)] = &[("GPU_IPC_SHIM_VERSION", "60242134")];
+const OF_7_2: &[(&str, &str)] = &[("GPU_IPC_SHIM_VERSION", "70253211")];
+const OF_7_14: &[(&str, &str)] = &[("GPU_IPC_SHIM_VERSION", "71400000"), ("GPU_IPC_HOST_DEVICES", "2")];
+const NO_IPC: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "no-kernel-ipc")];
+const TAKES: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "import-takes")];
+
+pub const CASES: &[Case] = &[
+    // `hipMemRetainAllocationHandle`: rs#5807, rs#2696, change logs of 7.12 and 7.14.
+    rule!(looking_at_others_virtual_memory_drops_no_reference_of_theirs_in_7_2, OF_7_2, others_virtual_memory),
+    rule!(looking_at_others_virtual_memory_drops_no_reference_of_theirs_in_7_14, OF_7_14, others_virtual_memory),
+    // `hipStreamDestroy` waits: its header, hip#3367.
+    rule!(a_held_stream_is_destroyed_without_waiting, &[], held_stream),
+    // Handles: ROCR-Runtime#270, rs#2209; success of 5.7.1 to 6.1.2; the exporter's ordinal.
+    rule!(a_kernel_that_exports_nothing_is_named, NO_IPC, no_kernel_ipc),
+    rule!(a_false_success_is_explained_where_it_is_opened, OF_5_7, false_success),
+    rule!(a_handle_of_a_device_that_is_not_seen_here_is_refused, &[], unseen_device),
+    // External memory: `retain` in `hipExternalMemoryGetMappedBuffer`; nothing closes the descriptor.
+    rule!(an_imported_dma_buf_is_given_back_whole, &[], dma_buf_given_back),
+    rule!(a_descriptor_that_the_runtime_closed_is_not_closed_again, TAKES, dma_buf_given_back),
+    // Virtual memory: `hip_vm.cpp` of 6.2.2; rs#8304, rs#8436.
+    rule!(what_was_not_mapped_is_not_unmapped, OF_6_2, failed_mapping),
+    rule!(a_descriptor_is_kept_while_the_runtime_needs_it, OF_7_14, kept_descriptor),
+];
+
+fn others_virtual_memory() {
+    let hip = hip();
+    let (len, mut handle, mut base) = (2 << 20, 0, 0);
+    assert_eq!(library::mem_create(&raw mut handle, len, &raw const PROPERTIES, 0), 0);
+    assert_eq!(library::mem_reserve(&raw mut base, len, 0, 0, 0), 0);
+    assert_eq!(library::mem_map(base, len, 0, handle, 0), 0);
+    for _ in 0..3 {
+        let info = hip.classify(DevicePtr(base)).expect("it tells");
+        assert_eq!((info.sharing, info.device), (None, Some(GPU)));
+    }
+    assert_eq!(library::mem_unmap(base, len), 0);
+    assert_eq!(library::mem_release(handle), 0, "its reference was dropped by somebody else");
+}
+
+fn held_stream() {
+    let hip = hip();
+    let stream = hip.create_stream(GPU).expect("a stream");
+    let (go, gate) = channel::<()>();
+    let done = Arc::new(AtomicBool::new(false));
+    let seen = done.clone();
+    let wait = Box::new(move || {
+        assert!(gate.recv().is_err(), "nothing is ever sent");
+        seen.store(true, Ordering::Release);
+    });
+    // SAFETY: `host_function`: the stream is alive.
+    unsafe { hip.host_function(stream, wait) }.expect("it queues");
+    // SAFETY: `destroy_stream`: the stream is alive, and nobody uses it afterwards.
+    unsafe { hip.destroy_stream(stream) }.expect("it returns while the stream is held");
+    assert!(!done.load(Ordering::Acquire));
+    drop(go);
+    while !done.load(Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+}
+
+fn no_kernel_ipc() {
+    let hip = hip();
+    let memory = hip.alloc(GPU, 1, Sharing::Handle).expect("there is room");
+    match hip.export_handle(memory.base) {
+        Err(Error::Driver { call: "hipIpcGetMemHandle", source, .. }) => {
+            assert_eq!(source.code, 1);
+            assert!(source.name.contains("KFD's calls"), "{source}");
+            assert!(!source.name.contains("export_handle"), "advice to call what just failed: {source}");
+        }
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+}
+
+fn false_success() {
+    let (hip, exporter) = (hip(), Exporter::start());
+    match hip.open_handle(GPU, &exporter.handle) {
+        Err(Error::Driver { source, .. }) => {
+            assert_eq!(source.code, 17);
+            assert!(source.name.contains("never exported"), "{source}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn unseen_device() {
+    let (hip, exporter) = (hip(), Exporter::start());
+    let mut bytes = exporter.handle.0;
+    bytes[52] = 7;
+    let error = hip.open_handle(GPU, &MemHandle(bytes)).expect_err("there is one device here");
+    assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("number 7") && text.contains("HIP_VISIBLE_DEVICES"), "{text}");
+}
+
+/// Lists open descriptors of memory.
+fn descriptors() -> usize {
+    let open = fs::read_dir("/proc/self/fd").expect("it is there").flatten();
+    open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().contains("memfd"))).count()
+}
+
+/// Counts mappings of memory.
+fn mappings() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
+    maps.lines().filter(|line| line.contains("memfd:gpu-ipc-host")).count()
+}
+
+fn dma_buf_given_back() {
+    let hip = proved(&[Step::DmaBuf]);
+    let memory = hip.alloc(GPU, 1, Sharing::Fd).expect("there is room");
+    let fd = hip.export_fd(memory.base).expect("it is exported");
+    let before = (descriptors(), mappings());
+    for _ in 0..3 {
+        let base = hip.import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite).expect("it is imported");
+        assert_ne!(mappings(), before.1);
+        // SAFETY: `close`: imported above, and nothing uses it.
+        unsafe { hip.close(base) }.expect("it closes");
+        let (mut start, mut len) = (0, 0);
+        assert_ne!(library::address_range(&raw mut start, &raw mut len, base.0), 0, "the mapping stayed");
+        assert_eq!((descriptors(), mappings()), before, "a descriptor or a mapping stayed");
+    }
+}
+
+fn failed_mapping() {
+    let hip = hip();
+    let memory = hip.alloc(GPU, 4 << 20, Sharing::Fd).expect("there is room");
+    let fd = hip.export_fd(memory.base).expect("it is exported");
+    // The stand-in maps whole memory only, and says that it mapped the half.
+    assert!(hip.import_fd(GPU, fd.as_fd(), 2 << 20, Access::ReadWrite).is_err());
+    let base = hip.import_fd(GPU, fd.as_fd(), 4 << 20, Access::ReadWrite).expect("it is imported");
+    // SAFETY: `close`: imported above, and nothing uses it.
+    unsafe { hip.close(base) }.expect("it closes");
+}
+
+fn kept_descriptor() {
+    let hip = hip();
+    let memory = hip.alloc(GPU, 1, Sharing::Fd).expect("there is room");
+    let fd = hip.export_fd(memory.base).expect("it is exported");
+    let before = descriptors();
+    let base = hip.import_fd(GPU, fd.as_fd(), memory.len, Access::ReadWrite).expect("it is imported");
+    drop(fd);
+    // Its number is another file's.
+    let _other = fs::File::open("/dev/null").expect("it is there");
+    hip.enable_peer_access(DeviceId(1), GPU).expect("the runtime finds the descriptor once more");
+    // SAFETY: `close`: imported above, and nothing uses it.
+    unsafe { hip.close(base) }.expect("it closes");
+    // But for the one that was dropped.
+    assert_eq!(descriptors(), before - 1, "a descriptor stayed");
+}
