@@ -7,7 +7,8 @@
 //! 3. [`stream`]: queues of GPU work, events, and the 64-bit words that order work across processes.
 //! 4. [`range`]: memory apart from addresses, and addresses to map it on.
 //! 5. [`backend`]: [`GpuBackend`], the traits that a vendor implements over those above.
-//! 6. [`region`]: [`RegionSource`], where blocks come from, and [`Reclaim`], who can give some back.
+//! 6. [`id`]: the numbers of regions and participants. [`region`]: [`RegionSource`], where blocks come from, and
+//!    [`Reclaim`], who can give some back.
 //! 7. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a forked child.
 //! 8. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
 //!
@@ -42,6 +43,7 @@ pub mod backend;
 pub mod device;
 pub mod error;
 pub mod fork;
+pub mod id;
 mod locality;
 pub mod memory;
 pub mod pages;
@@ -64,15 +66,14 @@ pub mod groups {
 pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
 pub use error::{DriverError, Error, Result};
 pub use fork::ForkGuard;
+pub use id::{ParticipantId, RegionId};
 pub use memory::{
     Access, AddressRange, Allocation, DevicePtr, HostMemory, HostPtr, MemHandle, MemoryKind, PointerInfo, Sharing,
     close_on_exec, round_up,
 };
 pub use pages::KernelPages;
 pub use range::{GpuRanges, GpuStore, RawMemory};
-pub use region::{
-    Export, Holder, Lent, ParticipantId, Piece, Reclaim, Reclaimed, Region, RegionId, RegionSource, SourceUsage,
-};
+pub use region::{Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage};
 pub use stream::{
     CaptureStatus, EventHandle, EventKind, MAX_BATCH, RawEvent, RawStream, StreamIdentity, StreamOp, WordPtr,
 };

@@ -7,23 +7,7 @@ use std::time::Duration;
 
 use std::os::fd::OwnedFd;
 
-use crate::{DeviceId, DevicePtr, MemHandle, Result, Sharing};
-
-/// Numbers a region within the source that made it; never used again there.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct RegionId(pub u64);
-
-/// Numbers a participant of a session; never used again there.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct ParticipantId(pub u64);
-
-impl fmt::Display for ParticipantId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "participant {}", self.0)
-    }
-}
+use crate::{DeviceId, DevicePtr, MemHandle, ParticipantId, RegionId, Result, Sharing};
 
 /// What another process needs to map a region, made once when the region is.
 #[derive(Debug)]

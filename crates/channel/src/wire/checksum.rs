@@ -5,7 +5,7 @@
 //! third. A part's remainder is moved past the bytes that follow it by a multiplication with a power of x, modulo the
 //! polynomial, which one carry-less multiplication and one crc32 instruction do.
 
-use crate::wire::descriptor::CHECKED;
+use crate::wire::descriptor::layout::CHECKED;
 
 /// Computes the crc32c of a descriptor's bytes but for the last four.
 #[inline]

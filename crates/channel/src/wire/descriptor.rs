@@ -29,81 +29,21 @@
 //! All numbers are little-endian. Every field has exactly one legal encoding, so equal descriptors are equal bytes.
 
 mod fields;
+pub(super) mod layout;
 mod view;
 
 pub use fields::{Fence, Fields, GrantKind};
+pub use layout::{BYTES, CHECKED, LIMIT, LeaseId, NO_FENCE, SessionId, VERSION};
 pub use view::View;
 
 use std::fmt;
 
 use gpu_api::{ParticipantId, Result};
 
-/// The length of every descriptor.
-pub const BYTES: usize = 192;
-
-/// The version of descriptors and messages. Both sides must have the same.
-pub const VERSION: u16 = 1;
-
-const MAGIC: [u8; 4] = *b"GIPC";
-/// The number of no fence word.
-pub const NO_FENCE: u32 = u32::MAX;
-/// Above are the three state bits of a slot word; the poison of timeline words lies there too.
-pub const LIMIT: u64 = 1 << 61;
-
-const AT_VERSION: usize = 4;
-const AT_BACKEND: usize = 6;
-const AT_KIND: usize = 7;
-const AT_DEVICE: usize = 8;
-const AT_SESSION: usize = 24;
-const AT_PARTICIPANT: usize = 40;
-const AT_FILE: usize = 48;
-const AT_SLOT: usize = 52;
-const AT_GENERATION: usize = 56;
-const AT_REGION: usize = 64;
-const AT_OFFSET: usize = 72;
-const AT_LEN: usize = 80;
-const AT_FENCE_WORD: usize = 88;
-const AT_FENCE_FILE: usize = 92;
-const AT_FENCE_VALUE: usize = 96;
-const AT_FLAGS: usize = 104;
-const AT_USER: usize = 112;
-const AT_ZERO: usize = 176;
-const AT_CRC: usize = 188;
-/// The bytes that the checksum is of.
-pub const CHECKED: usize = AT_CRC;
-const _: () = assert!(AT_CRC + 4 == BYTES && AT_ZERO + 12 == AT_CRC && AT_USER + 64 == AT_ZERO);
-
-/// Identifies a session: 128 random bits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
-pub struct SessionId(pub [u8; 16]);
-
-impl fmt::Display for SessionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for SessionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// Tells the grants of a session apart.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-pub struct LeaseId {
-    file: u32,
-    slot: u32,
-    generation: u64,
-}
-
-impl LeaseId {
-    /// Names a slot of a counter file at a generation.
-    pub fn new(file: u32, slot: u32, generation: u64) -> LeaseId {
-        LeaseId { file, slot, generation }
-    }
-}
+use layout::{
+    AT_CRC, AT_DEVICE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_GENERATION, AT_LEN, AT_OFFSET, AT_PARTICIPANT,
+    AT_REGION, AT_SESSION, AT_USER, MAGIC,
+};
 
 /// A grant of one block, as plain bytes for any transport.
 ///

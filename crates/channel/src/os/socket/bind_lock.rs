@@ -11,8 +11,7 @@ use gpu_api::Result;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::listener::taken;
-use super::{address_of, system_error};
+use super::packet_socket::{address_of, system_error, taken};
 
 /// How many connections may wait to be accepted. The system's own limit cuts it to `net.core.somaxconn`.
 const BACKLOG: i32 = 1024;

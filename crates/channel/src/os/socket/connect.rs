@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gpu_api::{Error, Result};
 use rustix::io::Errno;
 
-use super::{address_of, new_socket};
+use super::packet_socket::{address_of, new_socket};
 
 /// A socket that is not connected yet.
 ///

@@ -12,8 +12,7 @@ use gpu_api::{Error, Result};
 use rustix::io::Errno;
 
 use super::bind_lock::BindLock;
-use super::listener::open_directory;
-use super::{MOST_PATH, address_of, new_socket, system_error};
+use super::packet_socket::{MOST_PATH, address_of, new_socket, open_directory, system_error};
 
 const RUNTIME_DIR: &str = "runtime directory";
 const MUST: &str = "a directory of this user that no other may enter (mode 0700); name one in GPU_IPC_RUNTIME_DIR";

@@ -24,13 +24,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use gpu_api::{Error, Result};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
 use super::bind_lock::BindLock;
 use super::directory::{Probe, probe};
-use super::{address_of, new_socket, system_error, take_over};
+use super::packet_socket::{address_of, new_socket, open_directory, system_error, take_over, taken};
 use crate::wire::descriptor::SessionId;
 
 /// Where a session listens.
@@ -183,19 +183,6 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// Opens a directory to name things in it.
-pub(super) fn open_directory(dir: &Path) -> Result<OwnedFd> {
-    let opened = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    opened.map_err(|e| match e {
-        Errno::NOENT | Errno::NOTDIR => Error::Invalid {
-            what: "the socket's directory",
-            got: format!("{}, which is none", dir.display()),
-            must: "a directory that exists; make it, or choose another path",
-        },
-        e => system_error("opening the socket's directory", e),
-    })
-}
-
 /// Removes a name; that it is not there is no error.
 fn unlink(directory: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
@@ -206,14 +193,6 @@ fn unlink(directory: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno
 
 fn spare_of(socket: &OwnedFd) -> Option<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(socket, 0).ok()
-}
-
-pub(super) fn taken(path: &Path, is: &str) -> Error {
-    Error::Invalid {
-        what: "socket path",
-        got: format!("{}, {is}", path.display()),
-        must: "free, or what a dead producer left; close the other or choose another path",
-    }
 }
 
 #[cfg(test)]
@@ -329,7 +308,7 @@ mod tests {
     #[test]
     fn the_longest_path_can_be_bound() {
         let dir = ScratchDir::new();
-        let name = "x".repeat(super::super::MOST_PATH - 1 - dir.as_os_str().len());
+        let name = "x".repeat(super::super::packet_socket::MOST_PATH - 1 - dir.as_os_str().len());
         let listener = Listener::bind(&at(dir.join(&name))).expect("bind");
         connect(listener.path()).expect("connect");
         assert_eq!(dir.names(), [name]);

@@ -13,7 +13,7 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-use super::system_error;
+use super::packet_socket::system_error;
 use crate::os::closer::{Closer, Foreign};
 use crate::wire::message::MOST_BYTES;
 

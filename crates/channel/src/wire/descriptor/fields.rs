@@ -2,7 +2,7 @@
 
 use gpu_api::{BackendKind, DeviceUuid, ParticipantId, RegionId};
 
-use super::SessionId;
+use super::layout::SessionId;
 
 /// Who may claim what a descriptor names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -3,6 +3,7 @@
 use gpu_api::{BackendKind, DeviceUuid, Error, RegionId};
 use proptest::prelude::*;
 
+use super::layout::*;
 use super::*;
 
 fn fields() -> Fields {

@@ -2,10 +2,11 @@
 
 use gpu_api::{BackendKind, DeviceUuid, Error, ParticipantId, RegionId, Result};
 
-use super::{
+use super::fields::{Fence, Fields, GrantKind};
+use super::layout::{
     AT_BACKEND, AT_CRC, AT_DEVICE, AT_FENCE_FILE, AT_FENCE_VALUE, AT_FENCE_WORD, AT_FILE, AT_FLAGS, AT_GENERATION,
-    AT_KIND, AT_LEN, AT_OFFSET, AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_SLOT, AT_VERSION, AT_ZERO, BYTES, Fence,
-    Fields, GrantKind, LIMIT, MAGIC, NO_FENCE, SessionId, VERSION,
+    AT_KIND, AT_LEN, AT_OFFSET, AT_PARTICIPANT, AT_REGION, AT_SESSION, AT_SLOT, AT_VERSION, AT_ZERO, BYTES, LIMIT,
+    MAGIC, NO_FENCE, SessionId, VERSION,
 };
 use crate::wire::checksum;
 

@@ -1,0 +1,19 @@
+//! The numbers of regions and participants.
+
+use std::fmt;
+
+/// Numbers a region within the source that made it; never used again there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct RegionId(pub u64);
+
+/// Numbers a participant of a session; never used again there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct ParticipantId(pub u64);
+
+impl fmt::Display for ParticipantId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "participant {}", self.0)
+    }
+}
