@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU8;
 use gpu_api::{Access, BackendKind, DevicePtr, Error, Gpu, Result};
 
 use crate::consumer::received_block::ReceivedBlock;
-use crate::producer::blocks::block::SentBlock;
+use crate::producer::sent_block::SentBlock;
 use crate::stream::Stream;
 
 /// Bytes of a block that a [`Stream`] copies to and from: [`SentBlock`], [`ReceivedBlock`] and slices of both.
@@ -184,7 +184,7 @@ impl Stream {
 
 impl sealed::Contents for SentBlock {
     fn gpu(&self) -> &Gpu {
-        &self.shared().core().gpu
+        &self.core().facts.gpu
     }
 
     fn start(&self) -> DevicePtr {

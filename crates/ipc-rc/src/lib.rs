@@ -39,6 +39,7 @@ pub mod fuzz;
 mod gpu_event;
 mod notices;
 mod producer;
+mod shard;
 mod stream;
 
 pub use channel::wire::descriptor;
@@ -51,11 +52,12 @@ pub use consumer::notice::Notice;
 pub use consumer::participant::{Participant, ParticipantBuilder};
 pub use consumer::received_block::{ReceivedBlock, State};
 pub use contents::{Contents, SentSlice};
-pub use producer::blocks::block::{AdoptToken, SentBlock};
+pub use producer::blocks::tokens::AdoptToken;
 pub use producer::builder::SessionBuilder;
 pub use producer::grants::ticket::Claims;
 pub use producer::notice::SessionNotice;
 pub use producer::report::{ShutdownReport, Stats};
+pub use producer::sent_block::SentBlock;
 pub use producer::session::{Collected, Session};
 pub use producer::share::{After, ShareOptions, To};
 pub use stream::Stream;
@@ -67,6 +69,5 @@ pub mod model {
     pub use crate::consumer::mappings::use_count::{Leave, UseCount};
     pub use crate::producer::blocks::count::{Amount, Cell as Count};
     pub use crate::producer::blocks::reclaimed::ReclaimedBlocks;
-    pub use crate::producer::grants::ledger::Effort;
-    pub use crate::producer::grants::slot_group::SlotGroups;
+    pub use crate::producer::grants::slot_group::{Effort, SlotGroups};
 }

@@ -8,15 +8,12 @@ use std::time::Duration;
 use allocators::{Arena, ArenaOptions, Growth};
 use gpu_api::{Error, Gpu, RegionSource, Result, Sharing};
 
-use crate::producer::core::{Core, Settings};
-use crate::producer::service::turn::Service;
+use crate::producer::core::{Core, Facts};
+use crate::producer::service::turn::start;
 use crate::producer::session::Session;
+use channel::os::clock::Tick;
 use channel::os::socket::{self, Listener, Place};
-use channel::os::thread;
 use channel::wire::descriptor::SessionId;
-
-/// Alignment of blocks, in bytes: what device allocators promise.
-const ALIGN: u64 = 256;
 
 /// Bytes of a region when nobody says: a few of them hold thousands of small blocks, and one is mapped by a participant in
 /// well under a millisecond.
@@ -194,18 +191,18 @@ impl SessionBuilder {
             }
         };
         let path = listener.path().to_owned();
-        let core = Arc::new(Core::new(Settings {
+        let facts = Facts {
             id,
+            backend: self.gpu.kind(),
             gpu: self.gpu,
-            source,
             source_collects: arena.is_some(),
-            align: ALIGN,
             quarantine: self.quarantine,
             time_to_live: self.time_to_live,
             max_slots: self.max_slots,
-        })?);
-        let service = Service::new(core.clone(), listener, self.uids)?;
-        thread::start("gpu-ipc-session", move || service.run())?;
+            start: Tick::now(),
+        };
+        let core = Arc::new(Core::new(facts, source)?);
+        start(core.clone(), listener, self.uids)?;
         tracing::debug!(session = %id, path = %path.display(), "session open");
         let session = Session::of(core, path);
         if let Some(arena) = arena {

@@ -7,21 +7,24 @@
 //! | open a session, allocate or adopt | [`builder`], [`session`], [`blocks`] |
 //! | share: fence, grant, descriptor | [`share`], [`fences`], [`grants`] |
 //! | share with whoever asks | [`grants::ticket`], [`fences::ticket_event`] |
-//! | drop: limbo | [`blocks`] |
-//! | collect, retire, give back | [`core`], [`grants`], [`blocks`] |
+//! | drop: limbo | [`sent_block`], [`blocks`] |
+//! | collect, retire, give back | [`collect`], [`grants`], [`blocks`] |
 //! | who connects, what they ask, and what they were told | [`service`], [`roster`] |
 //! | deaths, mappings, time to live | [`service`], [`roster`] |
 //! | who holds what, and where it lies | [`report`], [`snapshot`] |
 
 pub(crate) mod blocks;
 pub(crate) mod builder;
+pub(crate) mod collect;
 pub(crate) mod core;
 pub(crate) mod fences;
 pub(crate) mod grants;
 pub(crate) mod notice;
 pub(crate) mod report;
 pub(crate) mod roster;
+pub(crate) mod sent_block;
 pub(crate) mod service;
 pub(crate) mod session;
 pub(crate) mod share;
 pub(crate) mod snapshot;
+pub(crate) mod wakeups;

@@ -157,7 +157,7 @@ impl Core {
 
     /// Warns that the last handle of the session goes while blocks are held: they stay until their holders let go.
     pub fn warn_of_end(&self) {
-        let live = self.live.sum();
+        let live = self.memory.live.sum();
         let leases: u64 = self.holders().iter().map(|holder| holder.leases).sum();
         if leases > 0 {
             let (blocks, bytes, holders) = (live.blocks, live.bytes, self.name_holders());
@@ -188,7 +188,7 @@ impl Core {
     /// Answers who asks what the session holds, with the holders from a place on.
     pub(crate) fn report(&self, request: u64, from: u32) -> ToParticipant {
         let now = Tick::now();
-        let peers = self.peers.load();
+        let peers = self.roster.peers();
         let mut holders = Vec::new();
         let mut next = None;
         for (place, peer) in (0..).zip(peers.iter()).skip(from as usize) {
@@ -197,7 +197,7 @@ impl Core {
                 next = Some(place);
                 break;
             }
-            let holder = self.holder(peer, now);
+            let holder = peer.holder(now);
             holders.push(HolderRow {
                 participant: holder.participant,
                 leases: holder.leases,
@@ -210,11 +210,11 @@ impl Core {
             });
         }
         let page = ReportPage {
-            session: self.id,
-            device: self.gpu.uuid(),
-            backend: self.gpu.kind(),
+            session: self.facts.id,
+            device: self.facts.gpu.uuid(),
+            backend: self.facts.backend,
             pid: std::process::id(),
-            age_ms: u64::try_from(now.since(self.start).as_millis()).unwrap_or(u64::MAX),
+            age_ms: u64::try_from(now.since(self.facts.start).as_millis()).unwrap_or(u64::MAX),
             numbers: self.sums().numbers(),
             next,
             holders,
@@ -223,25 +223,27 @@ impl Core {
     }
 
     fn sums(&self) -> Stats {
-        let (live, limbo, leaked) = (self.live.sum(), self.limbo.sum(), self.leaked.sum());
+        let memory = &self.memory;
+        let (live, limbo, leaked) = (memory.live.sum(), memory.limbo.sum(), memory.leaked.sum());
+        let tallies = &self.tallies;
         let now = Tick::now();
         let mut stats = Stats {
             live_blocks: live.blocks,
             live_bytes: live.bytes,
             limbo_blocks: limbo.blocks,
             limbo_bytes: limbo.bytes,
-            unmarked_blocks: self.own_work.unmarked() as u64,
+            unmarked_blocks: self.pending.unmarked() as u64,
             leaked_blocks: leaked.blocks,
             leaked_bytes: leaked.bytes,
-            revoked: self.revoked.load(Ordering::Relaxed),
-            expired: self.expired.load(Ordering::Relaxed),
-            deaths: self.deaths.load(Ordering::Relaxed),
-            corrupt_words: self.corrupt_words.load(Ordering::Relaxed),
+            revoked: tallies.revoked.load(Ordering::Relaxed),
+            expired: tallies.expired.load(Ordering::Relaxed),
+            deaths: tallies.deaths.load(Ordering::Relaxed),
+            corrupt_words: tallies.corrupt_words.load(Ordering::Relaxed),
             tickets: self.tickets.live() as u64,
-            source: self.ask_source(|source| source.usage()).unwrap_or_default(),
+            source: memory.ask_source(|source| source.usage()).unwrap_or_default(),
             ..Stats::default()
         };
-        for peer in self.peers.load().iter().flatten() {
+        for peer in self.roster.peers().iter().flatten() {
             stats.participants += 1;
             let Tally { in_flight, held, corrupt, bytes, .. } = peer.ledger.tally(now, |block| block.len());
             stats.in_flight += in_flight;
@@ -257,7 +259,7 @@ impl Core {
     }
 
     pub(crate) fn shutdown_report(&self) -> ShutdownReport {
-        let live = self.live.sum();
+        let live = self.memory.live.sum();
         let holders: Vec<Holder> =
             self.holders().into_iter().filter(|holder| holder.leases > 0 || holder.mappings > 0).collect();
         ShutdownReport {
@@ -265,7 +267,7 @@ impl Core {
             blocks: live.blocks,
             bytes: live.bytes,
             // Read after: a block that is dropped meanwhile is nobody's own.
-            own_blocks: live.blocks.saturating_sub(self.limbo.sum().blocks),
+            own_blocks: live.blocks.saturating_sub(self.memory.limbo.sum().blocks),
             holders,
         }
     }

@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 use gpu_api::{DevicePtr, Error, Gpu, ParticipantId, Reclaim, Result};
 
 use crate::producer::blocks::adopted::Adopted;
-use crate::producer::blocks::block::{self, AdoptToken, Block, Origin, SentBlock};
+use crate::producer::blocks::block::Origin;
+use crate::producer::blocks::tokens::AdoptToken;
 use crate::producer::builder::SessionBuilder;
 use crate::producer::core::Core;
-use crate::producer::grants::ledger::Effort;
+use crate::producer::grants::slot_group::Effort;
 use crate::producer::notice::SessionNotice;
 use crate::producer::report::{ShutdownReport, Stats};
-use crate::producer::share::{After, ShareOptions, To, find};
+use crate::producer::sent_block::{self, SentBlock};
+use crate::producer::share::{After, ShareOptions, To};
 use channel::os::socket;
 use channel::wire::descriptor::{Descriptor, SessionId};
 
@@ -96,7 +98,7 @@ impl Session {
 
     /// Returns the session's number: 128 random bits, in every descriptor.
     pub fn id(&self) -> SessionId {
-        self.core().id
+        self.core().facts.id
     }
 
     /// Returns the socket that participants connect to.
@@ -106,13 +108,13 @@ impl Session {
 
     /// Returns the device.
     pub fn gpu(&self) -> &Gpu {
-        &self.core().gpu
+        &self.core().facts.gpu
     }
 
     /// Takes the oldest notice that was not read yet. While there is one, the session's [`AsFd`] is readable.
     pub fn next_notice(&self) -> Option<SessionNotice> {
         let core = self.core();
-        if core.guard.is_child() { None } else { core.notices.take() }
+        if core.is_child() { None } else { core.notices.take() }
     }
 
     /// Takes in a connection that reached the application in another way than through the session's socket: passed on
@@ -130,7 +132,7 @@ impl Session {
         let connection = connection.into();
         socket::take_over(&connection)?;
         core.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
-        core.waker.wake();
+        core.wakeups.thread.wake();
         Ok(())
     }
 
@@ -147,10 +149,10 @@ impl Session {
     pub fn alloc(&self, len: u64) -> Result<SentBlock> {
         let core = self.core();
         core.check_open()?;
-        match block::alloc(core, len) {
-            Err(Error::OutOfMemory { .. }) if !core.source_collects => {
+        match sent_block::alloc(core, len) {
+            Err(Error::OutOfMemory { .. }) if !core.facts.source_collects => {
                 core.collect(Effort::Everything);
-                block::alloc(core, len)
+                sent_block::alloc(core, len)
             }
             done => done,
         }
@@ -172,7 +174,7 @@ impl Session {
             Err(error @ Error::OutOfMemory { .. }) => {
                 let now = Instant::now();
                 // An arena has asked already.
-                if !core.source_collects && now >= ask {
+                if !core.facts.source_collects && now >= ask {
                     ask = now + ASK_AGAIN;
                     core.ask_to_unmap();
                 }
@@ -181,7 +183,7 @@ impl Session {
             }
             done => Some(done),
         };
-        match core.wait_until(start.checked_add(timeout), room) {
+        match core.wakeups.wait_until(start.checked_add(timeout), room) {
             Some(done) => done,
             None => Err(last.unwrap_or(Error::Deadline { what: "room for a block" })),
         }
@@ -219,16 +221,15 @@ impl Session {
         after: After<'_>,
         options: &ShareOptions,
     ) -> Result<Vec<Descriptor>> {
-        let grants: Vec<_> = grants.iter().map(|(block, to)| (block.shared(), *to)).collect();
-        let foreign = |(block, _): &(&Arc<Block>, To)| !Arc::ptr_eq(block.core(), self.core());
-        if let Some((block, _)) = grants.iter().find(|grant| foreign(grant)) {
+        if let Some((block, _)) = grants.iter().find(|(block, _)| !Arc::ptr_eq(block.core(), self.core())) {
             return Err(Error::Mismatch {
                 what: "the block's session",
-                theirs: block.core().id.to_string(),
+                theirs: block.core().facts.id.to_string(),
                 ours: self.id().to_string(),
                 remedy: "share blocks with the session that allocated them",
             });
         }
+        let grants: Vec<_> = grants.iter().map(|(block, to)| (block.shared(), *to)).collect();
         self.core().share_many(&grants, after, options)
     }
 
@@ -270,20 +271,19 @@ impl Session {
     pub unsafe fn adopt(&self, ptr: DevicePtr, len: u64, token: AdoptToken) -> Result<SentBlock> {
         let core = self.core();
         core.check_open()?;
-        let piece = self.0.adopted.piece(&core.gpu, ptr, len)?;
-        Ok(SentBlock::new(Block::new(core, piece, Origin::Adopted(token))))
+        let piece = self.0.adopted.piece(&core.facts.gpu, ptr, len)?;
+        Ok(SentBlock::new(core, piece, Origin::Adopted(token)))
     }
 
     /// Lists the participants that are connected.
     pub fn participants(&self) -> Vec<ParticipantId> {
-        let peers = self.core().peers.load();
+        let peers = self.core().roster.peers();
         peers.iter().flatten().filter(|peer| !peer.gone.load(Ordering::Relaxed)).map(|peer| peer.id).collect()
     }
 
     /// Returns what a participant that is connected calls itself, or else the command that it runs.
     pub fn participant_name(&self, participant: ParticipantId) -> Option<String> {
-        let peers = self.core().peers.load();
-        find(&peers, participant).map(|peer| peer.name.clone())
+        self.core().roster.find(participant).map(|peer| peer.name.clone())
     }
 
     /// Waits until at least `count` participants are connected, and lists them.
@@ -295,7 +295,7 @@ impl Session {
         self.core().check_fork()?;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let enough = || Some(self.participants()).filter(|connected| connected.len() >= count);
-        self.core().wait_until(deadline, enough).ok_or(Error::Deadline { what: "participants to connect" })
+        self.core().wakeups.wait_until(deadline, enough).ok_or(Error::Deadline { what: "participants to connect" })
     }
 
     /// Looks for leases that have ended, gives back what nothing holds any more, and returns the tokens of adopted
@@ -305,12 +305,11 @@ impl Session {
     /// who wants the tokens, or the memory at once.
     pub fn collect(&self) -> Collected {
         let core = self.core();
-        if core.guard.is_child() {
+        if core.is_child() {
             return Collected::default();
         }
         let reclaimed = core.collect(Effort::Marked);
-        let tokens = core.take_tokens();
-        core.ask_for_returned();
+        let tokens = if core.memory.tokens.is_any() { core.take_tokens() } else { Vec::new() };
         Collected { blocks: reclaimed.blocks, bytes: reclaimed.bytes, tokens }
     }
 
@@ -322,13 +321,13 @@ impl Session {
     pub fn trim(&self) -> Result<u64> {
         self.core().check_fork()?;
         self.core().ask_to_unmap();
-        self.core().source.trim()
+        self.core().memory.source.trim()
     }
 
     /// Says what is held and by whom; in a forked child that nothing is.
     pub fn stats(&self) -> Stats {
         let core = self.core();
-        if core.guard.is_child() { Stats::default() } else { core.stats() }
+        if core.is_child() { Stats::default() } else { core.stats() }
     }
 
     /// Gives the session to an allocator that wants to know whom to ask when memory is short.
@@ -344,16 +343,15 @@ impl Session {
     /// report is not clean.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
-        if core.guard.is_child() {
+        if core.is_child() {
             return ShutdownReport::default();
         }
-        core.closing.store(true, Ordering::Relaxed);
-        core.waker.wake();
+        core.close();
         let deadline = Instant::now().checked_add(timeout);
-        core.wait_until(deadline, || {
+        core.wakeups.wait_until(deadline, || {
             core.collect(Effort::Everything);
             // The thread removes the socket's name first of all.
-            (core.is_unlinked.load(Ordering::Relaxed) && core.shutdown_report().clean).then_some(())
+            (core.life.is_unlinked.load(Ordering::Relaxed) && core.shutdown_report().clean).then_some(())
         });
         core.shutdown_report()
     }
@@ -383,13 +381,12 @@ impl AsFd for Session {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.core.guard.is_child() {
+        if self.core.is_child() {
             // The parent's: its socket must stay open here, because that tells its peers that a copy lives.
             return;
         }
         self.core.warn_of_end();
-        self.core.closing.store(true, Ordering::Relaxed);
-        self.core.waker.wake();
+        self.core.close();
         // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
         unsafe { ManuallyDrop::drop(&mut self.core) };
     }

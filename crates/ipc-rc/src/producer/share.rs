@@ -1,25 +1,27 @@
 //! Sharing: a fence, a grant, a descriptor.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use gpu_api::{Error, ParticipantId, Result};
 
 use crate::producer::blocks::block::Block;
 use crate::producer::core::Core;
-use crate::producer::fences::fence::UNCAPTURED;
-use crate::producer::fences::ticket_event::{Await, TicketEvent};
+use crate::producer::fences::fence::{Addressee, UNCAPTURED};
+use crate::producer::fences::ticket_event::TicketEvent;
 use crate::producer::grants::ledger::Refusal;
 use crate::producer::grants::ticket::Claims;
 use crate::producer::roster::peer::Peer;
+use crate::producer::roster::place::place_of;
+use crate::producer::roster::table::{find, seated};
 use crate::stream::{Stream, advise};
 use channel::os::clock::Tick;
 use channel::shared::slot::Generation;
 use channel::trace_point;
 use channel::wire::descriptor::{Descriptor, Fence, Fields, GrantKind};
 use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{Granted, Outcome, TicketId, ToParticipant};
+use channel::wire::message::{TicketId, ToParticipant};
 
 /// Whom a lease is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +86,7 @@ impl Core {
         options: &ShareOptions,
     ) -> Result<Descriptor> {
         self.check_open()?;
-        let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
+        let time_to_live = options.time_to_live.unwrap_or(self.facts.time_to_live);
         let now = Tick::now();
         let named = match to {
             To::Participant(id) => {
@@ -92,12 +94,12 @@ impl Core {
                 let fence = match after {
                     After::Done => None,
                     After::Stream(stream) => {
-                        let peer = self.addressee(id)?;
+                        let peer = self.roster.addressee(id)?;
                         let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
-                        block.note_use(stream);
-                        let fence = self.fences.queue(&self.gpu, stream, id, &peer.words)?;
+                        block.note_use(stream, &self.fences);
+                        let fence = self.fences.queue(&self.facts.gpu, stream, id, &peer.words)?;
                         // The thread has to notice when the context breaks before the value is written.
-                        self.waker.remind();
+                        self.wakeups.thread.remind();
                         Some(fence)
                     }
                 };
@@ -109,8 +111,8 @@ impl Core {
                     After::Done => None,
                     After::Stream(stream) => {
                         let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
-                        block.note_use(stream);
-                        Some(Arc::new(TicketEvent::mark(&self.gpu, stream)?))
+                        block.note_use(stream, &self.fences);
+                        Some(Arc::new(TicketEvent::mark(&self.facts.gpu, stream)?))
                     }
                 };
                 Named::Ticket(self.tickets.issue(block, claims, point, now, time_to_live)?)
@@ -131,18 +133,18 @@ impl Core {
         options: &ShareOptions,
     ) -> Result<Vec<Descriptor>> {
         self.check_open()?;
-        let time_to_live = options.time_to_live.unwrap_or(self.time_to_live);
+        let time_to_live = options.time_to_live.unwrap_or(self.facts.time_to_live);
         let now = Tick::now();
         let mut point = None;
         let mut fences = None;
         if let After::Stream(stream) = after {
             let stream = stream.behind().map_err(|error| advise(error, UNCAPTURED))?;
-            grants.iter().for_each(|(block, _)| block.note_use(stream));
+            grants.iter().for_each(|(block, _)| block.note_use(stream, &self.fences));
             if grants.iter().any(|(_, to)| matches!(to, To::Ticket(_))) {
-                point = Some(Arc::new(TicketEvent::mark(&self.gpu, stream)?));
+                point = Some(Arc::new(TicketEvent::mark(&self.facts.gpu, stream)?));
             }
             fences = Some(self.fence_all(grants, stream)?);
-            self.waker.remind();
+            self.wakeups.thread.remind();
         }
         let mut descriptors = Vec::with_capacity(grants.len());
         for (block, to) in grants {
@@ -175,74 +177,28 @@ impl Core {
 
     /// Queues one value for every participant among the grants, and returns the fences by place.
     fn fence_all(&self, grants: &[(&Arc<Block>, To)], stream: &Stream) -> Result<Vec<Option<Fence>>> {
-        let mut peers = self.peers.load();
+        let mut peers = self.roster.peers();
         let known = |peers: &[Option<Arc<Peer>>], to: &To| match to {
             To::Participant(id) => find(peers, *id).is_some(),
             To::Ticket(_) => true,
         };
         if !grants.iter().all(|(_, to)| known(&peers, to)) {
-            self.await_seating();
-            peers = self.peers.load();
+            self.roster.await_seating();
+            peers = self.roster.peers();
         }
-        let mut addressees: Vec<(&Arc<Peer>, Option<Fence>)> = Vec::new();
+        let mut addressees: Vec<Addressee<'_>> = Vec::new();
         let mut seen = vec![false; peers.len()];
         for (_, to) in grants {
             let To::Participant(id) = *to else { continue };
             let peer = seated(&peers, id)?;
             if !std::mem::replace(&mut seen[place_of(id)], true) {
-                addressees.push((peer, None));
+                addressees.push(Addressee { id, words: &peer.words, fence: None });
             }
         }
-        self.fences.queue_many(&self.gpu, stream, &mut addressees)?;
+        self.fences.queue_many(&self.facts.gpu, stream, &mut addressees)?;
         let mut fences = vec![None; peers.len()];
-        addressees.into_iter().for_each(|(peer, fence)| fences[place_of(peer.id)] = fence);
+        addressees.into_iter().for_each(|to| fences[place_of(to.id)] = to.fence);
         Ok(fences)
-    }
-
-    /// Gives a connected claimant the lease that its ticket stands for. Called by the session's thread alone.
-    pub(crate) fn redeem(&self, peer: &Arc<Peer>, ticket: TicketId) -> Outcome {
-        let plan = match self.tickets.look(peer.id, ticket) {
-            Ok(plan) => plan,
-            Err(outcome) => return outcome,
-        };
-        let awaited = match &plan.point {
-            None => Ok(Await::Nothing),
-            Some(point) => self.lanes.fence(point, &self.fences, peer),
-        };
-        let fence = match awaited {
-            Ok(Await::Nothing) => None,
-            Ok(Await::Fence(fence)) => Some(fence),
-            Ok(Await::Room) => return Outcome::Later,
-            Err(error) => {
-                tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
-                return Outcome::Failed;
-            }
-        };
-        let now = Tick::now();
-        let lease = match self.grant(peer, &plan.block, now, plan.time_to_live) {
-            Ok(lease) => lease,
-            Err(Error::Exhausted { .. }) => return Outcome::Limit,
-            Err(error) => {
-                tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
-                return Outcome::Failed;
-            }
-        };
-        if let Some(time) = plan.time_to_live {
-            self.watch_lapse(now.after(time));
-        }
-        let granted = Granted { lease, fence };
-        let peers = self.peers.load();
-        match self.tickets.note(peer.id, ticket, granted, |id| find(&peers, id).is_some()) {
-            Ok(()) => {
-                trace_point!("redeem");
-                Outcome::Granted(granted)
-            }
-            Err(outcome) => {
-                // Cancelled at this very moment. Nobody was told of the lease.
-                drop(peer.ledger.revoke(lease));
-                outcome
-            }
-        }
     }
 
     /// Grants what a participant forwards, to whom it names. Called by the session's thread alone.
@@ -271,38 +227,24 @@ impl Core {
         time_to_live: Option<Duration>,
     ) -> Result<LeaseAddress> {
         let gone = || Error::ParticipantGone { participant: id };
-        let ledger = self.places.get(place_of(id)).ok_or_else(gone)?;
+        let ledger = self.roster.ledgers.get(place_of(id)).ok_or_else(gone)?;
         match ledger.grant(id, block, now, time_to_live) {
             Ok(lease) => Ok(lease),
-            Err(Refusal::Gone | Refusal::Full) => self.grant(&self.addressee(id)?, block, now, time_to_live),
+            Err(Refusal::Gone | Refusal::Full) => self.grant(&self.roster.addressee(id)?, block, now, time_to_live),
         }
     }
 
-    /// Finds a participant that can be granted something; one that is being seated at this moment is waited for.
-    fn addressee(&self, id: ParticipantId) -> Result<Arc<Peer>> {
-        seated(&self.peers.load(), id).cloned().or_else(|_| {
-            self.await_seating();
-            seated(&self.peers.load(), id).cloned()
-        })
-    }
-
-    /// Waits until whoever has read its welcome is in the table.
-    #[cold]
-    fn await_seating(&self) {
-        drop(self.seating.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
     /// Grants a lease in a participant's own file.
-    fn grant(
+    pub(crate) fn grant(
         &self,
         peer: &Arc<Peer>,
         block: &Arc<Block>,
         now: Tick,
         time_to_live: Option<Duration>,
     ) -> Result<LeaseAddress> {
-        peer.grant(block, now, time_to_live, self.max_slots, |index, file| {
+        peer.grant(block, now, time_to_live, self.facts.max_slots, |index, file| {
             let message = ToParticipant::CounterFile { request: 0, index, slots: file.slot_count() };
-            if let Err(error) = self.outbox.push(peer, &message, Some(file.fd())) {
+            if let Err(error) = self.roster.outbox.push(peer, &message, Some(file.fd())) {
                 tracing::debug!(participant = %peer.id, %error, "a counter file is not announced");
             }
         })
@@ -317,10 +259,10 @@ impl Core {
             Named::Ticket(ticket) => (GrantKind::Ticket, ParticipantId(0), 0, ticket.number, ticket.generation, None),
         };
         let fields = Fields {
-            backend: self.backend,
+            backend: self.facts.backend,
             kind,
-            device: self.gpu.uuid(),
-            session: self.id,
+            device: self.facts.gpu.uuid(),
+            session: self.facts.id,
             participant,
             file,
             slot,
@@ -342,8 +284,8 @@ impl Core {
             ours,
             remedy: "cancel with the block and the session that the descriptor was made by",
         };
-        if fields.session != self.id {
-            return Err(foreign("the descriptor's session", fields.session.to_string(), self.id.to_string()));
+        if fields.session != self.facts.id {
+            return Err(foreign("the descriptor's session", fields.session.to_string(), self.facts.id.to_string()));
         }
         let Some(generation) = Generation::new(fields.generation) else { return Ok(false) };
         let place = |b: &Block| format!("region {} offset {}", b.region().id().0, b.offset());
@@ -351,7 +293,7 @@ impl Core {
             let ticket = TicketId { number: fields.slot, generation };
             return match self.tickets.cancel(block, ticket) {
                 Ok(live) => {
-                    self.revoked.fetch_add(u64::from(live), Ordering::Relaxed);
+                    self.tallies.revoked.fetch_add(u64::from(live), Ordering::Relaxed);
                     Ok(live)
                 }
                 Err(of) => {
@@ -360,7 +302,7 @@ impl Core {
                 }
             };
         }
-        let peers = self.peers.load();
+        let peers = self.roster.peers();
         let Some(peer) = find(&peers, fields.participant) else { return Ok(false) };
         let entry = LeaseAddress { file: fields.file, slot: fields.slot, generation };
         match peer.ledger.with_block(entry, |leased| (!Arc::ptr_eq(leased, block)).then(|| place(leased))) {
@@ -370,8 +312,8 @@ impl Core {
         }
         let taken = peer.ledger.revoke(entry);
         if taken.is_some() {
-            self.revoked.fetch_add(1, Ordering::Relaxed);
-            self.tell_revoked(peer, entry);
+            self.tallies.revoked.fetch_add(1, Ordering::Relaxed);
+            self.roster.tell_revoked(peer, entry);
             trace_point!("cancel");
         }
         Ok(taken.is_some())
@@ -382,30 +324,4 @@ impl Core {
 enum Named {
     Lease(ParticipantId, LeaseAddress, Option<Fence>),
     Ticket(TicketId),
-}
-
-/// Finds a participant that can be granted something.
-fn seated(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Result<&Arc<Peer>> {
-    find(peers, id).filter(|peer| !peer.gone.load(Ordering::Relaxed)).ok_or(Error::ParticipantGone { participant: id })
-}
-
-/// How many low bits of a participant's number are its place in the table.
-const PLACE_BITS: u32 = 12;
-
-/// The most participants of a session at once.
-pub(crate) const MOST_PARTICIPANTS: usize = 1 << PLACE_BITS;
-
-/// Makes the number of a participant that takes a place; no two of a session are equal.
-pub(crate) fn participant_id(serial: u64, place: usize) -> ParticipantId {
-    ParticipantId((serial << PLACE_BITS) | place as u64)
-}
-
-/// Returns a participant's place in the table.
-pub(crate) fn place_of(id: ParticipantId) -> usize {
-    (id.0 as usize) & (MOST_PARTICIPANTS - 1)
-}
-
-/// Finds a participant.
-pub(crate) fn find(peers: &[Option<Arc<Peer>>], id: ParticipantId) -> Option<&Arc<Peer>> {
-    peers.get(place_of(id))?.as_ref().filter(|peer| peer.id == id)
 }

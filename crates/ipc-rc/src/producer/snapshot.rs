@@ -10,7 +10,8 @@ impl Core {
     /// Answers who asks for a snapshot; the file goes with the message.
     pub(crate) fn snapshot(&self, request: u64) -> (ToParticipant, Option<OwnedFd>) {
         let declined = |code, why: String| (ToParticipant::Declined { request, code, why }, None);
-        let Some(text) = self.ask_source(|source| source.snapshot(self, MOST_SNAPSHOT as usize)).flatten() else {
+        let Some(text) = self.memory.ask_source(|source| source.snapshot(self, MOST_SNAPSHOT as usize)).flatten()
+        else {
             let why = "the session's source of regions has no snapshot".into();
             return declined(RefusalCode::Snapshot, why);
         };

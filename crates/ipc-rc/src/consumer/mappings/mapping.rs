@@ -18,7 +18,7 @@ use gpu_api::{DevicePtr, RegionId};
 
 use crate::consumer::connection::link::Link;
 use crate::consumer::mappings::use_count::{Cell, Leave, UseCount};
-use crate::producer::grants::ledger::SHARDS;
+use crate::shard::SHARDS;
 
 /// A region, mapped; or, while it is closed, memory for one.
 pub(crate) struct Mapping {

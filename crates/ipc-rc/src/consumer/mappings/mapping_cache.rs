@@ -24,7 +24,7 @@ use crate::consumer::connection::asking::{Asking, Patience};
 use crate::consumer::connection::link::Link;
 use crate::consumer::connection::questions::{Answer, Key, Look, No, Question};
 use crate::consumer::mappings::mapping::{Entered, Mapping, Opened};
-use crate::producer::grants::ledger::own_shard;
+use crate::shard::own_shard;
 use channel::trace_point;
 use channel::wire::lease_address::LeaseAddress;
 use channel::wire::message::{Place, RefusalCode};

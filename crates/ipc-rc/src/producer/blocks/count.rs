@@ -19,7 +19,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::producer::grants::ledger::{SHARDS, own_shard};
+use crate::shard::{SHARDS, own_shard};
 use channel::shared::word::{Tally, ordering};
 
 /// Pairs with [`SUM`].

@@ -3,5 +3,8 @@
 pub(crate) mod adopted;
 pub(crate) mod block;
 pub(crate) mod count;
+pub(crate) mod memory;
 pub(crate) mod pending_work;
 pub(crate) mod reclaimed;
+pub(crate) mod releases;
+pub(crate) mod tokens;

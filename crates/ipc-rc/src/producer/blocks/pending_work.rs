@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{Error, Gpu, Result};
 
@@ -110,16 +110,12 @@ impl<B> PendingWork<B> {
         streams: impl Iterator<Item = &'a Stream>,
         owed: impl Fn(&Stream) -> Option<Debt>,
     ) -> Result<bool, (B, Error)> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut unmarked = Vec::new();
         for stream in streams {
             let debt = owed(stream);
-            match self.record(&mut state, stream) {
+            match self.record(stream) {
                 Ok(event) => proofs.push(Proof { stream: stream.key(), event, debt }),
-                Err(error @ Error::Capturing { .. }) => {
-                    state.spare.extend(proofs.into_iter().map(|proof| proof.event));
-                    return Err((block, error));
-                }
+                Err(error @ Error::Capturing { .. }) => return Err((block, error)),
                 Err(error) => {
                     tracing::debug!(%error, "no event marks a dropped block's work; its stream is synchronised");
                     unmarked.push(stream.clone());
@@ -129,22 +125,15 @@ impl<B> PendingWork<B> {
         if !unmarked.is_empty() {
             self.waiting.fetch_add(1, Ordering::Relaxed);
             self.unmarked.fetch_add(1, Ordering::Relaxed);
-            state.unmarked.push(Unmarked { block, proofs, streams: unmarked });
+            self.lock().unmarked.push(Unmarked { block, proofs, streams: unmarked });
             return Ok(true);
         }
-        match proofs.pop() {
-            Some(proof) => {
-                self.waiting.fetch_add(1, Ordering::Relaxed);
-                state.queues.entry(proof.stream).or_default().push_back(Entry { proof, block, rest: proofs });
-                Ok(false)
-            }
-            None => {
-                // The block may be the last of its kind, and its drop gives it back: not under the lock.
-                drop(state);
-                drop(block);
-                Ok(false)
-            }
+        // Without any, the block may be the last of its kind, and its drop gives it back: not under the lock.
+        if let Some(proof) = proofs.pop() {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
+            self.lock().queues.entry(proof.stream).or_default().push_back(Entry { proof, block, rest: proofs });
         }
+        Ok(false)
     }
 
     /// Takes the blocks whose streams have to be [synchronised](PendingWork::synchronize). They still count as waiting.
@@ -152,7 +141,7 @@ impl<B> PendingWork<B> {
         if self.waiting() == 0 {
             return Vec::new();
         }
-        std::mem::take(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner).unmarked)
+        std::mem::take(&mut self.lock().unmarked)
     }
 
     /// Waits for the streams on which no event could be recorded, on the calling thread, and then for what events there are.
@@ -175,38 +164,38 @@ impl<B> PendingWork<B> {
         kept
     }
 
-    fn record(&self, state: &mut State<B>, stream: &Stream) -> Result<GpuEvent> {
+    fn record(&self, stream: &Stream) -> Result<GpuEvent> {
         stream.refuse_capture("drop the block after the capture ended")?;
-        let spare = state.spare.pop_if(|spare| spare.gpu() == stream.gpu());
+        let spare = self.lock().spare.pop_if(|spare| spare.gpu() == stream.gpu());
         let event = spare.map_or_else(|| GpuEvent::new(stream.gpu()), Ok)?;
-        match event.record(stream) {
-            Ok(()) => Ok(event),
-            Err(error) => {
-                state.spare.push(event);
-                Err(error)
-            }
-        }
+        event.record(stream).map(|()| event)
     }
 
-    /// Moves blocks whose work has finished to `out`.
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves blocks whose work has finished to `out`. The driver is asked with no lock held: what another thread is asking
+    /// about at this moment is left to it.
     pub fn poll(&self, out: &mut ReclaimedBlocks<B>) {
         if self.waiting() == 0 {
             return;
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let streams: Vec<StreamKey> = state.queues.keys().copied().collect();
+        let mut taken = Taken { of: self, queues: std::mem::take(&mut self.lock().queues) };
+        let queues = &mut taken.queues;
+        let mut passed = Vec::new();
+        let streams: Vec<StreamKey> = queues.keys().copied().collect();
         for stream in streams {
-            while let Some(entry) = state
-                .queues
+            while let Some(entry) = queues
                 .get_mut(&stream)
                 .and_then(|queue| if queue.front()?.proof.is_passed() { queue.pop_front() } else { None })
             {
-                self.retire_event(&mut state, entry.proof.event);
+                passed.push(entry.proof.event);
                 let mut rest = entry.rest;
                 match rest.pop() {
                     Some(proof) => {
                         let entry = Entry { proof, block: entry.block, rest };
-                        state.queues.entry(entry.proof.stream).or_default().push_back(entry);
+                        queues.entry(entry.proof.stream).or_default().push_back(entry);
                     }
                     None => {
                         self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -215,13 +204,10 @@ impl<B> PendingWork<B> {
                 }
             }
         }
-        state.queues.retain(|_, queue| !queue.is_empty());
-    }
-
-    fn retire_event(&self, state: &mut State<B>, event: GpuEvent) {
-        if state.spare.len() < SPARE_EVENTS && *event.gpu() == self.gpu {
-            state.spare.push(event);
-        }
+        drop(taken);
+        let mut state = self.lock();
+        let room = SPARE_EVENTS.saturating_sub(state.spare.len());
+        state.spare.extend(passed.into_iter().filter(|event| *event.gpu() == self.gpu).take(room));
     }
 
     /// Counts the blocks that wait for streams without an event.
@@ -232,5 +218,23 @@ impl<B> PendingWork<B> {
     /// Counts the blocks that wait.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+/// Queues that a thread asks the driver about. They go back when this goes, also because the driver panics: their blocks
+/// must wait on.
+struct Taken<'a, B> {
+    of: &'a PendingWork<B>,
+    queues: HashMap<StreamKey, VecDeque<Entry<B>>>,
+}
+
+impl<B> Drop for Taken<'_, B> {
+    fn drop(&mut self) {
+        let mut state = self.of.lock();
+        for (stream, mut queue) in self.queues.drain().filter(|(_, queue)| !queue.is_empty()) {
+            let come = state.queues.entry(stream).or_default();
+            queue.append(come);
+            *come = queue;
+        }
     }
 }

@@ -31,7 +31,6 @@ use arc_swap::ArcSwap;
 use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamOp, WordPtr};
 
 use crate::gpu_event::GpuEvent;
-use crate::producer::roster::peer::Peer;
 use crate::stream::{Stream, StreamKey, advise};
 use channel::shared::counter_file::{CounterFile, TIMELINES, timeline_word};
 use channel::shared::timeline::{self, LIMIT, Timeline};
@@ -171,6 +170,14 @@ impl Words {
             }
         }
     }
+}
+
+/// A participant that waits for a value, and its fence once it is queued.
+#[derive(Debug)]
+pub(crate) struct Addressee<'a> {
+    pub id: ParticipantId,
+    pub words: &'a Words,
+    pub fence: Option<Fence>,
 }
 
 #[derive(Debug)]
@@ -388,31 +395,31 @@ impl Fences {
     /// # Errors
     ///
     /// As [`queue`](Fences::queue). Values that were queued before the error are reached by nobody's descriptor.
-    pub fn queue_many(&self, gpu: &Gpu, stream: &Stream, addressees: &mut [(&Arc<Peer>, Option<Fence>)]) -> Result<()> {
+    pub fn queue_many(&self, gpu: &Gpu, stream: &Stream, addressees: &mut [Addressee<'_>]) -> Result<()> {
         stream.require(gpu)?;
         self.with_line(stream.key(), |line, state| {
             let mut cells = Vec::with_capacity(addressees.len());
             let mut cells: Vec<_> = loop {
                 cells.clear();
-                for (peer, _) in addressees.iter() {
-                    cells.push(state.cell(line, peer.id, &peer.words)?.clone());
+                for to in addressees.iter() {
+                    cells.push(state.cell(line, to.id, to.words)?.clone());
                 }
                 // Each is held until its value is queued. They are all this line's; who looks for a word to take over does
                 // not wait for them.
                 let locked: Vec<_> =
                     cells.iter().map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner)).collect();
-                for (peer, _) in addressees.iter() {
-                    if let Err(gone) = peer.words.check_open(peer.id) {
-                        state.cells.remove(&peer.id);
+                for to in addressees.iter() {
+                    if let Err(gone) = to.words.check_open(to.id) {
+                        state.cells.remove(&to.id);
                         return Err(gone);
                     }
                 }
                 if locked.iter().all(|cell| Arc::ptr_eq(&cell.owner, line)) {
                     break locked;
                 }
-                for ((peer, _), cell) in addressees.iter().zip(&locked) {
+                for (to, cell) in addressees.iter().zip(&locked) {
                     if !Arc::ptr_eq(&cell.owner, line) {
-                        state.cells.remove(&peer.id);
+                        state.cells.remove(&to.id);
                     }
                 }
             };
@@ -420,15 +427,12 @@ impl Fences {
             let value = value_after(state.next, last)?;
             state.next = value + 1;
             for (cells, addressees) in cells.chunks_mut(MAX_BATCH).zip(addressees.chunks_mut(MAX_BATCH)) {
-                let writes: Vec<_> = cells
-                    .iter()
-                    .zip(addressees.iter())
-                    .map(|(cell, (peer, _))| (&peer.words, cell.index, value))
-                    .collect();
+                let writes: Vec<_> =
+                    cells.iter().zip(addressees.iter()).map(|(cell, to)| (to.words, cell.index, value)).collect();
                 enqueue(gpu, stream, &writes)?;
-                for (cell, (_, fence)) in cells.iter_mut().zip(addressees) {
+                for (cell, to) in cells.iter_mut().zip(addressees) {
                     (cell.owed, cell.last) = (value, value);
-                    *fence = Some(Fence { file: 0, word: cell.index, value });
+                    to.fence = Some(Fence { file: 0, word: cell.index, value });
                 }
                 line.note(stream, state, value);
             }

@@ -5,13 +5,12 @@
 //! needed, or a lane of the producer's own waits for the event and writes the claimant's word.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::collections::hash_map::Entry;
 
-use gpu_api::{Gpu, Result};
+use gpu_api::{Gpu, ParticipantId, Result};
 
 use crate::gpu_event::GpuEvent;
-use crate::producer::fences::fence::Fences;
-use crate::producer::roster::peer::Peer;
+use crate::producer::fences::fence::{Fences, Words};
 use crate::stream::{Stream, StreamKey};
 use channel::wire::descriptor::Fence;
 
@@ -55,11 +54,9 @@ pub(crate) enum Await {
 }
 
 /// The producer's lanes: one for each stream that a claimed ticket was made after, so that one stuck stream holds up
-/// only those who wait for it.
+/// only those who wait for it. The session's thread has them.
 #[derive(Debug, Default)]
-pub(crate) struct Lanes {
-    table: Mutex<HashMap<StreamKey, Lane>>,
-}
+pub(crate) struct Lanes(HashMap<StreamKey, Lane>);
 
 #[derive(Debug)]
 struct Lane {
@@ -86,18 +83,16 @@ impl Lane {
 }
 
 impl Lanes {
-    /// Settles what the lanes owe to the words of participants that have gone. Called by the session's thread.
+    /// Settles what the lanes owe to the words of participants that have gone.
     pub fn settle(&self, fences: &Fences) {
-        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        for lane in table.values() {
+        for lane in self.0.values() {
             lane.settle(fences);
         }
     }
 
     /// Says whether a lane owes a word.
     pub fn owe(&self, fences: &Fences) -> bool {
-        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        table.values().any(|lane| fences.debt(&lane.stream).is_some())
+        self.0.values().any(|lane| fences.debt(&lane.stream).is_some())
     }
 
     /// Makes a participant's word tell when a point is passed.
@@ -105,19 +100,16 @@ impl Lanes {
     /// # Errors
     ///
     /// What the driver gives: nothing was queued then.
-    pub fn fence(&self, point: &TicketEvent, fences: &Fences, peer: &Peer) -> Result<Await> {
+    pub fn fence(&mut self, point: &TicketEvent, fences: &Fences, to: ParticipantId, words: &Words) -> Result<Await> {
         if point.mark.is_passed()? {
             return Ok(Await::Nothing);
         }
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        if table.len() >= MANY_LANES && !table.contains_key(&point.stream) {
-            table.retain(|_, lane| !lane.settle(fences));
+        if self.0.len() >= MANY_LANES && !self.0.contains_key(&point.stream) {
+            self.0.retain(|_, lane| !lane.settle(fences));
         }
-        let lane = match table.entry(point.stream) {
-            std::collections::hash_map::Entry::Occupied(lane) => lane.into_mut(),
-            std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert(Lane { stream: Stream::create(&point.gpu)?, queued: 0 })
-            }
+        let lane = match self.0.entry(point.stream) {
+            Entry::Occupied(lane) => lane.into_mut(),
+            Entry::Vacant(place) => place.insert(Lane { stream: Stream::create(&point.gpu)?, queued: 0 }),
         };
         if lane.queued >= MOST_QUEUED {
             if !lane.is_dry() {
@@ -127,6 +119,6 @@ impl Lanes {
         }
         lane.queued += 1;
         point.mark.hold(&lane.stream)?;
-        fences.queue(&point.gpu, &lane.stream, peer.id, &peer.words).map(Await::Fence)
+        fences.queue(&point.gpu, &lane.stream, to, words).map(Await::Fence)
     }
 }

@@ -9,7 +9,6 @@
 //!
 //! A grant and the burial of its addressee meet at the shard's lock: a grant is either seen by the burial or refused.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,14 +16,12 @@ use std::time::Duration;
 use gpu_api::ParticipantId;
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
-use crate::producer::grants::slot_group::SlotGroups;
+use crate::producer::grants::slot_group::{Effort, SlotGroups};
+use crate::shard::{SHARDS, own_shard};
 use channel::os::clock::Tick;
 use channel::shared::counter_file::{FIRST_SLOTS, GROUP, MOST_SLOTS, SlotFile};
 use channel::shared::slot::Seen;
 use channel::wire::lease_address::LeaseAddress;
-
-/// Locks that a participant's slots are spread over.
-pub const SHARDS: usize = 16;
 
 /// Why a grant was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,15 +30,6 @@ pub enum Refusal {
     Gone,
     /// Every slot of every file is in use: add a file.
     Full,
-}
-
-/// How hard a collect looks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Effort {
-    /// At groups that are marked dirty.
-    Marked,
-    /// At every outstanding slot.
-    Everything,
 }
 
 /// What a ledger counts, at one moment.
@@ -402,21 +390,6 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         let share = self.shards[0].lock().parts.get(entry.file as usize)?.capacity();
         self.shards.get((entry.slot / GROUP).checked_div(share)? as usize)
     }
-}
-
-/// Returns a thread's own shard. Threads are numbered as they first ask, so those of a pool, which begin one after the
-/// other, have one each; by anything that a hash could take, such as addresses, half of eight would meet in one.
-#[inline]
-pub fn own_shard() -> usize {
-    static NUMBERED: AtomicUsize = AtomicUsize::new(0);
-    const NONE: usize = usize::MAX;
-    thread_local!(static OWN: Cell<usize> = const { Cell::new(NONE) });
-    OWN.with(|own| {
-        if own.get() == NONE {
-            own.set(NUMBERED.fetch_add(1, Ordering::Relaxed) % SHARDS);
-        }
-        own.get()
-    })
 }
 
 #[cfg(test)]

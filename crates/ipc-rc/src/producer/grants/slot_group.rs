@@ -6,10 +6,19 @@
 use std::sync::Arc;
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
-use crate::producer::grants::ledger::{Effort, SHARDS};
+use crate::shard::SHARDS;
 use channel::os::clock::Tick;
 use channel::shared::counter_file::{GROUP, SlotFile};
 use channel::shared::slot::{Generation, Revoke, Seen, Slot};
+
+/// How hard a collect looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effort {
+    /// At groups that are marked dirty.
+    Marked,
+    /// At every outstanding slot.
+    Everything,
+}
 
 /// What a slot stands for.
 #[derive(Debug)]

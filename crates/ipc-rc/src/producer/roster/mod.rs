@@ -1,5 +1,8 @@
-//! The roster: who is connected, what each was told, and what waits to be sent to it.
+//! The roster: who is connected, where each one's leases are, what each was told, and what waits to be sent to it.
 
+pub(crate) mod ledger_table;
 pub(crate) mod outbox;
 pub(crate) mod peer;
+pub(crate) mod place;
+pub(crate) mod table;
 pub(crate) mod told;

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use gpu_api::{Error, Gpu, HostPtr, ParticipantId, Region, RegionId, Result, WordPtr};
+use gpu_api::{Error, Gpu, Holder, HostPtr, ParticipantId, Region, RegionId, Result, WordPtr};
 
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::fences::fence::Words;
 use crate::producer::grants::ledger::Refusal;
-use crate::producer::grants::ledger_table::Leases;
+use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::told::{Told, Wish};
 use channel::os::clock::Tick;
 use channel::os::closer::Foreign;
@@ -33,6 +33,8 @@ pub(crate) struct Proof {
     pub hung_up: bool,
     /// Descendants that it named and that are still alive.
     pub descendants: usize,
+    /// It said goodbye: its leases have ended, and what it maps goes with it.
+    pub said_goodbye: bool,
     /// When the proof was complete.
     pub complete: Option<Instant>,
 }
@@ -115,6 +117,7 @@ impl Peer {
             proof: Mutex::new(Proof {
                 exited: false,
                 hung_up: false,
+                said_goodbye: false,
                 descendants: arrival.descendants.len(),
                 complete: None,
             }),
@@ -126,6 +129,27 @@ impl Peer {
             told: Mutex::default(),
             files: Mutex::new(vec![file.clone()]),
             registrations: Mutex::new(registered.iter().map(|(start, _)| *start).collect()),
+        }
+    }
+
+    /// Begins to be granted leases, in its first counter file.
+    pub fn open_ledger(&self) {
+        self.ledger.open(self.id);
+        self.ledger.add_file(&lock(&self.files)[0]);
+    }
+
+    /// Says what it holds.
+    pub fn holder(&self, now: Tick) -> Holder {
+        let tally = self.ledger.tally(now, |block| block.len());
+        Holder {
+            participant: self.id,
+            pid: self.pid,
+            command: self.name.clone(),
+            leases: tally.in_flight + tally.held + tally.corrupt,
+            bytes: tally.bytes,
+            mappings: self.mappings() as u64,
+            oldest: tally.oldest,
+            dying: self.gone.load(Ordering::Relaxed),
         }
     }
 

@@ -16,11 +16,11 @@ use std::sync::{Arc, PoisonError};
 
 use gpu_api::{Error, HostPtr, Result, WordPtr};
 
-use crate::producer::grants::ledger_table::Leases;
 use crate::producer::notice::SessionNotice;
+use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::peer::{Arrival, Peer};
-use crate::producer::service::turn::{Service, Watch};
-use crate::producer::share::{MOST_PARTICIPANTS, participant_id, place_of};
+use crate::producer::roster::place::{MOST_PARTICIPANTS, participant_id};
+use crate::producer::service::state::{Greeting, Service, Watch};
 use channel::os::closer::Foreign;
 use channel::os::process;
 use channel::os::socket::{self, Credentials, ReceiveOutcome};
@@ -33,13 +33,6 @@ const MOST_GREETINGS: usize = 256;
 
 /// Connections accepted before the participants get their turn.
 const ACCEPTS_A_TURN: usize = 64;
-
-/// A connection that has not said hello yet.
-#[derive(Debug)]
-pub(super) struct Greeting {
-    socket: Foreign,
-    of: Credentials,
-}
 
 /// What a participant gets before anybody sees it.
 #[derive(Debug)]
@@ -168,20 +161,15 @@ impl Service {
             Err(error) => return Err((RefusalCode::Protocol, error.to_string())),
         };
         let core = &self.core;
-        if backend != core.gpu.kind() || device != core.gpu.uuid() {
+        if backend != core.facts.gpu.kind() || device != core.facts.gpu.uuid() {
             let why = format!(
                 "the participant opened {backend} device {device}, the session is on {} device {}",
-                core.gpu.kind(),
-                core.gpu.uuid()
+                core.facts.gpu.kind(),
+                core.facts.gpu.uuid()
             );
             return Err((RefusalCode::Device, why));
         }
-        let place = {
-            let peers = core.peers.load();
-            let free = |&place: &usize| peers.get(place).is_none_or(Option::is_none) && core.places.is_vacant(place);
-            (0..MOST_PARTICIPANTS).find(free)
-        };
-        let Some(place) = place else {
+        let Some(place) = core.roster.vacant_place() else {
             return Err((RefusalCode::Limit, format!("the session has {MOST_PARTICIPANTS} participants already")));
         };
         for fd in &fds {
@@ -203,16 +191,16 @@ impl Service {
             descendants: fds.collect(),
         };
         let file = Arc::new(CounterFile::create(Leases::next_file_slots(0)).map_err(|e| internal(&e))?);
-        let registered = if core.gpu.caps().stream_writes {
+        let registered = if core.facts.gpu.caps().stream_writes {
             // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the peer keeps the file,
             // and its registrations are ended before the peer goes, or leaked with it.
-            let words = unsafe { core.gpu.backend().register_words(file.start(), file.bytes()) };
+            let words = unsafe { core.facts.gpu.backend().register_words(file.start(), file.bytes()) };
             Some((file.start(), words.map_err(|e| internal(&e))?))
         } else {
             None
         };
         self.next_serial += 1;
-        Ok(Prepared { arrival, ledger: self.core.places.reserve(place), file, registered })
+        Ok(Prepared { arrival, ledger: self.core.roster.ledgers.reserve(place), file, registered })
     }
 
     /// Seats a participant whose hello was good, or lets it go again.
@@ -220,7 +208,7 @@ impl Service {
         let Prepared { arrival, ledger, file, registered } = prepared;
         let (id, pid) = (arrival.id, arrival.pid);
         // From here on there is something to let go of.
-        let peer = Arc::new(Peer::new(arrival, &self.core.gpu, socket, ledger, &file, registered));
+        let peer = Arc::new(Peer::new(arrival, &self.core.facts.gpu, socket, ledger, &file, registered));
         self.watches.insert(key, Watch::Socket(id));
         if let Err(error) = self.seat(&peer, &file) {
             refuse(&peer.socket, internal(&error));
@@ -230,7 +218,7 @@ impl Service {
         trace_point!("welcome");
         tracing::debug!(participant = %id, pid, name = %peer.name, "a participant is connected");
         self.core.notices.push(SessionNotice::Joined { participant: id });
-        self.core.announce_change();
+        self.core.wakeups.announce_change();
     }
 
     /// Welcomes a participant and puts it into the table. After an error it is in no table, and nobody has seen it.
@@ -242,33 +230,21 @@ impl Service {
         }
         debug_assert!(file.bytes() == bytes_of(file.slot_count()));
         let message = ToParticipant::Welcome {
-            session: self.core.id,
+            session: self.core.facts.id,
             participant: id,
             pid: std::process::id(),
             slots: file.slot_count(),
-            max_slots: self.core.max_slots,
+            max_slots: self.core.facts.max_slots,
         };
         let mut bytes = [0; MOST_BYTES];
         let len = message.encode(&mut bytes);
-        // Whoever has read the welcome can be shared with: a lookup that misses waits for this lock and looks again. The
-        // send never blocks.
-        let _seating = self.core.seating.lock().unwrap_or_else(PoisonError::into_inner);
-        match socket::send(peer.socket.as_fd(), &bytes[..len], &[self.own_pidfd.as_fd(), file.fd()]) {
-            Ok(socket::SendOutcome::Sent) => {}
-            Ok(_) => return Err(Error::ParticipantGone { participant: id }),
-            Err(e) => return Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", e)),
-        }
-        peer.ledger.open(id);
-        peer.ledger.add_file(file);
-        let place = place_of(id);
-        self.core.places.note_use(place);
-        self.core.peers.rcu(|peers| {
-            let mut peers = Vec::clone(peers);
-            peers.resize(peers.len().max(place + 1), None);
-            peers[place] = Some(peer.clone());
-            peers
-        });
-        Ok(())
+        self.core.roster.seat(peer, || {
+            match socket::send(peer.socket.as_fd(), &bytes[..len], &[self.own_pidfd.as_fd(), file.fd()]) {
+                Ok(socket::SendOutcome::Sent) => Ok(()),
+                Ok(_) => Err(Error::ParticipantGone { participant: id }),
+                Err(e) => Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", e)),
+            }
+        })
     }
 }
 

@@ -7,16 +7,20 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use gpu_api::{Access, Error, Export, ParticipantId, RegionId};
 
+use crate::producer::fences::ticket_event::Await;
 use crate::producer::grants::ticket::Claims;
 use crate::producer::roster::peer::Peer;
+use crate::producer::roster::table::find;
 use crate::producer::roster::told::Wish;
-use crate::producer::service::turn::Service;
+use crate::producer::service::state::Service;
 use crate::producer::share::To;
+use channel::os::clock::Tick;
 use channel::os::socket::{self, ReceiveOutcome};
 use channel::trace_point;
 use channel::wire::lease_address::LeaseAddress;
 use channel::wire::message::{
-    Heir, MOST_BYTES, MOST_TICKETS, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant, ToProducer,
+    Granted, Heir, MOST_BYTES, MOST_TICKETS, Outcome, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant,
+    ToProducer,
 };
 
 /// Packets read from one participant before the others get their turn.
@@ -24,7 +28,7 @@ const PACKETS_A_TURN: usize = 64;
 
 impl Service {
     pub(super) fn hear(&mut self, key: u64, id: ParticipantId) {
-        let Some(peer) = self.peer(id) else { return };
+        let Some(peer) = self.core.roster.find(id) else { return };
         for _ in 0..PACKETS_A_TURN {
             let mut bytes = [0; MOST_BYTES];
             let mut fds = Vec::new();
@@ -58,7 +62,7 @@ impl Service {
                 Some(ToProducer::MapRegion { request, region, access, lease }) => {
                     self.map(&peer, request, region, access, lease);
                 }
-                Some(ToProducer::ClaimTickets { request, tickets }) => self.redeem(&peer, request, tickets),
+                Some(ToProducer::ClaimTickets { request, tickets }) => self.redeem_all(&peer, request, tickets),
                 Some(ToProducer::Forward { request, settled, lease, heir, user }) => {
                     self.forward(&peer, request, settled, lease, heir, user);
                 }
@@ -73,11 +77,12 @@ impl Service {
                 Some(ToProducer::Unmapped { request, region }) => {
                     let unmapped = peer.note_unmapping(region);
                     self.unmapped |= unmapped.is_some();
-                    self.core.note_unpinned(unmapped.as_slice());
-                    self.core.announce_change();
+                    self.core.memory.note_unpinned(unmapped.as_slice());
+                    self.core.wakeups.announce_change();
                     self.tell(&peer, &ToParticipant::Noted { request });
                 }
                 Some(ToProducer::Bye { request }) => {
+                    peer.proof().said_goodbye = true;
                     self.close(&peer);
                     self.tell(&peer, &ToParticipant::Noted { request });
                 }
@@ -105,7 +110,7 @@ impl Service {
             Export::Handle(handle) => (Place::Handle(*handle), None),
             Export::Fd(fd) => (Place::Fd, Some(fd.as_fd())),
         };
-        let (len, device) = (leased.len(), self.core.gpu.uuid());
+        let (len, device) = (leased.len(), self.core.facts.gpu.uuid());
         self.tell_with(peer, &ToParticipant::Region { request, region, len, device, access, place }, fd);
     }
 
@@ -124,9 +129,56 @@ impl Service {
     }
 
     /// Answers claims of tickets.
-    fn redeem(&mut self, peer: &Arc<Peer>, request: u64, tickets: ArrayVec<TicketId, MOST_TICKETS>) {
-        let answers = tickets.iter().map(|&ticket| TicketAnswer { ticket, outcome: self.core.redeem(peer, ticket) });
-        self.tell(peer, &ToParticipant::Tickets { request, answers: answers.collect() });
+    fn redeem_all(&mut self, peer: &Arc<Peer>, request: u64, tickets: ArrayVec<TicketId, MOST_TICKETS>) {
+        let answers =
+            tickets.iter().map(|&ticket| TicketAnswer { ticket, outcome: self.redeem(peer, ticket) }).collect();
+        self.tell(peer, &ToParticipant::Tickets { request, answers });
+    }
+
+    /// Gives a connected claimant the lease that its ticket stands for.
+    fn redeem(&mut self, peer: &Arc<Peer>, ticket: TicketId) -> Outcome {
+        let plan = match self.core.tickets.look(peer.id, ticket) {
+            Ok(plan) => plan,
+            Err(outcome) => return outcome,
+        };
+        let awaited = match &plan.point {
+            None => Ok(Await::Nothing),
+            Some(point) => self.lanes.fence(point, &self.core.fences, peer.id, &peer.words),
+        };
+        let fence = match awaited {
+            Ok(Await::Nothing) => None,
+            Ok(Await::Fence(fence)) => Some(fence),
+            Ok(Await::Room) => return Outcome::Later,
+            Err(error) => {
+                tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
+                return Outcome::Failed;
+            }
+        };
+        let now = Tick::now();
+        let lease = match self.core.grant(peer, &plan.block, now, plan.time_to_live) {
+            Ok(lease) => lease,
+            Err(Error::Exhausted { .. }) => return Outcome::Limit,
+            Err(error) => {
+                tracing::warn!(participant = %peer.id, %error, "a ticket cannot be redeemed");
+                return Outcome::Failed;
+            }
+        };
+        if let Some(time) = plan.time_to_live {
+            self.core.watch_lapse(now.after(time));
+        }
+        let granted = Granted { lease, fence };
+        let peers = self.core.roster.peers();
+        match self.core.tickets.note(peer.id, ticket, granted, |id| find(&peers, id).is_some()) {
+            Ok(()) => {
+                trace_point!("redeem");
+                Outcome::Granted(granted)
+            }
+            Err(outcome) => {
+                // Cancelled at this very moment. Nobody was told of the lease.
+                drop(peer.ledger.revoke(lease));
+                outcome
+            }
+        }
     }
 
     fn forward(
@@ -179,7 +231,7 @@ impl Service {
 
     /// Sends an answer. One that cannot be sent is asked for again.
     fn tell_with(&self, peer: &Peer, answer: &ToParticipant, fd: Option<BorrowedFd<'_>>) {
-        if let Err(error) = self.core.outbox.push(peer, answer, fd) {
+        if let Err(error) = self.core.roster.outbox.push(peer, answer, fd) {
             tracing::debug!(participant = %peer.id, %error, "an answer is lost");
         }
     }

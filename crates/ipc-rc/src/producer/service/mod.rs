@@ -1,5 +1,7 @@
-//! The session's own thread: its turns, the way in, and the answers.
+//! The session's own thread: its turns, the way in, the answers, and the way out.
 
 pub(crate) mod admission;
 pub(crate) mod answer;
+pub(crate) mod departure;
+pub(crate) mod state;
 pub(crate) mod turn;

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use crate::producer::blocks::count::Count;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
-use crate::producer::grants::ledger::{Effort, Ledger, Refusal};
+use crate::producer::grants::ledger::{Ledger, Refusal};
+use crate::producer::grants::slot_group::Effort;
 use channel::os::clock::Tick;
 use channel::shared::counter_file::{GROUP, HeapFile, SlotFile};
 use channel::shared::slot::Claim;

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::producer::blocks::block::Block;
 use crate::producer::grants::ledger::Ledger;
-use crate::producer::share::MOST_PARTICIPANTS;
+use crate::producer::roster::place::MOST_PARTICIPANTS;
 use channel::shared::counter_file::CounterFile;
 
 /// A participant's ledger.

@@ -1,0 +1,68 @@
+//! What the drop of a block needs of its session: where its bytes go, and the counts.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use gpu_api::{ForkGuard, Piece, Region, RegionSource, Result};
+
+use crate::producer::blocks::adopted::FIRST_ADOPTED;
+use crate::producer::blocks::count::Count;
+use crate::producer::blocks::tokens::{AdoptToken, ReturnedTokens};
+use crate::producer::wakeups::Wakeups;
+use channel::wire::descriptor::SessionId;
+
+/// A session's memory.
+pub(crate) struct Memory {
+    session: SessionId,
+    pub guard: ForkGuard,
+    pub source: Arc<dyn RegionSource>,
+    wakeups: Arc<Wakeups>,
+    /// Blocks that exist.
+    pub live: Count,
+    /// Blocks that were dropped and still exist.
+    pub limbo: Count,
+    /// Blocks that are kept for ever.
+    pub leaked: Count,
+    pub tokens: ReturnedTokens,
+}
+
+impl Memory {
+    /// Makes the memory of a session that has no block yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`](gpu_api::Error::System) without memory for a page.
+    pub fn new(session: SessionId, source: Arc<dyn RegionSource>, wakeups: Arc<Wakeups>) -> Result<Memory> {
+        let (live, limbo, leaked) = (Count::default(), Count::default(), Count::default());
+        let (guard, tokens) = (ForkGuard::new()?, ReturnedTokens::default());
+        Ok(Memory { session, guard, source, wakeups, live, limbo, leaked, tokens })
+    }
+
+    /// Asks the source of regions something; `None` when that panics.
+    pub fn ask_source<T>(&self, ask: impl FnOnce(&dyn RegionSource) -> T) -> Option<T> {
+        let answer = catch_unwind(AssertUnwindSafe(|| ask(&*self.source)));
+        answer
+            .inspect_err(|_| tracing::error!(session = %self.session, "the session's source of regions panicked"))
+            .ok()
+    }
+
+    /// Keeps an adopted block's token until somebody collects. It waits for the unmapping of the piece that comes with it.
+    pub fn return_token(&self, token: AdoptToken, piece: Option<Piece>) {
+        self.tokens.push(token, piece);
+        // The thread has the region unmapped and tells.
+        self.wakeups.thread.nudge();
+    }
+
+    /// Tells the source of regions that a participant does not map any more, and that nobody else does.
+    pub fn note_unpinned(&self, regions: &[Arc<Region>]) {
+        let own = regions.iter().filter(|region| region.id() < FIRST_ADOPTED);
+        own.filter(|region| !region.is_pinned()).for_each(|region| self.source.unpinned(region));
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("live", &self.live.sum()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,88 @@
+//! Wake-ups: of the session's thread, and of callers that wait for a change of the session.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpu_api::Result;
+
+use channel::os::waker::Waker;
+
+/// Who sleeps until something happens.
+#[derive(Debug)]
+pub(crate) struct Wakeups {
+    /// The session's thread.
+    pub thread: Waker,
+    /// Callers that wait for a change.
+    waiters: AtomicUsize,
+    changes: Mutex<Changes>,
+    changed: Condvar,
+}
+
+/// How often something changed, and how many wait for the next time.
+#[derive(Debug, Default)]
+struct Changes {
+    count: u64,
+    waiting: u32,
+}
+
+impl Wakeups {
+    /// Makes them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`](gpu_api::Error::System) when the process has no descriptor left.
+    pub fn new() -> Result<Wakeups> {
+        let (waiters, changes, changed) = (AtomicUsize::new(0), Mutex::default(), Condvar::new());
+        Ok(Wakeups { thread: Waker::new()?, waiters, changes, changed })
+    }
+
+    /// Says whether a caller waits. One that begins at this very moment and is not seen looks again within 100 ms.
+    pub fn has_waiters(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) > 0
+    }
+
+    /// Tells the callers that wait to look again. Without one no system call.
+    pub fn announce_change(&self) {
+        let mut changes = self.changes();
+        changes.count += 1;
+        if changes.waiting > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `done` gives something, looking again at every change; `None` after the deadline.
+    pub fn wait_until<T>(&self, deadline: Option<Instant>, done: impl FnMut() -> Option<T>) -> Option<T> {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let value = self.wait_as_waiter(deadline, done);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        value
+    }
+
+    fn wait_as_waiter<T>(&self, deadline: Option<Instant>, mut done: impl FnMut() -> Option<T>) -> Option<T> {
+        loop {
+            let seen = self.changes().count;
+            if let Some(value) = done() {
+                return Some(value);
+            }
+            self.thread.nudge();
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            // The thread announces what it finds; the bound here is for a change that only the caller could find.
+            let wait = left.unwrap_or(Duration::MAX).min(Duration::from_millis(100));
+            let mut changes = self.changes();
+            if changes.count != seen {
+                continue;
+            }
+            if wait == Duration::ZERO {
+                return None;
+            }
+            changes.waiting += 1;
+            let (mut changes, _) = self.changed.wait_timeout(changes, wait).unwrap_or_else(PoisonError::into_inner);
+            changes.waiting -= 1;
+        }
+    }
+}
