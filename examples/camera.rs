@@ -36,10 +36,10 @@ const POOL: u64 = 6;
 const TICKS: u64 = 24;
 /// Ticks that the slow subscriber needs for a frame.
 const SLOWNESS: u64 = 4;
-/// In each so manyth round the window subscriber is killed, at this tick, while it holds two frames.
+/// The window subscriber is killed in every tenth round, at this tick, while it holds two frames.
 const KILL_EVERY: u64 = 10;
 const KILL_AT: u64 = 3;
-/// Whoever takes longer hangs.
+/// A process that takes longer counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -128,8 +128,8 @@ fn camera(options: &Options) -> Result<(), Box<dyn Error>> {
             window.expect(u64::from(number))?;
         }
         let published = u64::from(number - before);
-        // The slow one gave back at most one frame in so many ticks, and the camera has no more than the pool: if it
-        // published more than this, it wrote into a frame that was being looked at.
+        // The slow one gave back at most one frame in `SLOWNESS` ticks, and the camera has only the pool: if it
+        // published more, it wrote into a frame that was being read.
         if !(POOL..=POOL + TICKS / SLOWNESS).contains(&published) {
             return Err(format!("round {round}: {published} of {TICKS} frames were published").into());
         }

@@ -26,7 +26,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 const KV: usize = 64 << 10;
 /// Sequences that an engine finishes before it dies.
 const BATCH: u64 = 6;
-/// Whoever takes longer hangs.
+/// A process that takes longer counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {

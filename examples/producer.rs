@@ -1,4 +1,4 @@
-//! Shares numbered blocks with whoever connects, and prints a descriptor a line on standard output.
+//! Shares numbered blocks with each process that connects, and prints a descriptor a line on standard output.
 //!
 //! ```text
 //! cargo build --examples && cd target/debug/examples

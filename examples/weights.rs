@@ -22,9 +22,9 @@ use gpu_ipc::{
 const WEIGHTS: usize = 256 << 10;
 /// Every page carries a stamp at its start and at its end.
 const PAGE: usize = 4096;
-/// In each so manyth round a reader is killed.
+/// A reader is killed in every tenth round.
 const KILL_EVERY: u64 = 10;
-/// Whoever takes longer hangs.
+/// A process that takes longer counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {

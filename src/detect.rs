@@ -224,8 +224,8 @@ impl Detected {
                 why: "it has no device".into(),
                 remedy: match kind {
                     BackendKind::Host => "set GPU_IPC_HOST_DEVICES to 1 or more, or unset it",
-                    BackendKind::Cuda => "look at CUDA_VISIBLE_DEVICES",
-                    BackendKind::Hip => "look at HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
+                    BackendKind::Cuda => "check CUDA_VISIBLE_DEVICES",
+                    BackendKind::Hip => "check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
                     _ => "make one visible to this process",
                 },
             });

@@ -1,4 +1,4 @@
-//! Share GPU memory between processes without copying it, and free it exactly when the last one is done, whoever dies.
+//! Share GPU memory between processes without copying it, and free it when the last process is done, even after a crash.
 //!
 //! A producer allocates a block, shares it and drops it. The block stays in *limbo* until every process that claimed it
 //! has let go and its GPU work is done. A consumer that is killed gives back what it held, one that is stopped keeps it,

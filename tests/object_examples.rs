@@ -92,7 +92,7 @@ fn what_is_not_understood_is_refused() {
         let usage = format!("{name}: usage: {name} [--backend host|cuda|hip] [--bytes 40GiB]");
         let cases = [
             (["--byte", "1"], usage),
-            (["--bytes", "many"], format!("{name}: many is no number of bytes")),
+            (["--bytes", "many"], format!("{name}: many is not a number of bytes")),
             (["--bytes", "4KiB"], format!("{name}: at least one part, and at least 4096 bytes a part")),
             (["--backend", "abacus"], format!("{name}: no backend is named abacus")),
         ];

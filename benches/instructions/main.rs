@@ -312,8 +312,8 @@ fn count(name: &str, burden: u64) -> Result<u64, String> {
     if per_operation == 0 { Err("nothing was counted".into()) } else { Ok(per_operation) }
 }
 
-/// Cycles with the library's own threads running, of which the calling thread's system calls are counted. A burden is
-/// one call of the kernel in so many cycles.
+/// Cycles with the library's own threads running, of which the calling thread's system calls are counted. A burden of
+/// `n` is one system call in every `n` cycles.
 fn cycles_with_calls(cycles: u64, burden: u64) -> ExitCode {
     let dir = tempfile::tempdir().expect("a directory");
     let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");

@@ -27,7 +27,7 @@ use shared::options::{Options, open, shown};
 use shared::process::{Owner, Process, connect, die_with_parent, own, say};
 use shared::weights;
 
-/// One in so many trainers is killed half-way.
+/// Every this many trainers, one is killed half-way.
 const KILL_EVERY: u64 = 3;
 
 fn main() -> ExitCode {

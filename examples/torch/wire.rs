@@ -9,7 +9,7 @@ use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::torch::{Dtype, Layout};
 use gpu_ipc::{BackendKind, Gpu, Stream, detect};
 
-/// Whoever takes longer hangs.
+/// A process that takes longer counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 /// No frame of these programs is longer.
 const LONGEST: usize = 64 << 20;
@@ -89,7 +89,7 @@ fn element(dtype: Dtype, value: u8) -> Vec<u8> {
     }
 }
 
-/// Returns what a storage of so many bytes holds: element `k` is `(31 k + seed) mod 97`.
+/// Returns the contents of a storage of this many bytes: element `k` is `(31 k + seed) mod 97`.
 pub fn pattern(dtype: Dtype, bytes: usize, seed: u64) -> Vec<u8> {
     let period: Vec<u8> = (0..97).flat_map(|k| element(dtype, ((31 * k + seed) % 97) as u8)).collect();
     let mut all = period.repeat(bytes / period.len() + 1);

@@ -10,7 +10,7 @@ use gpu_ipc::{BackendKind, Descriptor, Gpu, Participant, ParticipantId, Received
 
 /// Set in a process that is a consumer.
 pub const ROLE: &str = "GPU_IPC_TEST_CONSUMER";
-/// Long enough for the slowest machine; whoever waits longer hangs.
+/// Long enough for the slowest machine: a wait that takes longer fails the test.
 pub const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A consumer, as the test that started it sees it. Killed when dropped.

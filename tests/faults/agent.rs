@@ -111,7 +111,7 @@ fn limit(resource: Resource, most: u64) {
     setrlimit(resource, Rlimit { current: Some(most), maximum }).expect("less is always allowed");
 }
 
-/// Has a signal come every so many microseconds, to whichever thread, whose handler restarts no call.
+/// Sends a signal every `microseconds`, to any thread. Its handler restarts no call.
 fn interrupt_every(microseconds: u64) {
     extern "C" fn nothing(_: libc::c_int) {}
     let mut action: libc::sigaction = {

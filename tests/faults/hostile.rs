@@ -126,7 +126,7 @@ pub fn scribble(gpu: &Gpu, socket: &str, seed: u64) {
     let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).expect("hex"));
     let word = |index: usize| {
         // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid: one of a mapping that the participant
-        // keeps, and whoever else uses it uses it atomically.
+        // keeps, and every other user accesses it atomically.
         unsafe { AtomicU64::from_ptr((start + index * 8) as *mut u64) }
     };
     println!("scribbling");

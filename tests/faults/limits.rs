@@ -67,7 +67,7 @@ fn interrupted() {
     assert!(gone, "{:?}", session.stats());
 }
 
-/// A command that runs this binary with a file system of so many files at /mnt.
+/// A command that runs this binary with a file system of this many files at /mnt.
 fn with_files(files: u32) -> Command {
     let script = format!(r#"mount -t tmpfs -o size=1m,nr_inodes={files} none /mnt && exec "$0""#);
     let mut command = Command::new("unshare");
@@ -163,7 +163,7 @@ fn ended(agent: Agent, fault: &str, line: Option<&str>) -> bool {
             assert!(status.success(), "{fault}: {status} after {line}: {complaint}");
             false
         }
-        // Whoever finds no memory may abort, which the Rust runtime does.
+        // A process without memory may abort, which the Rust runtime does.
         None if fault.starts_with("memory") => false,
         other => panic!("{fault}: {other:?}, {status}: {complaint}"),
     }

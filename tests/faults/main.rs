@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Whoever waits longer hangs.
+/// A wait that takes longer fails the test.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A case: its name and what it does.

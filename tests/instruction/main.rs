@@ -1,11 +1,11 @@
 //! Deaths before each instruction of a claim, a release, a grant and a revocation.
 //!
 //! Each case starts this binary again as an [`agent`], which gets everything ready and stops. A [`trace`] then has it
-//! execute so many instructions of the one call, kills it, and looks whether what it left behind is repaired, once. A
+//! execute a number of instructions of the one call, kills it, and checks that what it left is repaired, once. A
 //! plain shared counter, which cannot be repaired, is killed in the same way and must leak.
 //!
 //! By default instructions are sampled: evenly, and all around the one that changes the lease. `GPU_IPC_INSTRUCTIONS=all`
-//! tries every one, which takes minutes; a number tries about so many of each call.
+//! tries every one, which takes minutes; a number tries about that many of each call.
 
 mod agent;
 mod consumer;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Whoever waits longer hangs.
+/// A wait that takes longer fails the test.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A case: its name and what it does.

@@ -11,7 +11,7 @@ pub const CASES: &[Case] = &[
     ("producer::dies_before_each_instruction_of_a_revocation", || dies_in("revoke")),
 ];
 
-/// Lets the agent execute so many instructions of its call, kills it, and looks at its consumer. Returns how many it
+/// Lets the agent execute `at` instructions of its call, kills it, and looks at its consumer. Returns how many it
 /// executed.
 fn die_at(call: &str, at: usize) -> usize {
     let dir = tempfile::tempdir().expect("a directory");

@@ -27,7 +27,7 @@ use crate::step;
 
 /// Set in a process that is an agent.
 pub const ROLE: &str = "GPU_IPC_TEST_AGENT";
-/// Long enough for the slowest machine; whoever waits longer hangs.
+/// Long enough for the slowest machine: a wait that takes longer fails the test.
 pub const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// An agent, as the test that started it sees it. Killed when dropped.
@@ -310,7 +310,7 @@ impl State {
             }
             // By a descriptor that this process was started with.
             "connect-by" => {
-                // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: whoever started this process
+                // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the parent
                 // left it open for this command alone.
                 let connection = unsafe { OwnedFd::from_raw_fd(number(words[1])) };
                 self.joined(Participant::builder(self.gpu.clone()).connect_by(connection).map_err(text)?)

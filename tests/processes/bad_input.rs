@@ -110,8 +110,8 @@ fn few_descriptors() {
     assert_eq!(consumer.must(&format!("crowd-claim {}", descriptor[0])), ["4096"], "the others are not served");
 }
 
-/// Whoever speaks first and says nothing that a session understands is turned away, with a reason where there is one to
-/// give, and nobody else notices.
+/// A process whose first message the session cannot read is turned away, with a reason where there is one, and no other
+/// process notices.
 fn nonsense() {
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
     let producer = Producer::new();

@@ -10,7 +10,7 @@ use crate::{Case, Producer, wait_until};
 pub const CASES: &[Case] = &[
     ("forward::the_third_has_a_lease_of_its_own", own_lease),
     ("forward::a_slice_stays_a_slice", slice),
-    ("forward::to_whoever_asks_first", to_a_ticket),
+    ("forward::to_the_first_that_asks", to_a_ticket),
     ("forward::after_the_producers_work", after_the_work),
     ("forward::what_cannot_be_forwarded_says_why", refused),
     ("forward::the_middle_process_dies_at_any_step", middle_dies),

@@ -171,7 +171,7 @@ fn report() {
     consumer.must(&format!("crowd-of {} 100", producer.session.socket_path().display()));
     let report = inspect(producer.session.socket_path(), Some(WATCHDOG)).expect("a report");
     assert_eq!(report.stats.holders.len(), 101);
-    assert_eq!(producer.session.participants().len(), 101, "whoever looks is no participant");
+    assert_eq!(producer.session.participants().len(), 101, "a process that inspects is no participant");
 }
 
 fn hung() {

@@ -175,7 +175,7 @@ fn guessed_ticket() {
     stage.end();
 }
 
-/// Whoever names another process as itself is not taken for dead when that one dies, as long as it is connected.
+/// A participant that names another process as itself is not taken for dead when that one dies, while it is connected.
 fn another_death() {
     let stage = Stage::new();
     let mut idler = Idler::new();

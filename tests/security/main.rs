@@ -18,7 +18,7 @@ use gpu_ipc::session::SessionBuilder;
 use gpu_ipc::{After, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Whoever waits longer hangs.
+/// A wait that takes longer fails the test.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A case: its name and what it does.

@@ -105,7 +105,7 @@ pub fn run(role: &str) {
                 "hello" => say(&socket, HELLO, 0, &hello(&gpu, 0), &[pidfd.as_fd()]),
                 _ => say(&socket, INSPECT, 9, &[0; 8], &[]),
             };
-            // Whoever is not allowed may be refused before it says anything.
+            // A user that is not allowed may be refused before it says anything.
             let _ = said;
             match hear(&socket) {
                 Some(heard) => println!("{} {} {}", heard.number, heard.fds.len(), heard.text(0)),

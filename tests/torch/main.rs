@@ -22,7 +22,7 @@ const CASES: &[(&str, fn())] = &[
     ("the_producers_example", the_producers_example),
     ("the_trainers_example", the_trainers_example),
 ];
-/// Whoever takes longer hangs.
+/// A process that takes longer counts as hung.
 const WATCHDOG: Duration = Duration::from_secs(600);
 
 fn main() {
@@ -137,7 +137,7 @@ fn we_join_a_file_of_pytorchs_and_leave_it() {
     assert_eq!((file.count(0), file.count(SLOTS - 1)), (7, 7));
     assert_eq!(file.release(SLOTS - 1), Released::Yes);
     assert_eq!((torch.ask("see 9999"), torch.ask("see 9998")), ("6".into(), "7".into()));
-    // Whoever is last unlinks: here it is us.
+    // The last process unlinks: here it is us.
     torch.ask("drop");
     assert_eq!(file.users(), users - 1);
     assert!(path(&name).exists());

@@ -48,7 +48,7 @@ fn bm_alloc_batch_then_free(bencher: Bencher<'_, '_>, batch: usize) {
     });
 }
 
-/// Each allocation is freed only after so many more were made.
+/// Each allocation is freed only after this many more were made.
 #[divan::bench(args = [1, 10, 100, 1000], sample_size = 1000)]
 fn bm_allocation_delayed(bencher: Bencher<'_, '_>, delay: usize) {
     let bfc = bfc();

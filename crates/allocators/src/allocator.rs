@@ -66,12 +66,12 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
         Err(no_patience(self.name()))
     }
 
-    /// Says whether somebody waits for memory of it: who keeps some that is free gives it back then.
+    /// Returns whether a request waits for memory of it. Keepers of free memory then return it.
     fn is_wanted(&self) -> bool {
         false
     }
 
-    /// Adds somebody who keeps memory of it that is free, to be asked for it before a request fails or waits.
+    /// Adds a keeper of free memory of it, which is asked to return it before a request fails or waits.
     fn register_keeper(&self, keeper: Weak<dyn Trim>) {
         let _ = keeper;
     }

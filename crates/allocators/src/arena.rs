@@ -36,7 +36,7 @@ pub struct ArenaOptions {
     pub patience: Duration,
     /// A limit that it shares with other allocators.
     pub budget: Option<Arc<Budget>>,
-    /// Who is told of regions that come and go.
+    /// The visitors that are told of new and returned regions.
     pub visitor: Option<Arc<dyn RegionVisitor>>,
     /// Whom it turns to when it is out of memory; nobody but those registered with it when `None`.
     pub relief: Option<Arc<Relief>>,
@@ -240,7 +240,7 @@ impl Arena {
         self.heap.check_owner()
     }
 
-    /// Lists every region and chunk, and who holds memory of the sessions.
+    /// Lists every region and chunk, and the holders of the sessions' memory.
     pub fn snapshot(&self) -> Snapshot {
         Relieved::snapshot(&self.heap)
     }

@@ -9,13 +9,13 @@ use crate::keepers::Keepers;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::upstream::{RoomListener, RoomListeners};
 
-/// A limit that several allocators share: what one takes the others cannot. Bytes that come back wake everybody who waits
+/// A limit that several allocators share: what one takes the others cannot. Returned bytes wake every request that waits
 /// for memory under it.
 pub struct Budget {
     limit: u64,
     state: Mutex<State>,
     given_back: Condvar,
-    /// Who may find room when bytes come back.
+    /// The waiters that may find room when bytes come back.
     listeners: RoomListeners,
     keepers: Keepers,
 }
@@ -115,7 +115,7 @@ impl Budget {
         self.state().waiters > 0
     }
 
-    /// Adds somebody who keeps free memory that counts here.
+    /// Adds a keeper of free memory that counts here.
     pub(crate) fn register_keeper(&self, keeper: Weak<dyn Trim>) {
         self.keepers.add(keeper);
     }

@@ -86,7 +86,7 @@ impl DeviceMemory {
         self.check_owner()?;
         // SAFETY: `GpuBackend::free` asks for
         // - a base from `alloc`, not yet freed: `SubAllocator::free` gets each extent once, as `allocate` gave it;
-        // - no GPU work that touches it: whoever freed the last piece of it said that its bytes may be used again;
+        // - no GPU work that touches it: the free of its last piece stated that its bytes may be used again;
         // - no process with its handle open: a private extent has none, and `Shareable::may_free` said so of its own.
         let freed = unsafe { self.gpu.backend().free(DevicePtr(extent.base)) };
         // What failed is leaked and stays counted.

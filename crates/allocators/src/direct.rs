@@ -59,7 +59,7 @@ unsafe impl<U: SubAllocator> Allocator for Direct<U> {
             self.upstream.free(Extent { base, len }, token)?;
             return Err(Error::Unsupported {
                 what: "this alignment",
-                why: format!("upstream gave {base:#x}, which is no multiple of {}", request.align),
+                why: format!("upstream gave {base:#x}, which is not a multiple of {}", request.align),
                 remedy: "put a best-fit allocator over it",
             });
         }

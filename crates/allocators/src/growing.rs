@@ -189,7 +189,7 @@ unsafe impl SubAllocator for GrowingMemory {
         })?;
         let backend = self.gpu.backend();
         // SAFETY: `unmap_memory` asks for a place from `map_memory` that is not yet unmapped, which the table says, and that
-        // no work touches it: whoever freed the last piece of it said that its bytes may be used again.
+        // no work touches it: the free of its last piece stated that its bytes may be used again.
         unsafe { backend.unmap_memory(DevicePtr(extent.base)) }?;
         // SAFETY: `release_memory` asks for memory that is not yet released: it is taken out of the table, once.
         let released = unsafe { backend.release_memory(memory) };

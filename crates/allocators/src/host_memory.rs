@@ -100,7 +100,7 @@ unsafe impl SubAllocator for HostPages {
             must: "one that is out",
         })?;
         // SAFETY: `host_free` asks for memory from `host_alloc` that is not yet freed: the table had it, and it was taken
-        // out once; and that nothing touches it: whoever freed the last piece said so.
+        // out once; and that nothing touches it: the free of the last piece stated so.
         unsafe { self.gpu.backend().host_free(HostPtr(start)) }
     }
 

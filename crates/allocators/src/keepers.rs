@@ -1,11 +1,11 @@
-//! Who keeps free memory of an allocator, and gives it back when it is wanted.
+//! Keepers of free memory of an allocator, which return it on request.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::Trim;
 
-/// Everybody who keeps free memory of one allocator, none of whom it keeps alive.
+/// The keepers of free memory of one allocator, by weak references.
 #[derive(Default)]
 pub(crate) struct Keepers {
     keepers: Mutex<Vec<Weak<dyn Trim>>>,

@@ -365,7 +365,7 @@ unsafe impl<A: Allocator> Allocator for Pool<A> {
         let mut state = self.state();
         let Out { placed, kind, is_worked_on } = state.out.remove(&address).ok_or_else(|| foreign(address))?;
         state.counters.freed(placed.bytes, placed.asked);
-        // Asked under the lock: whoever begins to want memory after this has it back from what is kept.
+        // Read under the lock: a request that starts waiting after this takes memory from the kept buffers.
         let is_wanted = is_worked_on || state.waiters > 0 || self.core.upstream.is_wanted();
         if state.limit == 0 || is_wanted || kind.0 > self.core.options.bytes {
             drop(state);

@@ -1,11 +1,11 @@
-//! Who can give memory back when an allocator of a device runs out, and the order in which they are asked.
+//! What can return memory when an allocator of a device runs out, and the order in which it is asked.
 //!
 //! 1. Free blocks.
 //! 2. What sessions have in limbo and nothing holds any more ([`Reclaim::collect_all`]).
 //! 3. More from the driver, for which the allocator gives its own idle regions back if that makes room.
 //! 4. Mappings that consumers do not use ([`Reclaim::ask_to_unmap`]), and idle regions of every allocator of the device.
-//! 5. Waiting: as long as the request allows, and a little for those who were asked to unmap.
-//! 6. An error that says who holds the memory.
+//! 5. Waiting: as long as the request allows, and a short time for consumers that were asked to unmap.
+//! 6. An error that names the holders of the memory.
 //!
 //! Consumers are asked only when the driver has no more, not before every region: each has to map again what it uses
 //! next.
@@ -21,7 +21,7 @@ use crate::request::end_of;
 use crate::snapshot::{HolderSnapshot, LentSnapshot, Snapshot};
 use crate::{Allocator, Bfc, Placed, Request, SubAllocator, Work};
 
-/// How long those who were asked to unmap are waited for, unless said.
+/// The default time to wait for consumers that were asked to unmap.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// How often they are asked.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
@@ -195,7 +195,7 @@ impl<U: SubAllocator> Relieved<U> {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`] after all that, with who holds the memory, a histogram and a map of the regions; as
+    /// [`Error::OutOfMemory`] after all that, with the holders of the memory, a histogram and a map of the regions; as
     /// [`Bfc::alloc`] otherwise.
     pub fn place(&self, request: Request) -> Result<Placed<U::Token>> {
         match self.bfc.try_alloc(request)? {
@@ -204,7 +204,7 @@ impl<U: SubAllocator> Relieved<U> {
         }
     }
 
-    /// Lists every region and chunk, and who holds memory of the sessions on the device.
+    /// Lists every region and chunk, and the holders of memory of the sessions on the device.
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = Bfc::snapshot(&self.bfc);
         self.relief.annotate(&mut snapshot);
@@ -259,7 +259,7 @@ impl<U: SubAllocator> Relieved<U> {
         }
     }
 
-    /// Adds to an error who holds the memory and where it lies.
+    /// Adds to an error the holders of the memory and where it lies.
     fn explain(&self, error: Error) -> Error {
         self.bfc.explain(error, |snapshot| self.relief.annotate(snapshot))
     }

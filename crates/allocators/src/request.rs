@@ -79,7 +79,7 @@ impl Request {
         Ok(())
     }
 
-    /// Says who asked: the tag, if there is one, and the line.
+    /// Names the code that asked: the tag, if there is one, and the line.
     pub(crate) fn asker(&self) -> String {
         let space = if self.tag.is_empty() { "" } else { " " };
         format!("{}{space}({}:{})", self.tag, self.from.file(), self.from.line())

@@ -29,7 +29,7 @@ pub trait RoomListener: Send + Sync + 'static {
     fn room_came(&self);
 }
 
-/// Everybody who is told, none of whom it keeps alive.
+/// The visitors, by weak references.
 #[derive(Default)]
 pub(crate) struct RoomListeners {
     listeners: Mutex<Vec<Weak<dyn RoomListener>>>,

@@ -17,7 +17,7 @@ pub trait RegionVisitor: Send + Sync + 'static {
     fn region_goes(&self, region: Extent);
 }
 
-/// An upstream whose regions somebody is told of.
+/// An upstream that reports its regions to visitors.
 ///
 /// # Examples
 ///

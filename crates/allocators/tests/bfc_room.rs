@@ -81,7 +81,7 @@ fn everything_at_once_without_a_limit_takes_what_there_is() {
 
 #[test]
 fn nobody_takes_the_region_that_another_grew() {
-    // Every region holds one block, so whoever grows has its bytes to lose to the others.
+    // Every region holds one block, so the others can take the bytes of a thread that grows.
     let bfc = Bfc::new(BfcOptions::new("bfc").growth(Growth::Fixed(64 * KIB)), Simulated::new().gap(256));
     thread::scope(|scope| {
         for seed in 0..4 {

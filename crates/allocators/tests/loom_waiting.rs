@@ -2,7 +2,7 @@
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test --release -p gpu-ipc-allocators --test loom_waiting`.
 //!
 //! No wait ends by its deadline here, so one whose wake-up is lost lasts for ever, which the checker reports. Every
-//! way of giving memory back is here once: whoever waits has to notice it whenever it happens.
+//! way of giving memory back is here once: a waiter has to notice it whenever it happens.
 #![cfg(gpu_ipc_loom)]
 
 use std::sync::Arc;

@@ -497,7 +497,10 @@ fn pytorchs_rules_for_cutting_rounding_and_collecting() {
     bfc.free(large.address).expect("in use");
     bfc.alloc(Request::new(MIB)).expect("room");
     assert_eq!(bfc.stats().bytes_reserved, 68 * MIB, "it took no piece of the large one");
-    assert!(bfc.alloc(Request::new(30 * MIB)).expect("room").address != large.address, "too much would be idle");
+    assert!(
+        bfc.alloc(Request::new(30 * MIB)).expect("room").address != large.address,
+        "the slack would be more than the share"
+    );
     assert_eq!(bfc.alloc(Request::new(50 * MIB)).expect("room").address, large.address);
     // Idle regions go before there are more, from a share of the limit on.
     let options = BfcOptions::new("bfc").limit(10 * MIB).growth(Growth::Fixed(MIB)).collect_from(Some(0.3));

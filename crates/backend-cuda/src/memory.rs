@@ -114,7 +114,9 @@ impl Memory {
         };
         let refused = |got: String| Error::Invalid { what: "the address", got, must };
         let mut entries = self.lock();
-        let entry = entries.get_mut(&base.0).ok_or_else(|| refused(format!("{base}, which is no base")))?;
+        let entry = entries
+            .get_mut(&base.0)
+            .ok_or_else(|| refused(format!("{base}, which is not the base of an allocation")))?;
         if entry.leaked {
             return Err(refused(format!("{base}, which an earlier error leaked")));
         }

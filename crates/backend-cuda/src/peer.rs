@@ -8,7 +8,7 @@ use crate::backend::CudaBackend;
 use crate::error::{PEER_ACCESS_ALREADY_ENABLED, SUCCESS};
 use crate::sys::CUdevice;
 
-/// Who reaches whose memory: the driver's number of a device, and the device whose memory it reaches.
+/// A device that reaches another's memory: the driver's number of a device, and the device whose memory it reaches.
 pub(crate) type Reach = (CUdevice, DeviceId);
 
 impl CudaBackend {
@@ -49,7 +49,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Lists who reaches whose memory; nobody is added while the list is borrowed.
+    /// Lists which device reaches which memory; no entry is added while the list is borrowed.
     pub(crate) fn peers(&self) -> RwLockReadGuard<'_, Vec<Reach>> {
         self.peers.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -89,7 +89,7 @@ impl CudaBackend {
     }
 
     /// Refuses what is known not to be the base of memory that this process allocated: the driver would export all of
-    /// what an address lies in, and whoever opened it would take its base for the address.
+    /// what an address lies in, and the process that opens it would take its base for the address.
     pub(crate) fn exportable(&self, base: DevicePtr, what: &'static str) -> Result<()> {
         match self.memory.find(base) {
             Some((range, entry)) if range.base != base || !entry.origin.is_own() => Err(self.refusal(base, what)),

@@ -52,11 +52,11 @@ pub(crate) struct AllocationProperties {
 }
 const _: () = assert!(size_of::<AllocationProperties>() == size_of::<sys::CUmemAllocationProp>());
 
-/// Who may reach a mapping, and how (`CUmemAccessDesc`).
+/// Which device may access a mapping, and how (`CUmemAccessDesc`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct AccessDescription {
-    /// Who.
+    /// The device.
     pub(crate) location: Location,
     /// [`ACCESS_READ`] or [`ACCESS_READ_WRITE`].
     pub(crate) flags: u32,

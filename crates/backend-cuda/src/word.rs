@@ -20,7 +20,7 @@ const SMALL_BATCH: usize = 8;
 /// A registration that was not ended.
 #[derive(Clone, Copy, Debug)]
 struct Registration {
-    /// In whose context it was made.
+    /// The context in which it was made.
     device: DeviceId,
     /// Ending it failed: nobody knows what is left, and its context must not be given back.
     leaked: bool,

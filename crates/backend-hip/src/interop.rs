@@ -76,7 +76,7 @@ impl HipBackend {
             self.driver.version().memory_type(found.kind) == MemoryType::Device && found.is_managed == 0
         });
         let device = found.and_then(|found| self.driver.numbered(found.device));
-        let device = device.ok_or_else(|| refused(format!("{ptr}, which is no device memory")))?;
+        let device = device.ok_or_else(|| refused(format!("{ptr}, which is not device memory")))?;
         let range = self.driver_range(&scope, ptr)?;
         self.memory.insert(range.base.0, Entry { len: range.len, device, origin: Origin::Adopted, leaked: false });
         Ok(range)

@@ -25,7 +25,7 @@ use crate::vmm;
 pub(crate) enum Origin {
     /// `hipMalloc`, shared by handle.
     Plain,
-    /// `hipMalloc` by somebody else in this process, who vouched for it: exported, never freed.
+    /// `hipMalloc` by other code of this process, which vouched for it: exported, never freed.
     Adopted,
     /// `hipMalloc`, shared as a dma-buf.
     DmaBuf,
@@ -145,12 +145,14 @@ impl Memory {
             if own { "the base of what `alloc` gave" } else { "the base of what `open_handle` or `import_fd` gave" };
         let refused = |got: String| Error::Invalid { what: "the address", got, must };
         let mut entries = self.lock();
-        let entry = entries.get_mut(&base.0).ok_or_else(|| refused(format!("{base}, which is no base")))?;
+        let entry = entries
+            .get_mut(&base.0)
+            .ok_or_else(|| refused(format!("{base}, which is not the base of an allocation")))?;
         if entry.leaked {
             return Err(refused(format!("{base}, which an earlier error leaked")));
         }
         if entry.origin == Origin::Adopted {
-            return Err(refused(format!("{base}, which somebody else allocated")));
+            return Err(refused(format!("{base}, which another library allocated")));
         }
         if entry.origin.is_own() != own {
             let whose = if own { "another process'" } else { "this process' own" };

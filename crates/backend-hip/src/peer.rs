@@ -8,7 +8,7 @@ use gpu_api::{DeviceId, Error, Result};
 use crate::backend::HipBackend;
 use crate::error::{PEER_ACCESS_ALREADY_ENABLED, SUCCESS};
 
-/// Who reaches whose memory: the runtime's number of a device, and the device whose memory it reaches.
+/// A device that reaches another's memory: the runtime's number of a device, and the device whose memory it reaches.
 pub(crate) type Reach = (c_int, DeviceId);
 
 impl HipBackend {
@@ -47,7 +47,7 @@ impl HipBackend {
         Ok(())
     }
 
-    /// Lists who reaches whose memory; nobody is added while the list is borrowed.
+    /// Lists which device reaches which memory; no entry is added while the list is borrowed.
     pub(crate) fn peers(&self) -> RwLockReadGuard<'_, Vec<Reach>> {
         self.peers.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -99,7 +99,7 @@ impl HipBackend {
                 ("it is virtual memory (hipMemCreate)", "export its file descriptor: `export_fd`")
             }
             (MemoryKind::Virtual, None) => {
-                ("it is virtual memory (hipMemCreate) of somebody else's", "allocate with `Session::alloc`")
+                ("it is virtual memory (hipMemCreate) that another library made", "allocate with `Session::alloc`")
             }
             (MemoryKind::Managed, _) => (
                 "it is managed memory (hipMallocManaged), which the driver moves between host and device",

@@ -98,7 +98,7 @@ pub fn run_if_asked() {
     let code = match run(&task) {
         Ok(()) => 0,
         Err(why) => {
-            // Whoever started this process reads it; nobody else does, and there is nobody to tell of an error.
+            // Only the parent reads it, so an error here has no other reader.
             let _ = writeln!(std::io::stderr(), "{why}");
             1
         }

@@ -78,11 +78,11 @@ pub(crate) struct AllocationProperties {
 }
 const _: () = assert!(size_of::<AllocationProperties>() == 32);
 
-/// Who may reach a mapping, and how (`hipMemAccessDesc`).
+/// Which device may access a mapping, and how (`hipMemAccessDesc`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct AccessDescription {
-    /// Who.
+    /// The device.
     pub(crate) location: Location,
     /// [`ACCESS_READ`] or [`ACCESS_READ_WRITE`].
     pub(crate) flags: u32,

@@ -11,7 +11,7 @@ pub const INVALID_DEVICE: (u32, &str) = (101, "invalid device ordinal");
 /// A handle that was opened where it was made, or a default stream on a thread without a current device.
 pub const INVALID_CONTEXT: (u32, &str) =
     (201, "invalid context: the handle was made by this process, or no device is current");
-/// A handle whose process or allocation is gone, or that is no handle.
+/// A handle whose process or allocation is gone, or bytes that are not a handle.
 pub const INVALID_HANDLE: (u32, &str) = (400, "invalid handle: its process or allocation is gone");
 /// A context that an earlier error broke.
 pub const ILLEGAL_ADDRESS: (u32, &str) = (700, "illegal address: the context is broken");

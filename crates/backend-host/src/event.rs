@@ -25,7 +25,7 @@ enum Place {
 
 /// An event. Each recording has a number and, of a ring of words, one that says whether its work is done: a later
 /// recording on another stream may be done first, and must not end a wait for an earlier one. The stores are Release and
-/// the loads Acquire, so that who sees a recording done sees the work before it. An event of a process that died keeps
+/// the loads Acquire, so that a thread that sees a recording done sees the work before it. An event of a process that died keeps
 /// what it had: it never completes, as on a GPU.
 ///
 /// A recording counts as done when the one that is 63 later is; nobody here records so far ahead of a wait.

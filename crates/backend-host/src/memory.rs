@@ -45,7 +45,7 @@ pub fn map(file: &OwnedFd, bytes: u64, access: Access) -> Result<MmapRaw> {
     mapped.map_err(|e| Error::system("mmap of device memory", "raise RLIMIT_AS or vm.max_map_count", e))
 }
 
-/// Maps files that nobody can truncate side by side, so many bytes of each.
+/// Maps sealed files side by side, `piece` bytes of each.
 fn map_side_by_side(files: &[OwnedFd], piece: u64, access: Access) -> Result<MmapRaw> {
     let failed =
         |e: rustix::io::Errno| Error::system("mmap of device memory", "raise RLIMIT_AS or vm.max_map_count", e);
@@ -133,7 +133,7 @@ fn inode_of(file: BorrowedFd<'_>) -> Result<(u64, u64)> {
     Ok((stat.st_ino, stat.st_size.cast_unsigned()))
 }
 
-/// Refuses a descriptor of anything but so many bytes of device memory.
+/// Refuses a descriptor of anything but `len` bytes of device memory.
 fn check_import(fd: BorrowedFd<'_>, len: u64) -> Result<()> {
     let bytes = inode_of(fd)?.1;
     if !is_sealed(fd) {
@@ -191,7 +191,7 @@ pub struct Memories {
 }
 
 impl Memories {
-    /// Makes an empty table for so many devices of so many bytes.
+    /// Makes an empty table for `devices` devices of `capacity` bytes each.
     pub fn new(devices: u32, capacity: u64) -> Memories {
         Memories { all: BTreeMap::new(), used: vec![0; devices as usize], capacity }
     }

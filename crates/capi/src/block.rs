@@ -333,7 +333,7 @@ pub(crate) unsafe fn room<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut
     if bytes.is_null() || isize::try_from(len).is_err() {
         return Err(null("bytes"));
     }
-    // SAFETY: `from_raw_parts_mut` asks for so many bytes that nobody else uses: so does this function. Bytes have no
+    // SAFETY: `from_raw_parts_mut` asks for this many bytes that nothing else uses: so does this function. Bytes have no
     // alignment.
     Ok(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) })
 }

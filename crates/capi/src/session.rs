@@ -261,7 +261,7 @@ pub extern "C" fn gpu_ipc_session_trim(session: *mut gpu_ipc_session, bytes: Opt
 }
 
 /// Lists the participants that are connected: as many numbers as fit into `capacity`, and how many there are. With a
-/// `least` above 0 it waits until so many are connected.
+/// `least` above 0 it waits until that many are connected.
 ///
 /// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
 /// `DEADLINE`, `INVALID`, `FORKED`.

@@ -1,7 +1,7 @@
 //! A table of what handles of one kind stand for.
 //!
-//! Each row has a word that says whether it is open, which use of the row this is, and how many calls are in it. Whoever
-//! takes the word to closed with no call inside has the value, alone, and makes the row free:
+//! Each row has a word that says whether it is open, which use of the row this is, and how many calls are in it. The
+//! thread that takes the word to closed with no call inside has the value, alone, and makes the row free:
 //!
 //! ```text
 //! FREE(g) ─open─► OPEN(g+1, 0) ◄─enter/leave─► OPEN(g+1, n)

@@ -73,7 +73,7 @@ fn work_that_can_wait_is_seen_at_the_next_look() {
     });
 }
 
-/// Two callers wake a thread once, and it has seen the work of whoever did not wake it by its next look.
+/// Two callers wake a thread once, and by its next look it has seen the work of the caller that did not wake it.
 #[test]
 fn two_callers_wake_it_once() {
     loom::model(|| {

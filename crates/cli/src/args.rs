@@ -1,4 +1,4 @@
-//! What the program can be told.
+//! The program's arguments.
 
 use std::path::PathBuf;
 
@@ -16,35 +16,35 @@ use crate::objects::put::PutOptions;
 use crate::objects::remove::RmOptions;
 use crate::objects::serve::BrokerOptions;
 
-/// Share GPU memory between processes, and free it when the last one is done.
+/// Share GPU memory between processes, and free it when the last process is done.
 #[derive(Parser, Debug)]
 #[command(name = "gpu-ipc", version, arg_required_else_help = true)]
 #[command(after_help = "\
 Examples:
   gpu-ipc doctor                                   can memory be shared here, and if not, why?
   gpu-ipc demo                                     see it at work: share, hold, die, reclaim
-  gpu-ipc ls                                       which sessions are open here, and who holds what?
+  gpu-ipc ls                                       which sessions are open here, and which process holds what?
   gpu-ipc top                                      the same, live
-  gpu-ipc snapshot --svg memory.svg                where does a session's memory lie? a map and a picture
-  gpu-ipc keep -- gpu-ipc broker                   own memory that outlives its writer
+  gpu-ipc snapshot --svg memory.svg                where does a session's memory lie? with a picture
+  gpu-ipc keep -- gpu-ipc broker                   keep objects: memory that outlives its writer
   gpu-ipc put model model.safetensors              fill an object of that broker with a file
-  gpu-ipc objects                                  which objects are there, and who reads them?
+  gpu-ipc objects                                  which objects exist, and which processes read them?
   gpu-ipc get model --part embed.weight            write a part of it to standard output
-  gpu-ipc rm model                                 remove it; who has it mapped keeps it
-  gpu-ipc torture --seconds 60                     does it hold while processes die at random?
-  gpu-ipc bench                                    what does sharing cost beside the bare calls of the driver?
+  gpu-ipc rm model                                 remove it; processes that have it mapped keep it
+  gpu-ipc torture --seconds 60                     is anything lost while processes die at random?
+  gpu-ipc bench                                    what does sharing cost, compared with the driver's own calls?
   gpu-ipc help demo                                everything about one command
 
 Environment:
-  GPU_IPC_RUNTIME_DIR       where sessions put their sockets, of this user alone (mode 0700);
-                            else $XDG_RUNTIME_DIR/gpu-ipc if that is there, else /tmp/gpu-ipc-UID
-  GPU_IPC_HOST_DEVICES      how many devices of shared memory there are: 1
-  GPU_IPC_HOST_BYTES        bytes of each: 1073741824
-  CUDA_VISIBLE_DEVICES      and HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES: which GPUs are seen
-  GPU_IPC_HIP_LIBRARY       another HIP runtime than the one that is found
+  GPU_IPC_RUNTIME_DIR       directory of the sessions' sockets, owned by this user, mode 0700;
+                            default $XDG_RUNTIME_DIR/gpu-ipc if that exists, else /tmp/gpu-ipc-UID
+  GPU_IPC_HOST_DEVICES      number of shared-memory devices (default 1)
+  GPU_IPC_HOST_BYTES        bytes of each (default 1073741824)
+  CUDA_VISIBLE_DEVICES      and HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES: which GPUs are visible
+  GPU_IPC_HIP_LIBRARY       path of the HIP runtime to load
   GPU_IPC_HIP_PROOF         what the doctor saw work on it: docs/HIP.md
 
-Exit status: 0 good, 1 something was found, 2 wrong usage, 3 not available here, 141 nobody read what it said.")]
+Exit status: 0 success, 1 a problem was found, 2 wrong usage, 3 not available here, 141 the output was closed early.")]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -54,28 +54,28 @@ pub struct Args {
 /// A command.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Show the main job with real processes: share, hold, die, reclaim
+    /// Demonstrate it with real processes: share, hold, die, reclaim
     #[command(after_help = "\
 Examples:
   gpu-ipc demo                                     on the first GPU there is, else on shared memory
   gpu-ipc demo --backend host --consumers 16       sixteen consumers, without a GPU
   gpu-ipc demo --blocks 2000 --size 64KiB --json   one JSON object on standard output, for programs
 
-With --json the object has \"ok\", and either what was counted or \"error\".
+With --json the object has \"ok\", and either the counts or \"error\".
 
 Exit status:
-  0  nothing leaked, was used again too early, or had wrong contents
-  1  something did, or the demo stopped half-way; also when its output cannot be written
+  0  nothing leaked, was reused too early, or had wrong contents
+  1  something did, or the demo stopped early, or its output cannot be written
   2  wrong usage
-  3  the backend that was asked for has no device here
-  141  nobody read the verdict: demo | head -1")]
+  3  the requested backend has no device here
+  141  the output was closed before the verdict: demo | head -1")]
     Demo(DemoOptions),
-    /// List the sessions on this host: what each holds, and who holds it
+    /// List the sessions on this host: their memory, and which process holds how much
     #[command(after_help = "\
 Examples:
   gpu-ipc ls                           this user's sessions in the runtime directory
-  gpu-ipc ls fd32                      the one whose socket's name begins so
-  gpu-ipc ls /run/app/s                the one that listens there; exit status 1 if it does not answer
+  gpu-ipc ls fd32                      the session whose socket's name begins with this
+  gpu-ipc ls /run/app/s                the session that listens there; exit status 1 if it does not answer
   gpu-ipc ls --json | jq '.sessions[].holders'
 
 A session that does not answer within --timeout shows as hung: its process hangs or is stopped.
@@ -96,53 +96,53 @@ Examples:
 Keys: up and down choose a session, p pauses, q quits.
 
 Exit status:
-  0  you have seen enough
-  1  the terminal or the runtime directory failed on the way
+  0  you pressed q
+  1  the terminal or the runtime directory failed while it ran
   2  wrong usage
-  3  standard output is no terminal, or one that cannot be drawn on")]
+  3  standard output is not a terminal, or one without cursor control")]
     Top(TopOptions),
     /// Show where a session's memory lies: a histogram, a map, a picture
     #[command(after_help = "\
 Examples:
   gpu-ipc snapshot                       the only session that is open here
-  gpu-ipc snapshot fd32                  the one whose socket's name begins so; gpu-ipc ls shows the names
+  gpu-ipc snapshot fd32                  the session whose socket's name begins with this; gpu-ipc ls shows the names
   gpu-ipc snapshot /run/app/s --svg memory.svg
   gpu-ipc snapshot /run/app/s --json | jq '.snapshot.stats'
 
-The session's process stops answering others while it lists its memory. A session has a snapshot unless its blocks come
-from a source of its own that has none. docs/TOOLS.md explains every word and sign.
+While it lists its memory, the session answers nobody else. A session whose blocks come from an allocator of the
+application's has a snapshot only if that implements it. docs/TOOLS.md explains every word and sign.
 
 Exit status:
   0  the snapshot was shown
   1  there is no such session, it does not answer or has no snapshot, or the picture cannot be written
   2  wrong usage")]
     Snapshot(SnapshotOptions),
-    /// Hold the descriptors of a broker, and start it again when it dies
+    /// Keep a broker's memory open, and restart the broker when it dies
     #[command(after_help = "\
 Examples:
   gpu-ipc keep -- gpu-ipc broker
   gpu-ipc keep --dir /run/objects -- gpu-ipc broker --dir /run/objects --device cuda:0 --limit 40GiB
 
-Broker and keeper may each be killed at any moment, and no object is lost: docs/OBJECTS.md.
+No object is lost when either the broker or the keeper is killed: docs/OBJECTS.md.
 
 Exit status:
   0  the broker ended by itself
   1  another keeper is in the directory, or the broker cannot be started
   2  wrong usage")]
     Keep(KeepOptions),
-    /// Own objects: GPU memory that outlives the process that filled it
+    /// Serve objects: GPU memory that outlives the process that filled it
     #[command(after_help = "\
 Examples:
-  gpu-ipc keep -- gpu-ipc broker                   started again when it dies, with all its objects
-  gpu-ipc broker --device host:0 --limit 1GiB      without a keeper: objects go with it
+  gpu-ipc keep -- gpu-ipc broker                   restarted when it dies, with all its objects
+  gpu-ipc broker --device host:0 --limit 1GiB      without a keeper: its objects end with it
 
-A broker that finds another one in its directory waits for its end.
+A broker that finds another one in its directory waits until that ends.
 
 Exit status:
   1  the directory or the keeper cannot be used
   2  wrong usage")]
     Broker(BrokerOptions),
-    /// List the objects of a broker, and who reads them
+    /// List a broker's objects, and the processes that read them
     #[command(after_help = "\
 Examples:
   gpu-ipc objects
@@ -157,8 +157,8 @@ Exit status:
     #[command(after_help = "\
 Examples:
   gpu-ipc put model model-00001.safetensors model-00002.safetensors
-  gpu-ipc put model weights.bin --expect 3         only if nobody was faster
-  gpu-ipc put model weights.bin --replace          where there is no room for two epochs
+  gpu-ipc put model weights.bin --expect 3         only if the latest epoch is 3
+  gpu-ipc put model weights.bin --replace          if there is no room for two epochs
 
 Exit status:
   0  the object is visible
@@ -177,7 +177,7 @@ Exit status:
   1  there is no such object or part
   2  wrong usage")]
     Get(GetOptions),
-    /// Remove a name with all its epochs; who has one mapped keeps it
+    /// Remove a name with all its epochs; processes that have one mapped keep it
     #[command(after_help = "\
 Examples:
   gpu-ipc rm model
@@ -188,59 +188,59 @@ Exit status:
   1  there is no such name, or it is another user's
   2  wrong usage")]
     Rm(RmOptions),
-    /// Find out why sharing does not work here, or that it does
+    /// Check whether memory can be shared here, and say why if it cannot
     #[command(after_help = "\
 Examples:
   gpu-ipc doctor                                   a report to read, or to paste into an issue
   gpu-ipc doctor --require cuda                    fail unless an NVIDIA GPU can be shared
   gpu-ipc doctor --require cuda,host --json        one JSON object on standard output, for programs
 
-On each device a block is really shared with a child process, which looks at its contents. Every driver is asked in a
-process of its own: one that crashes or hangs is reported, not suffered. docs/TOOLS.md explains every line.
+On each device it shares a block with a child process, which checks the contents. Each driver runs in a child process:
+one that crashes or hangs is reported and does no harm. docs/TOOLS.md explains every line.
 
 Exit status:
-  0  whatever is required works
-  1  a required backend has no working device, or something is missing that everything needs
+  0  every required backend works
+  1  a required backend has no working device, or a kernel feature is missing that all backends need
   2  wrong usage")]
     Doctor(DoctorOptions),
-    /// Kill, stop and fork producers and consumers at random, and look whether anything is lost or freed early
+    /// Kill, stop and fork producers and consumers at random, and check that nothing is lost or freed early
     #[command(after_help = "\
 Examples:
   gpu-ipc torture                                  a minute on shared memory, six consumers at a time
   gpu-ipc torture --seconds 28800 --backend cuda   a night on a GPU
   gpu-ipc torture --seed 7 --json                  one JSON object on standard output, for programs
-  gpu-ipc torture --seconds 10 --control counter   a method that must fail: exit status 1 says that it was found
+  gpu-ipc torture --seconds 10 --control counter   a method that is known to be wrong: exit status 1 means that the defect was found
 
-The seed decides what is done to whom, not what the machine makes of it: a finding may take several runs to come again.
-docs/TESTING.md says what is done, and what the fields of --json count.
+The seed fixes the actions, not their timing: reproducing a finding may take several runs.
+docs/TESTING.md lists the actions and explains the fields of --json.
 
 Exit status:
-  0  nothing was used again early, ended twice, leaked or hung
-  1  something was, or a process crashed; with --control, what must be found was found
+  0  nothing was reused early, ended twice, leaked or hung
+  1  something did, or a process crashed; with --control: the defect was found
   2  wrong usage
-  3  the backend that was asked for has no device here
+  3  the requested backend has no device here
   130  a signal ended it: nothing can be said of the run, and its folder is removed")]
     Torture(TortureOptions),
-    /// Measure what sharing costs, each call beside the raw calls that it cannot do without
+    /// Measure what sharing costs, each call beside the raw driver calls that it needs
     #[command(after_help = "\
 Examples:
   gpu-ipc bench                                    everything, on the first GPU there is, else on shared memory
   gpu-ipc bench --backend host --only protocol limbo
   gpu-ipc bench --backend cuda --json --svg speed.svg
-  gpu-ipc bench --replay trace.csv                 an allocator's log, done again on this allocator
+  gpu-ipc bench --replay trace.csv                 replay an allocator's log on this allocator
 
-Medians hold for one machine, ratios from machine to machine. docs/SPEED.md says what each row and its floor are.
+Compare ratios between machines, not medians. docs/SPEED.md explains each row and its floor.
 
 Exit status:
-  0  every row has its numbers, whether its goal is reached or not
+  0  every row was measured, whether it reaches its goal or not
   1  a row could not be measured, or a file cannot be read or written
   2  wrong usage
-  3  the backend that was asked for has no device here")]
+  3  the requested backend has no device here")]
     Bench(BenchOptions),
     /// A consumer of the benchmark (started by it)
     #[command(hide = true)]
     BenchConsumer(BenchConsumerOptions),
-    /// Who says what leases take (started by the benchmark)
+    /// A process that measures the memory of leases (started by the benchmark)
     #[command(hide = true)]
     BenchMemory(BenchMemoryOptions),
     /// Who opens an object for the benchmark (started by it)
@@ -249,13 +249,13 @@ Exit status:
     /// A consumer of the demo (started by it)
     #[command(hide = true)]
     DemoConsumer(ConsumerOptions),
-    /// Who asks one driver for the doctor (started by it)
+    /// A process that tries one driver for the doctor (started by it)
     #[command(hide = true)]
     DoctorBackend(BackendOptions),
     /// A consumer of the doctor (started by it)
     #[command(hide = true)]
     DoctorConsumer(ConsumerOptions),
-    /// Who tries to make namespaces for the doctor (started by it)
+    /// A process that tries to make namespaces for the doctor (started by it)
     #[command(hide = true)]
     DoctorNamespaces,
     /// A process of the torture (started by it)
@@ -263,22 +263,22 @@ Exit status:
     TortureMember(MemberOptions),
 }
 
-/// What the demo can be told.
+/// Options of `demo`.
 #[derive(Arguments, Debug)]
 pub struct DemoOptions {
-    /// Where the memory lies
+    /// Which backend to use
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
     /// Consumer processes that live to the end; two more are killed
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub consumers: u32,
-    /// Blocks that are shared
+    /// Number of blocks to share
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub blocks: u32,
     /// Bytes of each block: a number, or one with KiB, MiB or GiB behind it
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true, default_value = "64KiB", value_parser = size::parse)]
     pub size: u64,
-    /// What the contents of the blocks are made from
+    /// Seed of the blocks' contents
     #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 1)]
     pub seed: u64,
     /// Print one JSON object instead of a table
@@ -298,7 +298,7 @@ pub struct Where {
     pub timeout: f64,
 }
 
-/// What `ls` can be told.
+/// Options of `ls`.
 #[derive(Arguments, Debug)]
 pub struct LsOptions {
     /// Where the sessions are.
@@ -309,18 +309,18 @@ pub struct LsOptions {
     pub json: bool,
 }
 
-/// What `top` can be told.
+/// Options of `top`.
 #[derive(Arguments, Debug)]
 pub struct TopOptions {
     /// Where the sessions are.
     #[command(flatten)]
     pub place: Where,
-    /// Seconds between two looks
+    /// Seconds between updates
     #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 1.0, value_parser = seconds)]
     pub interval: f64,
 }
 
-/// What `snapshot` can be told.
+/// Options of `snapshot`.
 #[derive(Arguments, Debug)]
 pub struct SnapshotOptions {
     /// The session: the path of its socket, or the beginning of the socket's name in the runtime directory
@@ -328,7 +328,7 @@ pub struct SnapshotOptions {
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Draw a picture into this file too
+    /// Also draw a picture into this file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Seconds that the session has to answer
@@ -336,13 +336,13 @@ pub struct SnapshotOptions {
     pub timeout: f64,
 }
 
-/// What the doctor can be told.
+/// Options of `doctor`.
 #[derive(Arguments, Debug)]
 pub struct DoctorOptions {
-    /// Fail unless this backend has a working device; may be given several times, or with commas
+    /// Fail unless this backend has a working device; repeatable, or separated by commas
     #[arg(long, value_enum, value_name = "BACKEND", value_delimiter = ',')]
     pub require: Vec<Vendor>,
-    /// How long a driver may take for one step before it counts as hanging
+    /// How long a driver may take for one step before it counts as hung
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub timeout: u32,
     /// Print one JSON object instead of a report to read
@@ -350,10 +350,10 @@ pub struct DoctorOptions {
     pub json: bool,
 }
 
-/// What a process is told that asks one driver.
+/// Options of the process that tries one driver.
 #[derive(Arguments, Debug)]
 pub struct BackendOptions {
-    /// Which
+    /// The backend
     #[arg(long, value_enum)]
     pub backend: Vendor,
 }
@@ -362,7 +362,7 @@ pub struct BackendOptions {
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err(format!("{text:?} is no number of seconds from 0.01 to 3600")),
+        _ => Err(format!("{text:?} is not a number of seconds from 0.01 to 3600")),
     }
 }
 

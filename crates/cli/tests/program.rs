@@ -148,7 +148,7 @@ fn no_driver_is_opened_that_was_not_asked_for() {
         command.status().expect("the program was built").code()
     };
     assert_eq!(demo("host"), Some(0));
-    assert_eq!(demo("cuda"), None, "the driver aborts whoever loads it: else this case proves nothing");
+    assert_eq!(demo("cuda"), None, "the driver aborts a process that loads it: else this case proves nothing");
 }
 
 /// On a machine without a HIP runtime, or in a version without the backend, the reason and the remedy are given.
@@ -175,10 +175,10 @@ fn a_number_out_of_range_is_wrong_usage_and_is_named() {
     let cases: [(&[&str], &str); 9] = [
         (&["demo", "--blocks", "-1"], "-1 is not in 1..=1000000"),
         (&["demo", "--consumers", "0"], "0 is not in 1..=256"),
-        (&["demo", "--size", "-8"], "\"-8\" is no number of bytes"),
-        (&["ls", "--timeout", "-1"], "\"-1\" is no number of seconds from 0.01 to 3600"),
-        (&["top", "--interval", "0"], "\"0\" is no number of seconds from 0.01 to 3600"),
-        (&["snapshot", "--timeout", "nan"], "\"nan\" is no number of seconds from 0.01 to 3600"),
+        (&["demo", "--size", "-8"], "\"-8\" is not a number of bytes"),
+        (&["ls", "--timeout", "-1"], "\"-1\" is not a number of seconds from 0.01 to 3600"),
+        (&["top", "--interval", "0"], "\"0\" is not a number of seconds from 0.01 to 3600"),
+        (&["snapshot", "--timeout", "nan"], "\"nan\" is not a number of seconds from 0.01 to 3600"),
         (&["doctor", "--timeout", "-1"], "-1 is not in 1..=86400"),
         (&["torture", "--seconds", "0"], "0 is not in 1..=604800"),
         (&["torture", "--consumers", "-3"], "-3 is not in 1..=256"),

@@ -106,7 +106,7 @@ fn exported_as_made(gpu: &Gpu) {
         for error in [fd.err(), handle.err()].into_iter().flatten() {
             assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         }
-        // A handle says nothing of an offset: whoever opened it would take the base for this address.
+        // A handle says nothing of an offset: the process that opens it would take the base for this address.
         let inside = allocation.base.offset(4096);
         assert!(backend.export_fd(inside).is_err() && backend.export_handle(inside).is_err());
         free(gpu, allocation);
@@ -144,7 +144,7 @@ fn host_memory(gpu: &Gpu) {
         let host = host.expect("there is room");
         assert_eq!(host.0 % 64, 0);
         let bytes = host.0 as *mut u8;
-        // SAFETY: `from_raw_parts_mut` asks for so many bytes that nobody else touches: just allocated.
+        // SAFETY: `from_raw_parts_mut` asks for 10,000 bytes that nothing else touches: just allocated.
         let bytes = unsafe { std::slice::from_raw_parts_mut(bytes, 10_000) };
         assert!(bytes.iter().all(|&byte| byte == 0));
         bytes[9_999] = 1;

@@ -33,7 +33,7 @@ struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// Reserves a range of so many pieces.
+    /// Reserves a range of this many pieces.
     fn new(gpu: &'a Gpu, pieces: u64) -> Range<'a> {
         Range::at(gpu, pieces, None).expect("there are addresses")
     }

@@ -1,4 +1,4 @@
-//! One error, by what the caller can do about it.
+//! One error type, classified by what the caller can do.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -28,13 +28,13 @@ impl fmt::Display for DriverError {
 
 impl std::error::Error for DriverError {}
 
-/// What went wrong, by what the caller can do.
+/// An error, classified by what the caller can do.
 ///
 /// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in the text.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device has no room. Collect, drop blocks, or trim, then try again.
+    /// The device is out of memory. Collect, drop blocks, or trim, then try again.
     #[error("out of memory on {device}: asked for {asked} bytes, {free} are free; {hint}")]
     OutOfMemory {
         /// Where.
@@ -49,9 +49,9 @@ pub enum Error {
     /// A limit of this library or of the system is reached. Raise it or hold less.
     #[error("{what} used up: the limit is {limit}; {remedy}")]
     Exhausted {
-        /// What there is no more of.
+        /// The resource.
         what: &'static str,
-        /// How many there may be.
+        /// Its limit.
         limit: u64,
         /// What to do.
         remedy: &'static str,
@@ -90,7 +90,7 @@ pub enum Error {
         /// What to change.
         remedy: &'static str,
     },
-    /// An argument is wrong. Mend the call.
+    /// An argument is wrong. Correct the call.
     #[error("{what} is {got}, but must be {must}")]
     Invalid {
         /// Which argument.
@@ -100,7 +100,7 @@ pub enum Error {
         /// What it must be.
         must: &'static str,
     },
-    /// The bytes are no descriptor of this version. Send it again, whole and unchanged.
+    /// The bytes are not a descriptor of this version. Pass them on whole and unchanged.
     #[error("not a descriptor: {what} is {got}, but must be {must}; pass the bytes of `share` on whole and unchanged")]
     BadDescriptor {
         /// Which field.
@@ -110,10 +110,10 @@ pub enum Error {
         /// What it must be.
         must: String,
     },
-    /// Both sides are well, but they do not belong together.
+    /// The two sides do not match, for example in version or device.
     #[error("{what} differs: {theirs} there, {ours} here; {remedy}")]
     Mismatch {
-        /// In what.
+        /// The property that differs.
         what: &'static str,
         /// The other side's.
         theirs: String,
@@ -122,7 +122,7 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// Nobody, or somebody who is not allowed, is at the other end.
+    /// No process, or one that is not allowed, is at the other end.
     #[error("cannot connect to {path}: {why}; {remedy}")]
     Connect {
         /// The socket.
@@ -135,7 +135,7 @@ pub enum Error {
         #[source]
         source: Option<io::Error>,
     },
-    /// The producer refused what was asked of it.
+    /// The producer refused the request.
     #[error("the producer refused: {why}; {remedy}")]
     Refused {
         /// Why.
@@ -143,7 +143,7 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
-    /// The producer's process is dead or has closed its session. What was held stays readable, nothing new comes.
+    /// The producer's process is dead or has closed its session. Held blocks stay readable; no new ones come.
     #[error("the producer (process {pid}) is gone; connect to its successor")]
     ProducerGone {
         /// Its process.
@@ -155,8 +155,8 @@ pub enum Error {
         /// Which.
         participant: ParticipantId,
     },
-    /// This is a forked child of the process that made the object. Make an own one.
-    #[error("made before a fork: {what} belongs to the parent process; open an own one in the child")]
+    /// This is a forked child of the process that made the object. Make a new one in the child.
+    #[error("made before a fork: {what} belongs to the parent process; open a new one in the child")]
     Forked {
         /// What.
         what: &'static str,
@@ -172,7 +172,7 @@ pub enum Error {
     /// The session is shutting down.
     #[error("the session is shutting down; open a new one")]
     Closing,
-    /// The deadline passed. Ask again; nothing was lost.
+    /// The deadline passed. Try again; nothing was lost.
     #[error("the deadline passed while waiting for {what}; ask again")]
     Deadline {
         /// What was awaited.
@@ -313,7 +313,7 @@ mod tests {
             (
                 14,
                 Error::Forked { what: "this session" },
-                "made before a fork: this session belongs to the parent process; open an own one in the child",
+                "made before a fork: this session belongs to the parent process; open a new one in the child",
             ),
             (
                 15,

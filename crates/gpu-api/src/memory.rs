@@ -117,7 +117,7 @@ const _: () = assert!(size_of::<MemHandle>() == 64);
 
 impl fmt::Debug for MemHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A handle is a bearer token: whoever has its bytes can open the memory, so logs never show them.
+        // A handle is a bearer token: any process that has its bytes can open the memory, so logs never show them.
         f.write_str("MemHandle(..)")
     }
 }

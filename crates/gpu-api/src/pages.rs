@@ -29,7 +29,7 @@ unsafe impl Send for KernelPages {}
 unsafe impl Sync for KernelPages {}
 
 impl KernelPages {
-    /// Maps so many bytes, bound to a node if one is asked for.
+    /// Maps this many bytes, bound to a node if one is given.
     ///
     /// # Errors
     ///
@@ -112,7 +112,7 @@ impl KernelPages {
 
 impl Drop for KernelPages {
     fn drop(&mut self) {
-        // SAFETY: `munmap` asks that nothing use the mapping: whoever used it through `as_ptr` had `self` alive.
+        // SAFETY: `munmap` asks that nothing use the mapping: every user of `as_ptr` kept `self` alive.
         let result = unsafe { munmap(self.start.as_ptr(), self.len) };
         debug_assert!(result.is_ok(), "a mapping of our own can be unmapped");
     }
@@ -122,7 +122,7 @@ impl Drop for KernelPages {
 mod tests {
     use super::*;
 
-    /// So many of 4 GiB each do not fit in an address space at once.
+    /// This many mappings of 4 GiB each do not fit in an address space at once.
     const TOO_MANY: usize = 40_000;
     const LARGE: usize = 4 << 30;
 

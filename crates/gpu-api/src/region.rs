@@ -1,4 +1,4 @@
-//! Where blocks come from, and who can give some back.
+//! Sources of blocks, and sessions that can return some.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Export {
 
 /// What the driver allocated, and the unit in which other processes map it.
 ///
-/// A region is *pinned* while another process may have it mapped. Whoever made the region gives it back to the
+/// A region is *pinned* while another process may have it mapped. The source that made it gives it back to the
 /// driver only when none of its bytes is in use and nothing pins it.
 ///
 /// # Pins
@@ -150,10 +150,10 @@ pub trait RegionSource: fmt::Debug + Send + Sync + 'static {
     /// Says what the source holds.
     fn usage(&self) -> SourceUsage;
 
-    /// Describes every region and piece as one JSON object of at most `most` bytes, for whoever looks at the session
-    /// that asks from outside; `None` for a source that has nothing to tell.
+    /// Describes every region and piece as one JSON object of at most `most` bytes, for a process that
+    /// inspects the session; `None` for a source without a description.
     ///
-    /// `asker` says what that session has lent. Whoever reads the object checks it: nothing in it is trusted.
+    /// `asker` is that session, and says what it has lent. The reader checks every value of the object.
     fn snapshot(&self, asker: &dyn Reclaim, most: usize) -> Option<String> {
         let _ = (asker, most);
         None
@@ -182,7 +182,7 @@ pub struct Reclaimed {
     pub bytes: u64,
 }
 
-/// Who holds memory of a session, for reports and for errors that explain themselves.
+/// A process that holds memory of a session, for reports and out-of-memory errors.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Holder {
     /// Its number in the session.
@@ -210,13 +210,13 @@ pub struct Lent {
     pub ptr: DevicePtr,
     /// The block's bytes.
     pub len: u64,
-    /// Who holds it.
+    /// Its holder.
     pub participant: ParticipantId,
     /// `true` once the producer dropped the block: it waits in limbo for this lease and perhaps others.
     pub limbo: bool,
 }
 
-/// Who can give memory back when an allocator runs out: a session.
+/// Returns memory when an allocator runs out. Sessions implement it.
 pub trait Reclaim: fmt::Debug + Send + Sync + 'static {
     /// Looks at every lease and gives back all blocks in limbo that nothing holds any more; waits for a collect that
     /// is under way.
@@ -225,13 +225,13 @@ pub trait Reclaim: fmt::Debug + Send + Sync + 'static {
     /// Asks every participant to unmap regions that it does not use, and says how many were asked.
     fn ask_to_unmap(&self) -> usize;
 
-    /// Says who holds what.
+    /// Lists the holders of memory.
     fn holders(&self) -> Vec<Holder>;
 
     /// Returns the bytes in limbo.
     fn limbo_bytes(&self) -> u64;
 
-    /// Lists leases that are granted or held, at most so many; none for who keeps no list.
+    /// Lists leases that are granted or held, at most `most` of them; empty if untracked.
     fn lent(&self, most: usize) -> Vec<Lent> {
         let _ = most;
         Vec::new()

@@ -54,7 +54,7 @@ pub struct StreamIdentity(pub u64);
 #[repr(transparent)]
 pub struct RawEvent(pub u64);
 
-/// Who may wait for an event.
+/// Which processes may wait for an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum EventKind {
     /// Streams of this process.

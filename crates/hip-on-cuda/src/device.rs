@@ -112,7 +112,7 @@ hip! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, device: c_int) -> u32 {
     let found = well(device).and_then(|machine| machine.name(device));
-    // SAFETY: `put_text`: our caller points to so many bytes.
+    // SAFETY: `put_text`: our caller points to `len` bytes.
     finish(found.and_then(|found| unsafe { put_text(name, len, &found) }))
 }
 
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, device:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceGetPCIBusId(place: *mut c_char, len: c_int, device: c_int) -> u32 {
     let found = well(device).and_then(|machine| machine.place(device));
-    // SAFETY: `put_text`: our caller points to so many bytes.
+    // SAFETY: `put_text`: our caller points to `len` bytes.
     finish(found.and_then(|found| unsafe { put_text(place, len, &found) }))
 }
 

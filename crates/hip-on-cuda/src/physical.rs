@@ -188,7 +188,7 @@ hip! {
         {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: `from_raw_parts`: HIP's caller points to so many.
+        // SAFETY: `from_raw_parts`: HIP's caller points to `count` of them.
         for access in unsafe { std::slice::from_raw_parts(accesses, count) } {
             let write = match access.flags {
                 3 => true,

@@ -17,7 +17,7 @@ const DISABLE_TIMING: u32 = 2;
 /// Flags of events that AMD alone has; at most one of them.
 const AMD_EVENT_FLAGS: u32 = 0xe000_0000;
 
-/// So many waits are good where a runtime loses count.
+/// Waits that are good before a runtime loses count.
 const LAPSE: u32 = 32;
 
 /// Waits for events of other processes.

@@ -12,8 +12,8 @@ use crate::gpu_event::GpuEvent;
 
 /// A stream that sharing, claiming and releasing are ordered on.
 ///
-/// Cheap to clone. Whoever holds a clone, a block that was [used on](crate::ReceivedBlock::used_on) it among them,
-/// keeps the stream alive.
+/// Cheap to clone. Each clone keeps the stream alive, and so does a block that was
+/// [used on](crate::ReceivedBlock::used_on) it.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 

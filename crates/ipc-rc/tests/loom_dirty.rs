@@ -54,7 +54,7 @@ fn collect(part: &mut SlotGroups<u32, File>) -> usize {
     out.len()
 }
 
-/// No release is missed, whoever marks: after all have marked, one more collect finds everything.
+/// No release is missed, in any order of marks: after all have marked, one more collect finds everything.
 #[test]
 fn no_release_is_missed() {
     loom::model(|| {

@@ -98,7 +98,7 @@ fn nobody_uses_what_is_closed_after_a_watch() {
     });
 }
 
-/// Whoever enters finds the mapping that was opened: OPEN pairs with ENTER.
+/// A thread that enters finds the mapping that was opened: OPEN pairs with ENTER.
 #[test]
 fn who_enters_sees_what_was_mapped() {
     loom::model(|| {
@@ -114,7 +114,7 @@ fn who_enters_sees_what_was_mapped() {
         assert_eq!(shared.read(), 1);
         assert!(!shared.leave(0));
         users.into_iter().for_each(|user| drop(user.join().unwrap()));
-        assert!(shared.uses.close(), "whoever was turned away has left");
+        assert!(shared.uses.close(), "threads that were turned away have left");
     });
 }
 

@@ -54,7 +54,7 @@ impl Vendor {
     }
 }
 
-/// What a consumer is told.
+/// Options of a consumer process.
 #[derive(Arguments, Debug)]
 pub struct ConsumerOptions {
     /// The producer's backend
@@ -71,19 +71,19 @@ pub struct ConsumerOptions {
     pub read_only: bool,
 }
 
-/// What the benchmark can be told.
+/// Options of `bench`.
 #[derive(Arguments, Clone, Debug)]
 pub struct BenchOptions {
-    /// Where the memory lies
+    /// Which backend to use
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Also draw a picture, into this file
+    /// Also draw a picture into this file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Measure these alone
+    /// Measure only these rows
     #[arg(long, value_enum, value_name = "ROWS", num_args = 1.., value_delimiter = ',')]
     pub only: Vec<Group>,
     /// Replay an allocator's log instead (CSV with the columns Action, Pointer and Size)
@@ -92,26 +92,26 @@ pub struct BenchOptions {
     /// Show what an earlier run wrote with --json instead
     #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "quick", "replay"])]
     pub from: Option<PathBuf>,
-    /// Look whether everything can be measured: too few samples for figures
+    /// Only check that everything can be measured: too few samples for figures
     #[arg(long)]
     pub quick: bool,
 }
 
-/// What a consumer of the benchmark is told.
+/// Options of a consumer of the benchmark.
 #[derive(Arguments, Debug)]
 pub struct BenchConsumerOptions {
-    /// What every consumer is told.
+    /// Options of every consumer.
     #[command(flatten)]
     pub consumer: ConsumerOptions,
     /// One end of a socket pair that it inherits
     #[arg(long, value_name = "FD")]
     pub channel: Option<i32>,
-    /// Keep nothing mapped that is not in use
+    /// Unmap what is not in use
     #[arg(long)]
     pub forgetful: bool,
 }
 
-/// What a process is told that says what leases take.
+/// Options of the process that measures the memory of leases.
 #[derive(Arguments, Debug)]
 pub struct BenchMemoryOptions {
     /// Which backend

@@ -20,7 +20,7 @@ pub struct Child {
     child: std::process::Child,
     to: Option<ChildStdin>,
     from: Receiver<String>,
-    /// Whoever is silent for so long hangs.
+    /// A child that is silent for longer counts as hung.
     patience: Duration,
 }
 

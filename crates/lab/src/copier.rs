@@ -105,7 +105,7 @@ impl Copier {
         pattern::differences(&self.buffer, stamp)
     }
 
-    /// Queues so many writes of one byte all over a block: work that is under way for a while.
+    /// Queues this many writes of one byte all over a block: work that takes a while.
     pub fn overwrite(&mut self, block: &impl Block, byte: u8, times: u32) -> Result<()> {
         block.keep(&self.stream);
         for _ in 0..times {

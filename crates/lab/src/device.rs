@@ -27,7 +27,7 @@ pub fn find(kind: BackendKind, uuid: &str) -> Result<Gpu, String> {
     let gpu = found.gpus().iter().find(|gpu| gpu.uuid().to_string() == uuid);
     gpu.cloned().ok_or_else(|| match found.missing().first() {
         Some((_, error)) => explain(error),
-        None => format!("the parent's {kind} device is not visible in a child process; look at CUDA_VISIBLE_DEVICES"),
+        None => format!("the parent's {kind} device is not visible in a child process; check CUDA_VISIBLE_DEVICES"),
     })
 }
 
@@ -70,7 +70,7 @@ mod tests {
         let (what, remedy) = remedy_of(&system);
         assert!(what.starts_with("open failed: ") && what.contains("os error 24"), "{what}");
         assert_eq!(remedy.as_deref(), Some("close files"));
-        assert_eq!(remedy_of(&Error::Forked { what: "x" }).1.as_deref(), Some("open an own one in the child"));
+        assert_eq!(remedy_of(&Error::Forked { what: "x" }).1.as_deref(), Some("open a new one in the child"));
         assert_eq!(explain(&system), "open failed; close files: Too many open files (os error 24)");
     }
 }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::child::Child;
 use crate::device::explain;
 
-/// Whoever is silent for so long hangs.
+/// A process that is silent for longer counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Both processes. Killed, and the directory removed, when dropped.

@@ -10,10 +10,10 @@ pub fn parse(text: &str) -> Result<u64, String> {
         "GiB" => 1 << 30,
         other => return Err(format!("the unit is {other}, but must be B, KiB, MiB or GiB")),
     };
-    let number: u64 = digits.parse().map_err(|_| format!("{digits:?} is no number of bytes"))?;
+    let number: u64 = digits.parse().map_err(|_| format!("{digits:?} is not a number of bytes"))?;
     match number.checked_mul(unit) {
         Some(bytes) if bytes >= 8 && bytes % 8 == 0 => Ok(bytes),
-        Some(_) => Err(format!("{text} is no multiple of 8 bytes from 8 on")),
+        Some(_) => Err(format!("{text} is not a multiple of 8 bytes of at least 8")),
         None => Err(format!("{text} is more than any device has")),
     }
 }

@@ -43,13 +43,13 @@ impl ParticipantId {
     }
 }
 
-/// Whichever participants claim first, so many times; made by ``Session.ticket``.
+/// The participants that claim first, up to a number of claims; made by ``Session.ticket``.
 #[pyclass(frozen, eq, hash, module = "gpu_ipc")]
 #[derive(PartialEq, Eq, Hash, Clone, Copy)]
 pub(crate) struct Ticket(Option<NonZeroU32>);
 
 impl Ticket {
-    /// Makes a ticket of so many claims; `None` for any number of them.
+    /// Makes a ticket for this many claims; `None` for any number.
     pub fn of(claims: Option<u32>) -> PyResult<Ticket> {
         let Some(claims) = claims else { return Ok(Ticket(None)) };
         NonZeroU32::new(claims)

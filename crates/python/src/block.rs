@@ -17,7 +17,7 @@ use crate::streams::{self, ConsumerStream};
 use crate::waiting::{duration, in_slices};
 use crate::{buffer, device, interface};
 
-/// A block, held by its Python object and by every array that was made of it; whoever drops the last one drops the block.
+/// A block, held by its Python object and by every array that was made of it; the last one that is dropped drops the block.
 #[derive(Clone)]
 pub(crate) struct Lent(Arc<Owned>);
 

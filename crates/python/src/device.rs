@@ -149,7 +149,7 @@ pub(crate) fn open(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResul
         gpus.into_iter().nth(ordinal as usize).ok_or(Error::Unavailable {
             backend: kind,
             why: format!("it has no device {ordinal}: this process sees {count}"),
-            remedy: "look at `gpu_ipc.detect()`, and at CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES",
+            remedy: "check `gpu_ipc.detect()`, and CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES",
         })
     })
     .or_raise()

@@ -351,7 +351,7 @@ pub(crate) fn view_of(tensor: &Tensor, keeper: Keeper) -> PyResult<View> {
     let list = |from: *const i64| match (dimensions, from.is_null()) {
         (0, _) => Some(Vec::new()),
         (_, true) => None,
-        // SAFETY: `from_raw_parts` asks for so many numbers: the standard promises one for each dimension.
+        // SAFETY: `from_raw_parts` asks for `dimensions` numbers: the standard promises one for each dimension.
         _ => Some(unsafe { std::slice::from_raw_parts(from, dimensions) }.to_vec()),
     };
     let shape = list(tensor.shape).ok_or_else(|| invalid("an array's shape", "missing", "given"))?;

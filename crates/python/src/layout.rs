@@ -174,7 +174,7 @@ impl Layout {
         Some((before, after))
     }
 
-    /// Says whether the array lies inside a block of so many bytes.
+    /// Says whether the array lies inside a block of this many bytes.
     pub fn fits(&self, len: u64) -> bool {
         let inside = || {
             let (before, after) = self.reach()?;

@@ -2,7 +2,7 @@
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 0..4 | how many have it mapped; whoever takes it to 0 unlinks the file |
+//! | 0..4 | how many processes have it mapped; the one that takes it to 0 unlinks the file |
 //! | 4..64 | unused |
 //! | 64.. | 10,000 counters of 8 bytes: 1 for what was sent and not yet let go |
 //!
@@ -46,8 +46,8 @@ const GRANT: Ordering = Ordering::Release;
 const RELEASE: Ordering = Ordering::AcqRel;
 const COLLECT: Ordering = Ordering::Acquire;
 
-/// What the names of counter files begin with, in every release of PyTorch: what else lies in shared memory is not
-/// touched, whoever names it.
+/// The prefix of counter files' names in every release of PyTorch. Other files in shared memory are never touched, even if
+/// a message names them.
 const PREFIX: &[u8] = b"/torch_";
 
 /// The name of a counter file in shared memory: `/torch_` and then no other `/`.
@@ -164,7 +164,7 @@ impl CounterFile {
             let got = format!("{} bytes long", stat.st_size);
             return Err(Error::Invalid { what: "PyTorch's counter file", got, must: "a file of 80064 bytes" });
         }
-        // Its owner can truncate it, and whoever touches it then faults.
+        // Its owner can truncate it, and an access then faults.
         let (owner, ours) = (stat.st_uid, rustix::process::geteuid().as_raw());
         if owner != ours {
             let got = format!("of the user {owner}");

@@ -115,7 +115,7 @@ impl Layout {
         last.checked_add(1)?.checked_mul(self.dtype.bytes())
     }
 
-    /// Checks that every element lies inside a storage of so many bytes.
+    /// Checks that every element lies inside a storage of this many bytes.
     ///
     /// # Errors
     ///

@@ -51,7 +51,7 @@ pub struct ExpandableSegment {
 pub enum Chunks {
     /// Numbers of file descriptors.
     Descriptors(Vec<u32>),
-    /// Fabric handles, so many.
+    /// Fabric handles: their number.
     Fabric(usize),
 }
 

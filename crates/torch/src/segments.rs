@@ -17,7 +17,7 @@ const OFF: &str = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the 
 /// The segments that this process has open on one device.
 ///
 /// An entry is the driver's from the first opening to the last release. Both ends of that are calls of the driver, made
-/// without the lock: whoever comes meanwhile finds the entry busy and waits for it, so no handle is ever opened while it
+/// without the lock: other threads find the entry busy and wait for it, so no handle is ever opened while it
 /// is being closed.
 #[derive(Debug)]
 pub(crate) struct Segments {

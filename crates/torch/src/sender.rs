@@ -261,8 +261,8 @@ impl Sender {
 
     fn destroy(&self, event: Option<RawEvent>) {
         let Some(event) = event else { return };
-        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: `order` made it, and whoever calls
-        // this has taken it out of the ledger. A receiver has opened it already, or never will. An error leaks it.
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: `order` made it, and the caller
+        // has taken it out of the ledger. A receiver has opened it already, or never will. An error leaks it.
         let _ = unsafe { self.gpu.backend().destroy_event(event) };
         self.ledger().events -= 1;
     }

@@ -67,7 +67,7 @@ fn bytes(text: &str) -> Result<u64, Box<dyn Error>> {
     let (number, shift) =
         units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift))).unwrap_or((text, 0));
     let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    bytes.ok_or_else(|| format!("{text} is no number of bytes").into())
+    bytes.ok_or_else(|| format!("{text} is not a number of bytes").into())
 }
 
 /// Writes a number of bytes as people do.

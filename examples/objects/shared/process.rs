@@ -13,7 +13,7 @@ use gpu_ipc::broker::{Broker, Client, Limits, Options as BrokerOptions};
 
 use super::options::open;
 
-/// Whoever takes longer hangs.
+/// A process that takes longer counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// This program in another role. Killed when dropped.

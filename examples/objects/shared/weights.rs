@@ -7,7 +7,7 @@ use gpu_ipc::broker::{Client, Epoch, Layout, PartSpec, Writer};
 
 use super::NAME;
 
-/// Describes weights of so many bytes. The stamp travels beside the parts, so a reader knows what it must find.
+/// Describes weights of this many bytes. The stamp travels beside the parts, so a reader knows what it must find.
 pub fn layout(bytes: u64, parts: u64, stamp: u8) -> Result<Layout, Box<dyn Error>> {
     // A multiple of a word, so that the last word of a part is whole.
     let each = bytes / parts / 8 * 8;

@@ -31,7 +31,7 @@ pub(crate) struct State<T> {
     pub(crate) scopes: Scopes,
     /// What is kept together for the request that has waited longest.
     pub(crate) window: Option<Window>,
-    /// Rises whenever memory may have become free: who tried in vain waits for it to rise.
+    /// Rises whenever memory may have become free: a request that failed waits for it to rise.
     pub(crate) generation: u64,
     /// How often upstream may have got room: regions went back, or could, or others gave back what they shared.
     pub(crate) room: u64,
@@ -80,7 +80,7 @@ impl<U: SubAllocator> Core<U> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells those who wait that memory may have become free.
+    /// Tells waiting requests that memory may have become free.
     pub(crate) fn wake(&self, mut state: MutexGuard<'_, State<U::Token>>) {
         state.generation += 1;
         let waiters = state.waiters;
@@ -110,9 +110,9 @@ pub(crate) struct Seen {
 
 /// Best fit with coalescing over regions from upstream.
 ///
-/// The smallest free chunk that is large enough is taken, of several the one with the lowest address; it is cut when
-/// what is too much is an eighth of what is needed or more, or what else [`BfcOptions::max_slack_share`] says. What is freed merges with its free neighbours at once. Regions come from a
-/// [`SubAllocator`] as they are needed.
+/// It takes the smallest free chunk that is large enough, and of several the one with the lowest address. It splits the
+/// chunk if the slack is at least 1/8 of the request, or the share that [`BfcOptions::max_slack_share`] sets. A freed
+/// chunk merges with its free neighbours at once. Regions come from a [`SubAllocator`] when they are needed.
 ///
 /// An address that was not handed out, lies inside a chunk or was freed already is an error and changes nothing.
 ///
@@ -376,7 +376,7 @@ impl<U: SubAllocator> Bfc<U> {
         self.state().counters.leaked
     }
 
-    /// Adds somebody who keeps memory of it that is free: it is asked for before a request fails or waits.
+    /// Adds a keeper of free memory of it, which is asked to return it before a request fails or waits.
     pub fn register_keeper(&self, keeper: Weak<dyn Trim>) {
         self.core.keepers.add(keeper);
     }
@@ -391,13 +391,13 @@ impl<U: SubAllocator> Bfc<U> {
         bytes > self.core.options.limit.min(self.core.upstream.capacity())
     }
 
-    /// Looks how far it has come. Whoever looks before trying cannot miss what was freed in between.
+    /// Returns the number of frees so far. A caller that reads it before trying cannot miss a free in between.
     pub(crate) fn seen(&self) -> Seen {
         let state = self.state();
         Seen { generation: state.generation, room: state.room }
     }
 
-    /// Has those who wait turn to upstream again: a region that nobody uses may be given back from here on.
+    /// Has waiting requests ask upstream again: an unused region may be returned from here on.
     pub(crate) fn wake_for_trim(&self) {
         self.core.room_came();
     }

@@ -62,7 +62,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// Grows, or makes room to grow, and allocates; fails with the reason when that cannot be.
     pub(crate) fn grow_for(&self, request: &Request, fit: Fit) -> Result<Placed<U::Token>> {
         let mut grower = self.grower();
-        // Whoever held the lock before may have brought a region with room for both.
+        // The thread that held the lock before may have added a region with room for both.
         if let Some(placed) = self.try_fit(request, fit) {
             return Ok(placed);
         }

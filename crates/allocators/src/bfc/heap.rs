@@ -154,7 +154,7 @@ impl<T> Heap<T> {
         Ok(())
     }
 
-    /// Finds the best chunk, cuts off what is too much, and hands it out.
+    /// Finds the best chunk, splits off the excess, and hands it out.
     #[inline]
     pub(crate) fn take(&mut self, fit: Fit) -> Option<Handed> {
         let (cursor, entry, prefix) = self.find(fit)?;
@@ -259,7 +259,7 @@ impl<T> Heap<T> {
         }
     }
 
-    /// Makes two free chunks of one, the first of so many units.
+    /// Splits a free chunk in two, the first of `units` units.
     pub(crate) fn split(&mut self, id: ChunkId, units: u32) {
         self.index.remove(Entry::of(id, &self.chunks[id]));
         let rest = self.cut(id, units);

@@ -152,7 +152,7 @@ impl BfcOptions {
         self
     }
 
-    /// Rounds sizes up to one of so many steps between two powers of two, so that more of them are the same.
+    /// Rounds sizes up to one of this many steps between two powers of two, so that more sizes are equal.
     #[must_use]
     pub fn round_up_divisions(mut self, divisions: Option<u64>) -> BfcOptions {
         self.round_up_divisions = divisions;

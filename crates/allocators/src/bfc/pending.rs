@@ -63,7 +63,7 @@ impl Work {
             if !work.iter().all(Work::is_done) {
                 return false;
             }
-            // The lock is held while it is done: whoever else asks meanwhile has to wait for it.
+            // The lock is held while it is done: other threads that ask meanwhile must wait for it.
             let mut then = then.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(then) = then.take() {
                 then();
@@ -89,7 +89,7 @@ impl fmt::Debug for Work {
     }
 }
 
-/// Whose order work is in.
+/// The stream or host that work is ordered by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Order {
     Stream(StreamIdentity),

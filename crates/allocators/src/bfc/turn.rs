@@ -69,7 +69,7 @@ impl<U: SubAllocator> Turn<'_, U> {
         self.request.until = None;
     }
 
-    /// Looks for work that has finished, and grows; the error has no more than the sums, for who tries again. A request
+    /// Looks for work that has finished, and grows; the error has only the sums, for a caller that tries again. A request
     /// that may not wait takes what is withheld for another.
     pub(crate) fn try_harder(&mut self) -> Result<Placed<U::Token>> {
         let bfc = self.bfc;
@@ -109,7 +109,7 @@ impl<U: SubAllocator> Turn<'_, U> {
         None
     }
 
-    /// Gives its window up when nothing has come to it since the last look: who holds the rest may wait for what is
+    /// Gives its window up when nothing has come to it since the last look: the holders of the rest may wait for what is
     /// withheld.
     fn give_up_if_stuck(&mut self) {
         let mut state = self.bfc.state();

@@ -5,7 +5,7 @@
 //! chunks with as little in use as possible. What is free of it, and what is freed in it, is withheld from others until
 //! all of it is there.
 //!
-//! There is one window at a time. One that nothing came to for a while is given up: who holds the rest may wait for what
+//! There is one window at a time. One that nothing came to for a while is given up: the holders of the rest may wait for what
 //! is withheld. A request that may not wait, and one at its deadline, breaks it when nothing else is left: memory that is free is never withheld from who would fail for it.
 
 use super::chunk::{Chunk, ChunkId, Standing, UNIT};
@@ -13,7 +13,7 @@ use super::heap::Heap;
 
 /// A run of whole chunks of a region.
 pub(crate) struct Window {
-    /// Whose it is.
+    /// The ticket of the request it is for.
     ticket: u64,
     region: u16,
     /// The first unit, and the one after the last.
@@ -25,7 +25,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Chooses the run of at least so many units with the least in use, and withholds what is free of it; `None` when no
+    /// Chooses the run of at least `units` units with the least in use, and withholds its free chunks; `None` when no
     /// region is large enough. Allocations up to the number `began` have outlasted the wait so far.
     pub(crate) fn open<T>(heap: &mut Heap<T>, ticket: u64, units: u64, began: u64) -> Option<Window> {
         let (region, start, end) = cheapest(heap, units, began)?;
@@ -78,7 +78,7 @@ impl Window {
     }
 }
 
-/// Cuts off what is too much of a free chunk at an end; returns the units that are left.
+/// Splits the excess off one end of a free run; returns the units that are left.
 fn narrow<T>(heap: &mut Heap<T>, (region, start, end): (u16, u64, u64), units: u64) -> (u64, u64) {
     let excess = end - start - units;
     let at_end = |start_of: Option<u64>, end_of: Option<u64>| {

@@ -115,7 +115,7 @@ pub struct ProcessOptions {
     pub round_up_divisions: Option<u64>,
     /// Where a heap that ran out of memory is written down: the first part of the files' names.
     pub memory_dump: Option<PathBuf>,
-    /// Who is told of every region that comes and goes, and of which allocator's it is.
+    /// The visitor that is told of every new and returned region, with its allocator.
     pub visitor: Option<Arc<dyn KeyedVisitor>>,
     /// What is put over every allocator but arenas.
     pub wrap: Option<Wrap>,
@@ -268,7 +268,7 @@ impl ProcessOptions {
         self
     }
 
-    /// Writes a heap that ran out of memory to files whose names begin so.
+    /// Writes a heap that ran out of memory to files whose names begin with this.
     #[must_use]
     pub fn memory_dump(mut self, prefix: impl Into<PathBuf>) -> ProcessOptions {
         self.memory_dump = Some(prefix.into());

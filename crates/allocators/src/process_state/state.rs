@@ -81,7 +81,7 @@ pub struct ProcessState {
     inner: Mutex<Inner>,
 }
 
-/// Whose memory an address is.
+/// The owner of the memory at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Owner {
@@ -143,7 +143,7 @@ impl ProcessState {
         inner.gpus.len() - before
     }
 
-    /// Finds the allocation that an address lies in, at its start or anywhere, and whose it is. It may look through all
+    /// Finds the allocation that an address lies in, at its start or inside, and its owner. It may look through all
     /// allocations.
     pub fn owner_of(&self, address: u64) -> Option<Owner> {
         let inner = self.inner();
@@ -233,7 +233,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// Destroys an allocator, and says how many bytes went back; the next who asks for it gets a fresh one. May block.
+    /// Destroys an allocator, and says how many bytes went back; the next request for it makes a fresh one. May block.
     ///
     /// # Errors
     ///
@@ -246,7 +246,7 @@ impl ProcessState {
         let (Some(made), refuse) = (inner.made.get(&key), |got: String| Error::Invalid {
             what: "an allocator to be torn down",
             got: format!("{key:?} with {got}"),
-            must: "one that nobody holds and that nothing is in use of",
+            must: "one without handles and without memory in use",
         }) else {
             return Ok(0);
         };

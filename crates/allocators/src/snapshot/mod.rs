@@ -86,7 +86,7 @@ pub struct LentSnapshot {
     pub address: u64,
     /// Its bytes.
     pub len: u64,
-    /// Who holds it: a place in the list of holders, which may have been cut since.
+    /// Its holder: an index in the list of holders, which may have been cut since.
     pub holder: Option<usize>,
     /// Whether the producer dropped the block: it is in limbo.
     pub limbo: bool,

@@ -1,4 +1,4 @@
-//! What a chunk is shown as: where it stands, and whether somebody else has it.
+//! What a chunk is shown as: where it stands, and whether another process holds it.
 
 use std::collections::HashMap;
 
@@ -44,7 +44,7 @@ impl<'a> Marks<'a> {
         }
     }
 
-    /// Names those who hold the block that begins at an address, each once.
+    /// Names the holders of the block that begins at an address, each once.
     pub(super) fn holders(&self, address: u64) -> Vec<String> {
         let Some((_, holders)) = self.blocks.get(&address) else { return Vec::new() };
         let mut holders = holders.clone();
@@ -52,7 +52,7 @@ impl<'a> Marks<'a> {
         holders.dedup();
         let name = |place: &Option<usize>| match place.and_then(|place| self.snapshot.holders.get(place)) {
             Some(holder) => format!("{} ({})", holder.pid, holder.command),
-            None => "somebody".into(),
+            None => "another process".into(),
         };
         holders.iter().map(name).collect()
     }
@@ -92,7 +92,7 @@ mod tests {
         };
         let marks = Marks::of(&snapshot);
         assert_eq!(marks.holders(0), ["10 (reader)", "20 (reader)"]);
-        assert_eq!(marks.holders(512), ["somebody"]);
+        assert_eq!(marks.holders(512), ["another process"]);
         assert!(marks.holders(256).is_empty());
         let chunk = |address, state| ChunkSnapshot { address, len: 512, asked: 512, number: 1, state };
         let shown = [

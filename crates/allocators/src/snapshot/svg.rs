@@ -10,10 +10,10 @@ use super::{ChunkSnapshot, RegionSnapshot, Snapshot};
 const WIDTH: f64 = 1000.0;
 /// Pixels of a region's row, with its label.
 const ROW: u64 = 34;
-/// Pixels above the first row, and of the line of one who holds something.
+/// Pixels above the first row, and of the line of a holder.
 const TOP: u64 = 64;
 const LINE: u64 = 15;
-/// Those who hold something that are named, at most.
+/// The largest number of holders that are named.
 const NAMED: usize = 12;
 
 /// What chunks are shown as, the colours, and what the legend calls them.
@@ -29,7 +29,7 @@ impl Snapshot {
     /// Draws the regions, one row each, with a chunk's size when the pointer rests on it.
     ///
     /// Chunks narrower than a pixel are drawn as one with their neighbours, so the picture stays small whatever the
-    /// heap. A region that another process may have mapped has a red frame. Below the legend stands who holds what.
+    /// heap. A region that another process may have mapped has a red frame. The holders are listed below the legend.
     pub fn svg(&self) -> String {
         let named = self.holders.len().min(NAMED) as u64 + u64::from(self.holders.len() > NAMED);
         let top = TOP + LINE * named;
@@ -99,7 +99,7 @@ fn draw(svg: &mut String, region: &RegionSnapshot, marks: &Marks<'_>, y: u64, sc
         let gathered = run.get_or_insert(Run { start: chunk.address, end, shown, chunks: 0 });
         gathered.end = end;
         gathered.chunks += 1;
-        // What is in use, and limbo most of all, is what somebody looks for.
+        // Readers look for what is in use, most of all for limbo.
         gathered.shown = gathered.shown.max(shown);
         if (end - gathered.start) as f64 * scale >= 1.0 {
             flush(svg, region, run.take(), y, scale);

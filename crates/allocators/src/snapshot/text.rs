@@ -50,7 +50,7 @@ impl Snapshot {
         self.holders.iter().fold(self.sums(), |text, holder| text + &format!("; {holder}"))
     }
 
-    /// Says the same but for who holds it.
+    /// Writes the same without the holders.
     pub fn sums(&self) -> String {
         let stats = &self.stats;
         let limit = stats.bytes_limit.map_or_else(|| "no limit".into(), |limit| format!("limit {}", Bytes(limit)));

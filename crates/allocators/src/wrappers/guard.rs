@@ -26,7 +26,7 @@ pub struct Damage {
     pub at: i64,
     /// What is there.
     pub found: u8,
-    /// Who asked for the allocation: the tag and the line.
+    /// The code that allocated: the tag and the line.
     pub asker: String,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for Damage {
 
 /// Puts 256 bytes of marks before and behind every allocation, and looks at them when it is freed.
 ///
-/// Who wrote beyond an end is found at the free at the latest, and by [`check`](Guard::check) at any time. An allocation
+/// A write past an end is found at the free at the latest, and by [`check`](Guard::check) at any time. An allocation
 /// that was written beyond is not freed, so that nobody gets it next; [`free_damaged`](Guard::free_damaged) does. The
 /// alignment that was asked for is kept. What is given back after work on a stream is looked at when that is done;
 /// [`check_all`](Guard::check_all) lists what was found then.
@@ -144,7 +144,7 @@ impl<A: Allocator> Guard<A> {
         let looked = Work::and_then(work, move || match look(&*memory, &freed) {
             Ok(None) => {}
             Ok(Some(damage)) => {
-                tracing::error!(%damage, "somebody wrote beyond the end of an allocation");
+                tracing::error!(%damage, "a write went past the end of an allocation");
                 late.lock().unwrap_or_else(PoisonError::into_inner).push(damage);
             }
             Err(error) => tracing::warn!(%error, "marks around an allocation cannot be read"),
@@ -170,8 +170,8 @@ fn look(memory: &dyn Memory, guarded: &Guarded) -> Result<Option<Damage>> {
     let mut mark = [0; MARK as usize];
     for (at, byte) in [(-(MARK as i64), FRONT), (asked as i64, BEHIND)] {
         // SAFETY: `Memory::read` asks for a range of one allocation of `inner`'s that is not freed meanwhile: the
-        // marks lie within what was taken for it, and it is live; and that nothing writes them meanwhile, which is
-        // whoever writes beyond an end: the bytes are only compared.
+        // marks lie within what was taken for it, and it is live; and that nothing writes them meanwhile, which only
+        // code that writes past an end does: the bytes are only compared.
         unsafe { memory.read(address.wrapping_add_signed(at), &mut mark) }?;
         if let Some(wrong) = mark.iter().position(|&found| found != byte) {
             let asker = guarded.request.asker();
@@ -226,7 +226,7 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
             Ok(Some(damage)) => Err(Error::Invalid {
                 what: "a mark around an allocation",
                 got: damage.to_string(),
-                must: "what was written when it was made: somebody wrote beyond its end",
+                must: "what was written when it was made: a write went past its end",
             }),
             Err(error) => Err(error),
         };

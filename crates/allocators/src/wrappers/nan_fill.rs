@@ -14,8 +14,8 @@ const NAN: [u8; 4] = f32::NAN.to_ne_bytes();
 /// Bytes written at a time.
 const PART: usize = 64 << 10;
 
-/// Fills what is handed out, and what is given back, with `f32` NaNs: whoever reads memory before it is written, or
-/// after it was freed, sees it in the results. What is given back after work on a stream is filled when that is done, and
+/// Fills what is handed out, and what is given back, with `f32` NaNs: code that reads memory before it is written, or
+/// after it was freed, then computes NaN. What is given back after work on a stream is filled when that is done, and
 /// nobody gets it before.
 ///
 /// # Examples

@@ -1,4 +1,4 @@
-//! What is live, and who asked for it.
+//! Live allocations, and the code that made them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;

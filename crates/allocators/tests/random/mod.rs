@@ -23,7 +23,7 @@ impl Random {
         self.number() % end
     }
 
-    /// Says yes once in so many times.
+    /// Returns true once in this many times, on average.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -302,7 +302,7 @@ fn only_the_base_of_own_memory_is_exported() {
 
 const PIECE: u64 = 0x20_0000;
 
-/// Descriptors of pieces, made when they are asked for; those after the first so many are too long.
+/// Descriptors of pieces, made when they are asked for; those after the first `good` are too long.
 fn pieces(count: usize, good: usize) -> impl ExactSizeIterator<Item = gpu_api::Result<std::os::fd::OwnedFd>> {
     (0..count).map(move |number| Ok(fake::foreign_fd(if number < good { PIECE } else { 2 * PIECE })))
 }

@@ -17,7 +17,7 @@ use crate::wire::LeaseSlot;
 use channel::shared::counter_file::slot_word;
 use channel::shared::slot::released_word;
 
-/// What became of a commit, for whoever waits.
+/// The outcome of a commit, for the threads that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct CommitCell {
     done: Mutex<Option<Result<Epoch>>>,

@@ -1,7 +1,7 @@
 //! The broker's end of a keeper's socket: gives, takes back, and never believes without reading back.
 //!
 //! Every call waits for the keeper, so they are made on a thread of their own. A keeper that dies ends each wait: what
-//! was sent to it, pipes and sockets among it, is closed by the kernel. One that is stopped holds up whoever waits.
+//! was sent to it, pipes and sockets among it, is closed by the kernel. A keeper that is stopped blocks the waiting thread.
 
 use std::collections::BTreeSet;
 use std::io::{IoSlice, Read};
@@ -221,7 +221,7 @@ impl Depositor {
         let left = self.inventory(false)?.names;
         match names.iter().find(|name| left.contains(*name)) {
             None => Ok(()),
-            Some(name) => Err(DepositError::Refused(format!("the keeper did not let go of {name}"))),
+            Some(name) => Err(DepositError::Refused(format!("the keeper did not close {name}"))),
         }
     }
 
@@ -255,7 +255,7 @@ impl Depositor {
                 }
                 Err(Errno::TOOMANYREFS) => std::thread::yield_now(),
                 Err(e) => {
-                    return Err(Error::system("sendmsg to the keeper", "look whether the keeper runs", e).into());
+                    return Err(Error::system("sendmsg to the keeper", "check that the keeper runs", e).into());
                 }
             }
         }

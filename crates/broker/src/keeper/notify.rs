@@ -47,7 +47,7 @@ pub enum Request {
 ///
 /// What is wrong with it, for the log: the sender is not told.
 pub fn parse(bytes: &[u8], fds: usize) -> Result<Request, String> {
-    let text = str::from_utf8(bytes).map_err(|_| "the datagram is no text".to_owned())?;
+    let text = str::from_utf8(bytes).map_err(|_| "the datagram is not UTF-8 text".to_owned())?;
     let (mut kind, mut name, mut polls) = (Request::Other, None, false);
     for line in text.lines() {
         match line.split_once('=') {

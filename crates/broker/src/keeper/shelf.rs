@@ -11,7 +11,7 @@ pub struct Shelf<F> {
 }
 
 impl<F> Shelf<F> {
-    /// Makes one that holds at most so many.
+    /// Makes one that holds at most this many.
     pub fn new(most: usize) -> Shelf<F> {
         Shelf { rows: BTreeMap::new(), most, refused: 0 }
     }

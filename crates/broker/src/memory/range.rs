@@ -1,7 +1,7 @@
 //! Addresses that regions come and go on.
 //!
-//! Whoever holds an address of a range keeps it for the range's life; what it reaches changes as a whole, from one epoch
-//! to another, and is nothing while the range is empty.
+//! An address of a range stays valid for the range's life. The memory behind it changes as a whole, from one epoch to
+//! another, and an empty range has none.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -15,7 +15,7 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// Imports regions of so many bytes each.
+    /// Imports regions of these sizes in bytes.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// Reserves addresses for so many bytes; for none, no address at all.
+    /// Reserves addresses for this many bytes; none for 0.
     ///
     /// # Errors
     ///

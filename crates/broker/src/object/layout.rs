@@ -13,7 +13,7 @@ pub const MOST_REGIONS: usize = 16;
 pub const MOST_PARTS: usize = 1_000_000;
 /// What every part's offset is a multiple of: DLPack's alignment, and that of CUDA's allocations.
 pub const PART_ALIGNMENT: u64 = 256;
-/// A region is closed when it has so many bytes, or a sixteenth of the object, whichever is more.
+/// A region is closed when it reaches this size or a sixteenth of the object, whichever is larger.
 const REGION_BYTES: u64 = 4 << 30;
 
 /// The parts of an object and the regions that they lie in.

@@ -46,15 +46,15 @@ const HEADER: usize = 96;
 /// A part without dimensions and name.
 const PART: usize = 24;
 
-/// Who, beside its owner, may open an object.
+/// Which users, beside its owner, may open an object.
 ///
-/// No driver gives a descriptor that only reads: who may open an object could write to it.
+/// No driver has read-only descriptors: a user that may open an object can write to it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Readers {
     /// Nobody.
     #[default]
     Owner,
-    /// Everybody who may connect.
+    /// Every user that may connect.
     Everybody,
     /// These users, at most 16.
     Uids(Vec<u32>),
@@ -87,7 +87,7 @@ pub struct Manifest {
     pub device: DeviceUuid,
     /// The user that owns it and its name; 0 in a draft.
     pub owner: u32,
-    /// Who else may open it.
+    /// Which other users may open it.
     pub readers: Readers,
     /// What each region's bytes were rounded up to; 0 in a draft.
     pub granularity: u64,
@@ -321,7 +321,7 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
-    /// Repairs the checksum, as whoever writes a bad manifest on purpose would.
+    /// Repairs the checksum, as an attacker who forges a manifest would.
     fn seal(bytes: &mut [u8]) {
         let sum = checksum(bytes);
         bytes[12..16].copy_from_slice(&sum.to_le_bytes());

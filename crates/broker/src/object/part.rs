@@ -24,7 +24,7 @@ impl DType {
     /// 32-bit floats.
     pub const F32: DType = DType { code: 2, bits: 32, lanes: 1 };
 
-    /// Returns the bytes of so many elements, the last byte filled up; `None` beyond 64 bits.
+    /// Returns the bytes of this many elements, rounded up to whole bytes; `None` beyond 64 bits.
     pub fn bytes_of(self, elements: u64) -> Option<u64> {
         let bits = u128::from(elements) * u128::from(self.bits) * u128::from(self.lanes);
         u64::try_from(bits.div_ceil(8)).ok()

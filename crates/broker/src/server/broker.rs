@@ -142,7 +142,7 @@ fn inherit(keeper: Option<&Path>) -> Result<(Option<Depositor>, Inheritance)> {
     let found = sort(files, |file: &Arc<OwnedFd>| {
         let manifest = sealed::read(file.as_fd(), MOST_MANIFEST).and_then(|bytes| Manifest::decode(&bytes));
         let manifest =
-            manifest.inspect_err(|error| tracing::warn!(%error, "a manifest in the keeper is no good")).ok()?;
+            manifest.inspect_err(|error| tracing::warn!(%error, "a manifest in the keeper is invalid")).ok()?;
         let whole = manifest.epoch > Epoch(0) && manifest.granularity > 0;
         let regions = manifest.layout.regions().len();
         manifests.push((file.clone(), manifest));

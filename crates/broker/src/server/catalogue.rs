@@ -1,4 +1,4 @@
-//! The catalogue: which objects there are, whose, and how far each has come. Pure: no socket, no driver, no keeper.
+//! The catalogue: all objects, their owners, and the progress of each. Pure: no socket, no driver, no keeper.
 //!
 //! ```text
 //! create ─► Drafting ─► Making ─► Filling ─commit─► Keeping ─► Visible ─► (leaving the keeper) ─► gone
@@ -62,7 +62,7 @@ impl Default for Limits {
     }
 }
 
-/// Who asks.
+/// The client that asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asker {
     /// The participant.
@@ -197,7 +197,7 @@ pub struct Row {
     pub state: &'static str,
     /// Its writer, while it is unfinished.
     pub writer: Option<Participant>,
-    /// Who leases it.
+    /// Its readers.
     pub readers: Vec<Participant>,
 }
 
@@ -209,7 +209,7 @@ pub struct Catalogue<F> {
     objects: HashMap<Identity, Object<F>>,
     outcomes: VecDeque<(Identity, Epoch)>,
     watches: BTreeMap<(Participant, String), (Asker, u64, Epoch)>,
-    /// Removals and replacements that wait for the keeper: who is answered, or which object goes on.
+    /// Removals and replacements that wait for the keeper: the client to answer, or the object to continue.
     leaving: HashMap<u64, Leaving>,
     next_seq: u64,
     next_token: u64,
@@ -491,7 +491,7 @@ impl<F: Clone> Catalogue<F> {
             self.objects.values().any(|other| matches!(other.stage, Stage::Keeping { .. }) && same_name(other))
         });
         let Some(object) = self.objects.get_mut(&identity) else {
-            return answer(declined(Refusal::NotWriter, "there is no unfinished object of this identity"));
+            return answer(declined(Refusal::NotWriter, "no unfinished object has this identity"));
         };
         if object.writer.is_none_or(|writer| writer.participant != asker.participant) {
             return answer(declined(Refusal::NotWriter, "another participant writes this object"));
@@ -661,7 +661,7 @@ impl<F: Clone> Catalogue<F> {
             return "no object of this identity is here; it was removed, or replaced by newer epochs".into();
         };
         match self.names.get(name) {
-            None => "nobody has committed it".into(),
+            None => "it was never committed".into(),
             Some(row) if row.visible.is_empty() => format!("it was removed; its last epoch was {}", row.last),
             Some(row) => {
                 let epochs: Vec<String> = row.visible.keys().map(Epoch::to_string).collect();
@@ -699,7 +699,7 @@ impl<F: Clone> Catalogue<F> {
     pub fn remove(&mut self, asker: Asker, request: u64, name: &str, epoch: Epoch) -> Vec<Action<F>> {
         let answer = |answer| vec![Action::Answer(asker.participant, request, answer)];
         let Some(row) = self.names.get_mut(name) else {
-            return answer(declined(Refusal::NotFound, "nobody has committed it"));
+            return answer(declined(Refusal::NotFound, "it was never committed"));
         };
         if row.owner != asker.uid {
             let why = format!("{name} belongs to uid {}, not {}", row.owner, asker.uid);

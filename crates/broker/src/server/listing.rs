@@ -1,4 +1,4 @@
-//! What a broker tells who looks: its objects and who reads them, as JSON.
+//! The list of a broker's objects and their readers, as JSON.
 
 use serde::{Deserialize, Serialize};
 
@@ -44,9 +44,9 @@ pub struct Row {
     pub owner: u32,
     /// `making`, `filling`, `keeping`, `visible` or `scratch`.
     pub state: String,
-    /// Who fills it.
+    /// Its writer.
     pub writer: Option<Process>,
-    /// Who leases it.
+    /// Its readers.
     pub readers: Vec<Process>,
 }
 

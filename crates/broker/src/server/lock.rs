@@ -39,7 +39,7 @@ pub fn wait(path: &Path) -> Result<File> {
     Ok(sign(file))
 }
 
-/// Reads who held the lock last, as that process counted itself.
+/// Reads which process held the lock last, by its own pid.
 pub fn holder(path: &Path) -> Option<u32> {
     let mut text = String::new();
     File::open(path).ok()?.take(32).read_to_string(&mut text).ok()?;

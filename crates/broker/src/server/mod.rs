@@ -4,7 +4,7 @@
 //! 2. `lock`: one broker a directory.
 //! 3. `workshop` and `deposit`: the threads that may wait, for the driver and for the keeper.
 //! 4. `peer`: a participant and the proof of its death.
-//! 5. `service`: the thread that hears everybody. `listing`: what it tells who looks.
+//! 5. `service`: the thread that serves all clients. `listing`: the list of objects as JSON.
 //! 6. `broker`: how all of it starts.
 
 pub(crate) mod bequest;

@@ -63,7 +63,7 @@ impl Slots {
         &self.file
     }
 
-    /// Grants so many leases, or none.
+    /// Grants this many leases, or none.
     pub(super) fn grant(&mut self, count: usize) -> Option<Vec<LeaseSlot>> {
         let from = self.free.len().checked_sub(count)?;
         let granted = self.free.drain(from..).map(|slot| {

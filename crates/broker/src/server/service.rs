@@ -1,7 +1,7 @@
-//! The thread that hears everybody: the socket, the participants, their deaths, and the two threads that may wait.
+//! The thread that serves all clients: the socket, the participants, their deaths, and the two threads that may wait.
 //!
-//! It never waits for anything but all of them at once. An answer that does not fit into a socket is dropped: whoever
-//! does not read will ask again.
+//! It never waits for anything but all of them at once. An answer that does not fit into a socket is dropped: the
+//! client asks again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -390,7 +390,7 @@ impl Service {
             return Err((Refusal::Limit, format!("the broker has {MOST_PARTICIPANTS} participants already")));
         }
         let Some((pid, command)) = identify(fds).map_err(internal)? else {
-            return Err((Refusal::Protocol, "a descriptor of the hello is no pidfd".into()));
+            return Err((Refusal::Protocol, "a descriptor of the hello is not a pidfd".into()));
         };
         let mut came = std::mem::take(fds);
         let pidfd = came.remove(0);

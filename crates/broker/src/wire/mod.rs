@@ -33,7 +33,7 @@
 //! | 135 | `Opened` | identity 16, epoch u64 | the manifest, then the regions |
 //! | 136 | `Newer` | identity 16, epoch u64 | |
 //! | 137 | `Removed` | epoch u64 | |
-//! | 138 | `Listing` | bytes u64 | sealed memfd of so many bytes of JSON |
+//! | 138 | `Listing` | bytes u64 | sealed memfd with that many bytes of JSON |
 //! | 139 | `Declined` | code u16, text | |
 //!
 //! A text is its bytes u16, then UTF-8 without control characters; a name has at most 255 bytes, a reason 512.

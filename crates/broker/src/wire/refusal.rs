@@ -67,14 +67,14 @@ impl Refusal {
             }
             Refusal::Protocol => "connect to a broker of gpu-ipc, with its own client",
             Refusal::Limit => "remove objects, or raise the broker's limit",
-            Refusal::Failed => "look at the broker's log",
+            Refusal::Failed => "read the broker's log",
             Refusal::NotFound => "`gpu-ipc objects` lists what there is",
             Refusal::Exists => "draw another identity",
             Refusal::Conflict => "open the epoch that is there, then create anew",
             Refusal::OutOfMemory => "remove objects, or create with `replace`",
             Refusal::NotWriter => "create it anew",
             Refusal::Keeper => "start `gpu-ipc keep` with more room, then commit again",
-            Refusal::SharedContext => "write from a process that is no client of MPS",
+            Refusal::SharedContext => "write from a process that is not a client of MPS",
             Refusal::Device => "start the broker with this device",
             Refusal::Layout => "mend the layout",
         }

@@ -169,7 +169,7 @@ impl ToBroker {
         w.len
     }
 
-    /// Reads a message that came with so many descriptors.
+    /// Reads a message that came with this many descriptors.
     ///
     /// # Errors
     ///

@@ -202,7 +202,7 @@ impl ToClient {
         w.len
     }
 
-    /// Reads a message that came with so many descriptors.
+    /// Reads a message that came with this many descriptors.
     ///
     /// # Errors
     ///

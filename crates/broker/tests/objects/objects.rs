@@ -38,7 +38,7 @@ fn an_object_is_put_and_opened() {
     assert_eq!(seed_of(&by_identity), 7);
     assert_ne!(by_identity.device_ptr("p0"), model.device_ptr("p0"), "a mapping of its own");
     let error = reader.open("other").expect_err("nobody put it").to_string();
-    assert_eq!(error, "other is not there: nobody has committed it; `gpu-ipc objects` lists what is");
+    assert_eq!(error, "other is not there: it was never committed; `gpu-ipc objects` lists what is");
     let error = reader.open_one(&Selector::Epoch("model".into(), Epoch(9))).expect_err("no such epoch").to_string();
     assert!(error.contains("epoch 9 of model is not there: the epochs that are kept: 1"), "{error}");
 }

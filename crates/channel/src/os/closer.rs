@@ -1,6 +1,6 @@
 //! Closing what other processes sent.
 //!
-//! A close can take as long as whoever made the file likes: a TCP socket that lingers, a file of a user-space file system.
+//! A close can take as long as the maker of the file likes: a TCP socket that lingers, a file of a user-space file system.
 //! So nothing that was received is closed on a session's thread: dropping a [`Foreign`] hands it to threads that do nothing
 //! else, as many as there are closes that take long.
 
@@ -44,7 +44,7 @@ impl Closer {
         Foreign { fd: ManuallyDrop::new(fd), closer: self.clone() }
     }
 
-    /// Says whether so many descriptors wait for their close that no more should be taken in.
+    /// Returns whether too many descriptors wait for their close to take in more.
     pub fn is_crowded(&self) -> bool {
         self.0.state().waiting.len() >= CROWDED
     }

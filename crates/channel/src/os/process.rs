@@ -1,7 +1,7 @@
 //! Processes as the kernel names them: pidfds.
 //!
-//! A pid is for people to read. Whoever decides anything decides by a pidfd: it names one process for ever, also when
-//! the pid is used again and across pid namespaces.
+//! A pid is for people to read. Every decision uses a pidfd: it names one process for ever, also when the pid is reused
+//! and across pid namespaces.
 //!
 //! `descendants`: who of our own descendants keeps a device's files open.
 

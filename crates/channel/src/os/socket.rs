@@ -6,7 +6,7 @@
 //! 4. `connect`: a participant's end.
 //! 5. `transfer`: sending and receiving, on either. `peer`: who is at the other.
 //!
-//! Nothing here blocks. Whoever has to wait polls the descriptor.
+//! Nothing here blocks. A caller that has to wait polls the descriptor.
 
 mod bind_lock;
 mod connect;

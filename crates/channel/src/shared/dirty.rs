@@ -48,7 +48,7 @@ impl<W: Word> Dirty<W> {
         Dirty(word)
     }
 
-    /// Writes anything, as whoever shares the memory could.
+    /// Writes any value, as the other side could.
     #[cfg(any(test, feature = "test-support", fuzzing))]
     pub fn scribble(&self, word: u64) {
         self.0.store(word, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A snapshot on its way to whoever looks: a text in a memfd that nobody can change any more.
+//! A snapshot on its way to another process: a text in a sealed memfd.
 //!
 //! It may be longer than a message. The reader checks seals and size before it reads, so that the writer can neither
 //! change what was checked nor make it read for ever.
@@ -30,7 +30,7 @@ pub fn create(text: &str) -> Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Reads a text that a producer sent (whoever looks). Nothing is known of it but that it is text.
+/// Reads a text that a producer sent (reader). Nothing is known of it but that it is text.
 ///
 /// # Errors
 ///

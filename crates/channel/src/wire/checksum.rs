@@ -34,7 +34,7 @@ mod parallel {
     /// The polynomial, its highest power at the lowest bit, as everything here.
     const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-    /// Returns what a remainder is multiplied with to move it past so many bytes: x to the power of their bits, less 33,
+    /// Returns what a remainder is multiplied with to move it past this many bytes: x to the power of their bits, less 33,
     /// which the instruction that reduces the product adds.
     const fn past(bytes: usize) -> i64 {
         let mut power: u32 = 1 << 31;

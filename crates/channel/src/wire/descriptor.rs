@@ -1,7 +1,7 @@
 //! The bytes that travel from producer to consumer.
 //!
-//! A descriptor names a grant and says where its bytes lie. It holds no vendor handle and no address, so whoever
-//! reads it learns nothing that opens memory: the claim does that, at the producer.
+//! A descriptor names a grant and says where its bytes lie. It holds no vendor handle and no address, so its
+//! bytes alone open no memory: the claim does that, at the producer.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -100,8 +100,8 @@ impl Descriptor {
         self.0[AT_USER..].first_chunk().expect("64 bytes of the user's lie inside a descriptor")
     }
 
-    /// Returns the session that granted it. Whoever is connected to several claims it with the participant of
-    /// that session (`Participant::session`).
+    /// Returns the session that granted it. A process with several participants claims it with the one of that session
+    /// (`Participant::session`).
     pub fn session(&self) -> SessionId {
         self.fields().session
     }

@@ -52,7 +52,7 @@
 //! - `Inspect` may come in place of `Hello`, from a user that may connect. `Report` answers with the holders from place
 //!   `from` on; `next` is where to go on, 2^32-1 after the last. The numbers are the fields of `Stats` in their order.
 //! - `TakeSnapshot` comes in place of `Hello` too, from a user that may connect, and is the last message of its
-//!   connection. `Snapshot` answers with a memfd of so many bytes of JSON, 1 to 16,777,216, sealed against writing,
+//!   connection. `Snapshot` answers with a memfd of `length` bytes of JSON, 1 to 16,777,216, sealed against writing,
 //!   shrinking, growing and further seals; `Declined` when there is none.
 
 mod packet;

@@ -30,7 +30,7 @@ use lab::{Outcome, device, hex, output, pattern};
 use report::Report;
 use watchdog::Watchdog;
 
-/// Whoever is silent for so long hangs.
+/// A process that is silent for longer counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Blocks that each of the two consumers holds when it is killed.
 const HELD_AT_DEATH: u32 = 4;
@@ -381,7 +381,7 @@ impl<'a> Demo<'a> {
             consumer.wait()?;
         }
         let report = self.session.shutdown(PATIENCE);
-        // Whoever had them mapped is gone.
+        // All processes that had them mapped are gone.
         let _ = self.wait("every region to come back", |demo| {
             demo.session.trim().is_ok() && demo.session.stats().source.regions == 0
         });

@@ -129,8 +129,8 @@ impl Report {
             ),
             ("in limbo at end", self.in_limbo_at_end.to_string(), "dropped by the producer, still held: must be 0"),
             ("bytes leaked", self.bytes_leaked.to_string(), "did not come back: must be 0"),
-            ("regions at end", self.regions_at_end.to_string(), "device memory that nobody uses: must be 0"),
-            ("early reuse", self.early_reuse.to_string(), "used again while somebody held them: must be 0"),
+            ("regions at end", self.regions_at_end.to_string(), "device memory without a user: must be 0"),
+            ("early reuse", self.early_reuse.to_string(), "reused while a process held them: must be 0"),
             ("content errors", self.content_errors.to_string(), "blocks that did not hold what was shared: must be 0"),
         ];
         for (what, count, meaning) in rows {

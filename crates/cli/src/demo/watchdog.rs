@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{RecvTimeoutError, channel};
 
-    /// Whoever waits longer than this for a thread waits in vain.
+    /// A thread that does not answer within this time is stuck.
     const GENEROUS: Duration = Duration::from_secs(60);
 
     #[test]

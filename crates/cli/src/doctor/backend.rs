@@ -66,7 +66,7 @@ pub struct Caps {
     pub ranges: bool,
     /// Several processes share one context of the driver.
     pub shared_context: bool,
-    /// Allocations are multiples of so many bytes.
+    /// Allocations are multiples of this many bytes.
     pub granularity: u64,
 }
 

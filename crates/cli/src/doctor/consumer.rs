@@ -30,7 +30,7 @@ fn serve(options: &ConsumerOptions) -> Result<(), String> {
         let line = line.map_err(|e| e.to_string())?;
         let (descriptor, stamp) = line.split_once(' ').ok_or("not understood")?;
         let stamp = stamp.parse().map_err(|e| format!("{stamp}: {e}"))?;
-        let bytes = hex::decode(descriptor).ok_or("the descriptor is no hex")?;
+        let bytes = hex::decode(descriptor).ok_or("the descriptor is not hexadecimal")?;
         let block = participant
             .claim(&bytes, Wait::Stream(copier.stream()), Some(Duration::from_secs(30)))
             .map_err(|e| device::explain(&e))?;

@@ -63,7 +63,7 @@ fn pidfd() -> Check {
 fn peer_pidfd() -> Check {
     let name = "SO_PEERPIDFD";
     match try_peer_pidfd() {
-        Ok(()) => Check::ok(name, "works: who connects is named without asking it"),
+        Ok(()) => Check::ok(name, "works: the kernel identifies connecting processes"),
         Err(error) => Check::warning(name, error.to_string())
             .why("a peer that never says hello is shown without its pid; leases do not depend on it")
             .remedy(remedy(error, "Linux 6.5")),

@@ -95,7 +95,7 @@ fn runtime_dir() -> Check {
 fn judge_runtime_dir(dir: &Path, shown: &str, uid: u32) -> Check {
     let failed = |found: String| {
         Check::failed("runtime directory", format!("{shown}: {found}"))
-            .why("sessions put their sockets there unless they are given a path; whoever else can write there could answer")
+            .why("sessions without a given path put their sockets there; another user who can write there could answer in their place")
             .remedy("name a directory of this user with mode 0700 in GPU_IPC_RUNTIME_DIR")
             .needed()
     };
@@ -110,7 +110,7 @@ fn judge_runtime_dir(dir: &Path, shown: &str, uid: u32) -> Check {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return failed(error.to_string()),
         _ => {}
     }
-    // Of the thing itself: whoever made a link decides where it leads.
+    // The path itself, not what a link points to: its creator decides where it leads.
     let is = match fs::symlink_metadata(dir) {
         Ok(is) => is,
         Err(error) => return failed(error.to_string()),

@@ -48,7 +48,7 @@ fn judge(variable: Option<OsString>, default: &Path, processes: &Path) -> Check 
             ))
     } else {
         check
-            .why("this process is no client of a daemon, but others may be: under MPS a death is no proof")
+            .why("this process is not a client of a daemon, but others may be: under MPS a death proves nothing")
             .remedy(format!("start producers and consumers without MPS, or unset {VARIABLE}"))
     }
 }
@@ -85,6 +85,6 @@ mod tests {
         assert_eq!(runs.found, "a process nvidia-cuda-mps* runs");
         let client = judge(None, &path("pipes"), &path("idle"));
         assert_eq!(client.found, "a control socket is there");
-        assert!(client.why.is_some_and(|why| why.contains("a death is no proof")));
+        assert!(client.why.is_some_and(|why| why.contains("a death proves nothing")));
     }
 }

@@ -21,12 +21,12 @@ pub fn check() -> Check {
     let name = "namespaces";
     match ask() {
         Ok(None) => Check::ok(name, "user, pid and mount namespaces can be made"),
-        Ok(Some(refused)) => Check::absent(name, refused)
-            .why("only for who wants to start containers without root: gpu-ipc itself needs none")
-            .remedy(
+        Ok(Some(refused)) => {
+            Check::absent(name, refused).why("needed only for rootless containers, not by gpu-ipc itself").remedy(
                 "see user.max_user_namespaces, kernel.unprivileged_userns_clone and \
                  kernel.apparmor_restrict_unprivileged_userns in sysctl, and the container's seccomp profile",
-            ),
+            )
+        }
         Err(why) => Check::warning(name, "not known").why(why).remedy("run the doctor again"),
     }
 }

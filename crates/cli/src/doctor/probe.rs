@@ -159,7 +159,7 @@ fn in_words(caps: &Caps) -> Vec<Check> {
         }),
         yes_or(!caps.shared_context, "own context", "each process has its own", |name| {
             Check::warning(name, "processes share one context of the driver (MPS)")
-                .why("the death of a process is no proof that its GPU work ended: its blocks are never used again")
+                .why("the death of a process does not prove that its GPU work ended: its blocks are never reused")
                 .remedy("run producer and consumers without MPS, where processes may die")
         }),
         Check::ok("granularity", format!("allocations are multiples of {}", size::show(caps.granularity))),

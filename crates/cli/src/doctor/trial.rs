@@ -16,7 +16,7 @@ const BYTES: u64 = 64 << 10;
 /// How long the child may be silent, and the block may take to come back.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What is said of an error that says nothing itself.
-const REMEDY: &str = "mend what fails above, and look for other programs on the device; then at docs/TOOLS.md";
+const REMEDY: &str = "repair what fails above, look for other programs on the device, and read docs/TOOLS.md";
 
 /// Names a trial: the same in every version.
 pub fn name(sharing: Sharing, access: Access) -> &'static str {

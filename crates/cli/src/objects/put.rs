@@ -91,7 +91,7 @@ fn put(options: &PutOptions) -> Result<Epoch, String> {
 
 fn whole(file: &File, number: usize, path: &Path) -> Result<Vec<Source>, String> {
     let len = file.metadata().map_err(|error| error.to_string())?.len();
-    let name = path.file_name().and_then(|name| name.to_str()).ok_or("its name is no text")?;
+    let name = path.file_name().and_then(|name| name.to_str()).ok_or("its name is not UTF-8")?;
     let spec = PartSpec::bytes(name, len).map_err(|error| explain(&error))?;
     Ok(vec![Source { file: number, offset: 0, spec }])
 }

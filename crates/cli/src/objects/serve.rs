@@ -96,6 +96,6 @@ fn device(text: &str) -> Result<(BackendKind, u32), String> {
     let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == name);
     match (kind, number.parse()) {
         (Some(kind), Ok(number)) => Ok((kind, number)),
-        _ => Err(format!("{text:?} is no device, as cuda:0, hip:1 or host:0 are")),
+        _ => Err(format!("{text:?} is not a device such as cuda:0, hip:1 or host:0")),
     }
 }

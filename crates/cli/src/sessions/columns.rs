@@ -43,7 +43,7 @@ pub struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    /// Chooses what fits into so many columns of the terminal.
+    /// Chooses the columns that fit into a terminal of this width.
     pub fn within(width: u16, columns: &'a [Column]) -> Shown<'a> {
         let needed = |below: u8| -> u16 {
             let shown = columns.iter().filter(|column| column.rank < below);

@@ -33,7 +33,7 @@ pub fn run(options: &LsOptions) -> Outcome {
     output::conclude(text.trim_end(), if ok { Outcome::Good } else { Outcome::Finding })
 }
 
-/// Returns what people read: at most so many columns, but for paths and reasons, which are of use whole.
+/// Returns the text for people, within a number of columns except for paths and reasons, which stay whole.
 pub fn table(seen: &[Seen], width: u16) -> String {
     if seen.is_empty() {
         return "No session is open here. One that listens on a path of its own: gpu-ipc ls PATH\n".into();
@@ -102,7 +102,7 @@ fn one_session(text: &mut String, seen: &Seen, width: u16) -> std::fmt::Result {
         writeln!(text, "{}", flow(&never, 2, width.into()))?;
     }
     if stats.holders.is_empty() {
-        return writeln!(text, "  nobody is connected");
+        return writeln!(text, "  no process is connected");
     }
     let shown = Shown::within(width.saturating_sub(2), &HOLDER_COLUMNS);
     writeln!(text, "  {}", shown.head())?;

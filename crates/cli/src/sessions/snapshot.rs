@@ -97,7 +97,7 @@ fn sums(text: &mut String, snapshot: &Snapshot) -> std::fmt::Result {
 
 fn holders(text: &mut String, snapshot: &Snapshot) -> std::fmt::Result {
     if snapshot.holders.is_empty() {
-        return writeln!(text, "  nobody holds anything");
+        return writeln!(text, "  no process holds a block");
     }
     writeln!(
         text,

@@ -32,7 +32,7 @@ pub fn time(time: Duration) -> String {
     }
 }
 
-/// Cuts a text to so many characters.
+/// Cuts a text to at most this many characters.
 pub fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -40,7 +40,7 @@ pub fn cut(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Joins parts by three spaces, in lines of so many characters at most, each indented.
+/// Joins parts by three spaces, in indented lines of at most this many characters.
 pub fn flow(parts: &[String], indent: usize, width: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     for part in parts {

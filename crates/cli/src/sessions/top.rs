@@ -31,7 +31,7 @@ const SESSION_COLUMNS: [Column; 9] = [
 /// Shows the sessions until the user has seen enough.
 pub fn run(options: &TopOptions) -> Outcome {
     if !std::io::stdout().is_terminal() {
-        let why = "top draws on a terminal, and standard output is none; for a pipe or a file: gpu-ipc ls";
+        let why = "top needs a terminal, and standard output is not one; for a pipe or a file use gpu-ipc ls";
         return output::fail(why, false, Outcome::Unavailable);
     }
     if std::env::var_os("TERM").is_some_and(|term| term == "dumb") {

@@ -46,7 +46,7 @@ pub unsafe trait GpuWords: GpuStreams + GpuEvents {
 
     /// As [`stream_batch`](GpuWords::stream_batch), for a stream that the application may be capturing.
     ///
-    /// A backend whose calls are dear asks and queues in one go.
+    /// A backend with expensive calls asks and queues in one call.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ pub unsafe trait GpuWords: GpuStreams + GpuEvents {
     /// Queues operations on a stream behind what is on others at this moment: records each event on its stream, lets
     /// `stream` wait for it, and queues the batch.
     ///
-    /// A backend whose calls are dear does all of it in one go.
+    /// A backend with expensive calls does all of it in one call.
     ///
     /// # Errors
     ///

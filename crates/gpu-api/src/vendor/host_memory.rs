@@ -148,7 +148,7 @@ impl HostTable {
                 Ok(entry)
             }
             found => {
-                let state = if found.is_some() { "which an earlier error leaked" } else { "which is no such memory" };
+                let state = if found.is_some() { "which an earlier error leaked" } else { "which is not such memory" };
                 let got = format!("{ptr:?}, {state}");
                 Err(Error::Invalid { what: "the address", got, must: "what `host_alloc` gave" })
             }

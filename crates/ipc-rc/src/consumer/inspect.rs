@@ -189,7 +189,7 @@ mod tests {
     use channel::os::socket::{Listener, Place};
     use channel::wire::message::RefusalCode;
 
-    /// Long enough for the slowest machine; whoever waits longer hangs.
+    /// Long enough for the slowest machine: a wait that takes longer fails the test.
     const WATCHDOG: Option<Duration> = Some(Duration::from_secs(60));
 
     /// Asks a producer that answers with these packets, and closes the connection behind them.

@@ -57,8 +57,8 @@ impl ParticipantBuilder {
         self
     }
 
-    /// Bounds what stays mapped without being used: so many bytes and so many regions. Whatever is in use stays mapped
-    /// beyond that. Unless said, as many bytes as the device has, and 1,024 regions.
+    /// Limits idle mappings by bytes and by number of regions. Mappings in use do not count. The default is the bytes of
+    /// the device, and 1,024 regions.
     #[must_use]
     pub fn mapping_cache(mut self, bytes: u64, regions: usize) -> Self {
         self.cache = Cache { bytes, regions };

@@ -197,8 +197,8 @@ impl ReceivedBlock {
         self.lease.held().mapping.region()
     }
 
-    /// Asks the producer for a descriptor of this block, or slice, for somebody else: another participant of the same
-    /// session, or whoever claims a ticket. The new lease is its own: it does not depend on this one.
+    /// Asks the producer for a descriptor of this block, or slice, for another participant of the same session, or as a
+    /// ticket for the first that claims it. The new lease does not depend on this one.
     ///
     /// Waits for the producer's work on the block first, then for its answer. Work of this process on the block must be
     /// done: the receiver waits for none of it. The bytes of the user's own are zero:
@@ -255,7 +255,7 @@ impl ReceivedBlock {
         Ok(descriptor.narrowed(offset, self.len))
     }
 
-    /// Says what the contents are worth at this moment. Whoever waited on a stream asks after synchronising it.
+    /// Says whether the contents are what was shared. After a wait on a stream, ask once the stream is synchronised.
     pub fn state(&self) -> State {
         let link = self.lease.held().link();
         let seen = self.lease.fence().map_or(timeline::Fence::Reached, |fence| link.look(&fence));

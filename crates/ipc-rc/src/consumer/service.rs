@@ -87,7 +87,7 @@ impl Service {
 
     /// Says after what time there may be something to do that no descriptor tells of; `None` for never.
     fn time_to_sleep(&mut self) -> Option<Duration> {
-        // The second look of `doze`: whoever left a mapping, or asked for one, while this thread was awake woke nobody.
+        // The second look of `doze`: a thread that left a mapping, or asked for one, while this one was awake did not wake it.
         self.unmap_idle();
         let link = &self.link;
         if self.poisoning {
@@ -144,7 +144,7 @@ impl Service {
         }
     }
 
-    /// The producer's process is dead: nothing new comes, and whoever waits for its GPU goes on.
+    /// The producer's process is dead: nothing new comes, and waits for its GPU complete.
     fn producer_died(&mut self) {
         self.producer_exited = true;
         self.unwatch(self.link.producer_pidfd.as_fd());
@@ -183,7 +183,7 @@ impl Service {
         }
         let all = link.closing.load(Ordering::Relaxed) || link.is_gone();
         let mut mappings = link.mappings.all();
-        // Before the look: whoever ends the last use after it wakes this thread.
+        // Before the look: the end of a last use after it wakes this thread.
         mappings.iter().for_each(|mapping| mapping.watch(true));
         mappings.retain(|mapping| {
             let unwanted = all || link.is_asked(mapping.region());

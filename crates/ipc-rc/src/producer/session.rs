@@ -120,8 +120,8 @@ impl Session {
     /// Takes in a connection that reached the application in another way than through the session's socket: passed on
     /// by another process, or one end of a socket pair (`SOCK_SEQPACKET`). It is admitted when it says hello.
     ///
-    /// Whoever had the other end before the participant must have closed it: as long as any copy is open, the
-    /// participant's death is not proven.
+    /// Every other process must have closed its copy of the other end: while one is open, the participant's death is not
+    /// proven.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What a session's source of regions looks like, for whoever asks.
+//! The snapshot of a session's source of regions.
 
 use std::os::fd::OwnedFd;
 

@@ -289,5 +289,8 @@ fn claim(participant: &Participant, bytes: &[u8], wait: Wait<'_>) -> Result<Rece
 }
 
 fn decode(descriptors: &[&str]) -> Result<Vec<Vec<u8>>, String> {
-    descriptors.iter().map(|text| hex::decode(text).ok_or_else(|| "a descriptor that is no hex".to_owned())).collect()
+    descriptors
+        .iter()
+        .map(|text| hex::decode(text).ok_or_else(|| "a descriptor is not hexadecimal".to_owned()))
+        .collect()
 }

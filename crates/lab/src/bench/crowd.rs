@@ -20,7 +20,7 @@ const PROOF: Duration = Duration::from_millis(20);
 /// What a consumer beyond the first may add to a share, in nanoseconds.
 const BEYOND: f64 = 150.0;
 
-/// One block shared with so many consumers at once.
+/// One block shared with N consumers at once.
 pub fn fan_out(stage: &Stage) -> Result<Vec<Row>, String> {
     let counts: &[usize] = if stage.quick { &[1, 2, 4] } else { &[1, 2, 4, 8, 16, 32] };
     let session = stage.session()?;
@@ -52,7 +52,7 @@ pub fn fan_out(stage: &Stage) -> Result<Vec<Row>, String> {
     for ((pairs, one), &count) in all.into_iter().zip(ones).zip(counts) {
         let others = (count.max(2) - 1) as f64;
         let beyond = pairs.ours.iter().zip(&one.ours).map(|(all, one)| (all - one) / others).collect();
-        let what = "one block shared with so many consumers after a stream";
+        let what = "one block shared with N consumers after a stream";
         let row = Row::new("fan-out", what, "one batch of as many writes").at(count as u64, &count.to_string());
         let row = row.measured(pairs);
         rows.push(match Figures::of(beyond, 1) {

@@ -13,7 +13,7 @@ use crate::child::Child;
 use crate::device::explain;
 use crate::hex;
 
-/// Whoever is silent for so long hangs.
+/// A process that is silent for longer counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Descriptors in one line to a consumer.
 const LINE: usize = 256;

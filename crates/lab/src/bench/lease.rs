@@ -151,7 +151,7 @@ pub fn stretch(stage: &Stage) -> Result<Vec<Row>, String> {
     Ok(vec![if is_gpu(stage) { row.goal(Goal::Beyond(200.0)) } else { row }])
 }
 
-/// Has a consumer hold so many leases that count as used on its stream.
+/// Has a consumer hold `count` leases that count as used on its stream.
 fn lease(consumer: &mut Consumer, block: &SentBlock, count: usize) -> Result<(), String> {
     let descriptors = share_some(block, To::Participant(consumer.id), After::Done, count)?;
     consumer.ask("lease", &descriptors).map(drop)

@@ -24,7 +24,7 @@ fn steps(stage: &Stage) -> &'static [(usize, &'static str)] {
     }
 }
 
-/// Drops at the producer of blocks that are held, with so many in limbo.
+/// Drops at the producer of blocks that are held, with N in limbo.
 pub fn drops(stage: &Stage) -> Result<Vec<Row>, String> {
     let (full, empty) = (Pair::new(stage)?, Pair::new(stage)?);
     let mut held: Vec<ReceivedBlock> = Vec::new();
@@ -122,7 +122,7 @@ fn baseline_drops(stage: &Stage, baseline: &mut Baseline) -> Result<Option<Figur
     Ok(Figures::of(samples, DROPS))
 }
 
-/// Collects with so many held and none released, and of what was released.
+/// Collects with N held and none released, and of released blocks.
 pub fn collect(stage: &Stage) -> Result<Vec<Row>, String> {
     let (full, empty) = (Pair::new(stage)?, Pair::new(stage)?);
     let block = full.alloc()?;
@@ -150,7 +150,7 @@ pub fn collect(stage: &Stage) -> Result<Vec<Row>, String> {
             pairs.sample(ours, floor)?;
         }
         let floor_is = if count > 0 { "the same with none held" } else { "one atomic swap" };
-        let row = Row::new("collect-held", "collect with so many held and none released", floor_is);
+        let row = Row::new("collect-held", "collect with N held and none released", floor_is);
         rows.push(row.at(count as u64, shown).measured(pairs));
     }
     drop((held, block));

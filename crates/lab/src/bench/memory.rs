@@ -40,7 +40,7 @@ pub fn run(options: &BenchMemoryOptions) -> Outcome {
     })
 }
 
-/// Returns the bytes that so many leases added. Producer and consumer are one process, whose proportional set size
+/// Returns the bytes that this many leases added. Producer and consumer are one process, whose proportional set size
 /// counts their shared pages once.
 fn grown(stage: &Stage, leases: usize, blocks: usize) -> Result<u64, String> {
     let pair = Pair::new(stage)?;

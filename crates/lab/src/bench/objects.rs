@@ -78,7 +78,7 @@ fn largest(stage: &Stage, before: u64) -> Result<u64, String> {
         .ok_or_else(|| format!("{free} bytes of the device are free: too few for an object of 1 GiB"))
 }
 
-/// Puts an object of so many parts. Its contents are of no matter here.
+/// Puts an object of this many parts. Its contents do not matter here.
 fn put(client: &Client, name: &str, bytes: u64, parts: u64) -> Result<Epoch, String> {
     let specs = (0..parts).map(|number| PartSpec::bytes(format!("p{number:06}"), bytes / parts));
     let specs = specs.collect::<Result<Vec<_>, _>>().map_err(|e| explain(&e))?;
@@ -345,7 +345,7 @@ fn readers(stage: &Stage, owner: &Owner) -> Result<Vec<Row>, String> {
             pairs.add(&[times[count - 1], times[0]]);
         }
     }
-    let what = "open by the last of so many readers, each connected for itself";
+    let what = "open by the last of N readers, each connected for itself";
     let row = Row::new("object-readers", what, "the open by the first of them").at(count as u64, &count.to_string());
     let row = row.measured(pairs);
     let as_fast = row.ratio.is_some_and(|ratio| ratio <= 1.25);

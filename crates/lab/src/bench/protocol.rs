@@ -180,7 +180,7 @@ pub fn scale(stage: &Stage) -> Result<Vec<Row>, String> {
             let floor = &mut || idle.lease(&idle_block).map(drop);
             pairs.sample_whole([ours, floor], [&|| collect(&pair), &|| collect(&idle)])?;
         }
-        let what = "grant, claim, release and retire with so many outstanding";
+        let what = "grant, claim, release and retire with N outstanding";
         let row = Row::new("leases", what, "the same with none outstanding").at(leases as u64, shown);
         rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
     }
@@ -215,7 +215,7 @@ pub fn participants(stage: &Stage) -> Result<Vec<Row>, String> {
             let floor = &mut || life(&alone, &mut none);
             pairs.sample_whole([ours, floor], [&|| collect(&pair), &|| collect(&alone)])?;
         }
-        let what = "a block's lease, release, drop and return with so many participants connected";
+        let what = "a block's lease, release, drop and return with N participants connected";
         let row = Row::new("participants", what, "the same with one").at(count as u64, &count.to_string());
         rows.push(row.measured(pairs).goal(Goal::Times(1.2, 0.0)));
     }
@@ -253,7 +253,7 @@ pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
 }
 
 /// Runs cycles on a thread for each block, and returns the nanoseconds of each cycle of all of them: from the first thread's
-/// beginning to the last one's end, by their own clocks, because whoever waits for them may sleep through both.
+/// beginning to the last one's end, by their own clocks, because the thread that waits for them may sleep through both.
 fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, String> {
     let barrier = Barrier::new(blocks.len());
     let run = |block: &SentBlock| {

@@ -41,7 +41,7 @@ impl<'a> Naked<'a> {
         self.floor.write(self.streams.0.raw(), self.words.word(0), self.value)
     }
 
-    /// Queues so many in one batch.
+    /// Queues this many in one batch.
     pub fn writes(&mut self, count: usize) -> Result<(), String> {
         self.value += 1;
         self.floor.writes(self.streams.0.raw(), self.words.word(0), self.value, count)
@@ -83,7 +83,7 @@ impl<'a> Naked<'a> {
 impl Drop for Naked<'_> {
     fn drop(&mut self) {
         self.hold.let_go();
-        // What fails here has failed before, and whoever asked has been told.
+        // An error here was reported before, by the call that caused it.
         let _ = self.settle();
         // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: this was its owner.
         let _ = unsafe { self.gpu.backend().destroy_event(self.event) };

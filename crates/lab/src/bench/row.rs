@@ -18,9 +18,9 @@ pub enum Unit {
 /// What is aimed at, in the row's unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Goal {
-    /// At most so many times the floor, and so much more.
+    /// At most this factor times the floor, plus this constant.
     Times(f64, f64),
-    /// At most so much.
+    /// At most this value.
     AtMost(f64),
     /// At most so much beyond the floor.
     Beyond(f64),

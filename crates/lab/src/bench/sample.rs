@@ -45,7 +45,7 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// Begins with none, of so many calls each.
+    /// Begins without samples; each will be the mean of this many calls.
     pub fn new(calls: usize) -> Pairs {
         Pairs { calls, ..Pairs::default() }
     }

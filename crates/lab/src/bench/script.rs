@@ -35,7 +35,7 @@ impl Sequence {
     }
 }
 
-/// Random pairs of one free and one alloc among so many live chunks of sizes from 256 B to 1 MiB.
+/// Random pairs of one free and one alloc among N live chunks of sizes from 256 B to 1 MiB.
 pub fn pairs(stage: &Stage) -> Result<Vec<Row>, String> {
     let steps: &[(usize, &str, f64)] = match stage.quick {
         true => &[(1_000, "1k", 250.0)],

@@ -2,8 +2,8 @@
 //!
 //! - A plain shared counter: the holder adds one and takes one off. One that is killed leaves no trace of who it was, and
 //!   its block never comes back.
-//! - A blind time-out: a block is free so long after it was lent, whoever holds it. One that was stopped meanwhile finds
-//!   another generation in it.
+//! - A blind time-out: a block is free a fixed time after it was lent, held or not. A holder that was stopped meanwhile
+//!   finds another generation in it.
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;

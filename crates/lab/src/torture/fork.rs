@@ -20,7 +20,7 @@ pub fn child(lives: Duration, memory: &[(*mut u8, usize)]) -> Result<bool, Strin
     }
 }
 
-/// Writes, waits for a millisecond, and ends after so many rounds.
+/// Writes and waits for a millisecond, for this many rounds, then ends.
 fn live(rounds: u128, memory: &[(*mut u8, usize)]) -> ! {
     let millisecond = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     for _ in 0..rounds {

@@ -6,8 +6,8 @@
 //! 3. `shared_stats`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`: which
 //!    bytes a session takes and gives back; `vitals`: what a process takes; `fork`: children that live on; `rng`: chance.
 //!
-//! Every block has its generation all over it. Whoever holds it compares before and after; bytes that come back are
-//! overwritten at once where they can be reached. docs/TESTING.md says what is done to whom.
+//! Every block is filled with its generation. A holder compares all bytes before and after; returned bytes are overwritten
+//! at once where the CPU can reach them. docs/TESTING.md lists what is done, and to which process.
 
 mod audit;
 mod borrower;
@@ -38,25 +38,25 @@ use crate::args::{BackendChoice, Vendor};
 use crate::{Outcome, child, device, output};
 use shared_stats::Board;
 
-/// Whoever takes longer to let go hangs.
+/// A process that takes longer to release its blocks counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What torture can be told.
+/// Options of `torture`.
 #[derive(Group, Debug)]
 pub struct TortureOptions {
-    /// How long
+    /// Seconds to run
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub seconds: u64,
-    /// What chance is made from; printed, and chosen by the system unless given
+    /// Random seed; printed, and chosen by the system by default
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Consumer processes at a time
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub consumers: u32,
-    /// Where the memory lies
+    /// Which backend to use
     #[arg(long, value_enum, default_value = "host")]
     pub backend: BackendChoice,
-    /// Lend memory in a way that must be found to fail, instead of by the library
+    /// Lend memory by a method known to be wrong instead of by the library; the run must find the defect
     #[arg(long, value_enum)]
     pub control: Option<Control>,
     /// Print one JSON object instead of a text
@@ -64,7 +64,7 @@ pub struct TortureOptions {
     pub json: bool,
 }
 
-/// A way of lending that must be found to fail.
+/// A wrong way of lending, whose defect a run must find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Control {
@@ -74,13 +74,13 @@ pub enum Control {
     BlindTimeout,
 }
 
-/// What a process of a run is told.
+/// Options of a process of a run.
 #[derive(Group, Debug)]
 pub struct MemberOptions {
     /// The directory of the run
     #[arg(long)]
     pub dir: PathBuf,
-    /// Its place on the board
+    /// Its index in the shared statistics
     #[arg(long)]
     pub slot: usize,
     /// Its number in the run
@@ -109,7 +109,7 @@ pub struct MemberOptions {
     pub control: Option<Control>,
 }
 
-/// Who a process of a run is, and where.
+/// The identity of a process of a run, and its directory.
 pub struct Place {
     dir: PathBuf,
     board: &'static Board,

@@ -1,4 +1,4 @@
-//! A producer of a run: it lends blocks to whoever is connected, until it is killed or told to end.
+//! A producer of a run: it lends blocks to connected consumers, until it is killed or told to end.
 
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,7 @@ fn serve(place: &Place, lender: &mut impl Lender) -> Result<(), String> {
             if held == 0 || since.elapsed() > PATIENCE {
                 if held > 0 {
                     crate::output::complain(&format!(
-                        "producer {}: {held} leases were let go of in vain",
+                        "producer {}: {held} leases were released without effect",
                         place.serial
                     ));
                 }

@@ -218,7 +218,7 @@ impl Torment<'_> {
             {
                 process.stopped = None;
                 if process.role == Role::Producer {
-                    // Whoever died meanwhile waited for it to go on.
+                    // Participants that died meanwhile had to wait until it went on.
                     self.board.excuse_deaths(process.serial, since.elapsed());
                 }
                 process.signal(Signal::CONT);

@@ -1,4 +1,4 @@
-"""Share GPU memory between processes without copying it, and free it exactly when the last one is done, whoever dies.
+"""Share GPU memory between processes without copying it, and free it when the last process is done, even after a crash.
 
 A producer opens a `Session`, shares arrays and sends the descriptors, which are plain bytes, by any transport::
 

@@ -15,7 +15,7 @@ use ipc_rc::{Participant, ReceivedBlock, Stream, Wait};
 pub const ROLE: &str = "GPU_IPC_TORCH_AGENT";
 /// Bytes of a chunk of what is exported as an expandable segment.
 pub const CHUNK: u64 = 1 << 20;
-/// Whoever takes longer hangs.
+/// A process that takes longer counts as hung.
 pub const WATCHDOG: Duration = Duration::from_secs(60);
 
 pub fn open_gpu() -> Gpu {

@@ -412,7 +412,7 @@ fn chunked(pid: u32, chunks: u64, words: &[u8], counter: &str, (offset, len): (u
     }
 }
 
-/// Lets the other process export so many chunks, and returns the counter's file and the descriptors' numbers.
+/// Lets the other process export this many chunks, and returns the counter's file and the descriptors' numbers.
 fn exported(agent: &mut Agent, chunks: u64) -> (String, Vec<i32>) {
     let answer = agent.ask(&format!("export {chunks}"));
     let mut words = answer.split(' ');

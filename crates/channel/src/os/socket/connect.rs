@@ -48,7 +48,7 @@ impl Connecting {
     }
 }
 
-/// Connects for whoever has no descendants to name.
+/// Connects a process that has no descendants to name.
 ///
 /// # Errors
 ///

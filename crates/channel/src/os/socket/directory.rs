@@ -30,7 +30,7 @@ const _: () = assert!(MOST_BYTES == 69);
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] when it is a symbolic link, no directory, of another user, or open to others: whoever can write
+/// [`Error::Invalid`] when it is a symbolic link, no directory, of another user, or open to others: a user that can write
 /// there could answer in a producer's place; when its path is so long that a socket in it has no address; or when it
 /// cannot be made because of what lies above it. [`Error::System`] for what else the system refuses.
 pub fn runtime_dir(explicit: Option<&Path>) -> Result<PathBuf> {

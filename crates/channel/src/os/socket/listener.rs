@@ -47,7 +47,7 @@ pub enum Place {
     Path {
         /// The path.
         path: PathBuf,
-        /// Other users may connect, as far as the directory lets them; whoever accepts asks who they are.
+        /// Other users may connect, as far as the directory lets them; the acceptor asks the kernel for their uid.
         others: bool,
     },
 }
@@ -88,7 +88,7 @@ impl Listener {
             Probe::NoSocket => return Err(taken(&path, "not a socket")),
             Probe::Alive => return Err(taken(&path, "where a process listens already")),
         }
-        // Under the lock: whoever made it is dead.
+        // Under the lock: the process that made it is dead.
         unlink(&directory, lock.unfinished()).map_err(|e| system_error("unlink", e))?;
         let socket = new_socket()?;
         let listening = lock.listen(&socket, Mode::from_raw_mode(mode));

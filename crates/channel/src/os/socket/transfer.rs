@@ -36,7 +36,7 @@ pub enum SendOutcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum ReceiveOutcome {
-    /// A packet of so many bytes.
+    /// A packet of this many bytes.
     Packet(usize),
     /// Nothing yet. Poll for reading.
     Empty,
@@ -161,7 +161,7 @@ pub fn receive_guarded(
     Ok(ReceiveOutcome::Packet(got.bytes))
 }
 
-/// Ends a connection for whoever has a copy of either end. What was sent can still be read.
+/// Ends a connection, for all copies of both ends. Sent packets can still be read.
 pub fn hang_up(fd: impl AsFd) {
     // The only failure is a connection that has ended: that is what is wanted.
     let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);

@@ -10,7 +10,7 @@ use super::layout::SessionId;
 pub enum GrantKind {
     /// One participant, in a slot of its own counter file.
     Addressed = 1,
-    /// Whoever asks the producer.
+    /// The participants that ask the producer first.
     Ticket = 2,
 }
 

@@ -1,4 +1,4 @@
-//! The report that a session gives to whoever may look.
+//! The report that a session gives to a process that inspects it.
 
 use std::time::Duration;
 

@@ -106,7 +106,7 @@ pub enum ToProducer {
 pub enum Heir {
     /// One participant of the same session.
     Participant(ParticipantId),
-    /// Whoever claims first, so often; `None` without limit.
+    /// The participants that claim first, up to this number; `None` without limit.
     Ticket(Option<std::num::NonZeroU32>),
 }
 

@@ -160,7 +160,7 @@ impl Link {
 
     /// Tells those who wait for something of this link to look again. Not to be called under the table's lock.
     pub fn announce_change(&self) {
-        // Whoever looked before the change holds the lock until it waits.
+        // A thread that looked before the change holds the lock until it waits.
         drop(self.table());
         self.changed.notify_all();
         if self.tries.load(Ordering::Relaxed) && self.tries.swap(false, Ordering::SeqCst) {

@@ -1,6 +1,6 @@
 //! Hearing the producer: by the participant's service, or by a thread that waits for an answer.
 //!
-//! Whoever waits for an answer reads the socket itself, so that the answer wakes one thread and not two. While it does,
+//! A thread that waits for an answer reads the socket itself, so that the answer wakes one thread and not two. Meanwhile
 //! the service does not watch the socket; the lock says whose turn it is, so packets are obeyed in their order.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,7 +42,7 @@ impl Link {
         fds[1].revents().is_empty()
     }
 
-    /// Takes one packet from the socket and does what it says. For whoever has the turn.
+    /// Takes one packet from the socket and does what it says. The caller has the turn.
     pub fn hear(&self) -> Heard {
         let mut bytes = [0; MOST_BYTES];
         let mut fds = Vec::new();
@@ -72,7 +72,7 @@ impl Link {
                     Ok(()) => Ok(Answer::Done),
                     Err(error) => Err(No { code: RefusalCode::Failed, why: error.to_string() }),
                 };
-                // Announced or asked for: whoever waits for the file has it.
+                // Announced or asked for: threads that wait for the file have it.
                 self.answered(request, said.is_err().then_some(Key::File(index)), said);
                 return added;
             }
@@ -121,7 +121,7 @@ impl Link {
             Some(key) => {
                 let passed_over = table.hear(request, key, said, Instant::now());
                 if key == Key::Goodbye && passed_over.is_none() {
-                    // Under the lock: whoever says goodbye looks here first.
+                    // Under the lock: a thread that says goodbye looks here first.
                     self.farewell.store(true, Ordering::Relaxed);
                     trace_point!("bye");
                 }

@@ -164,7 +164,7 @@ impl Interest {
         }
         let born = questions.ask(self.key, self.question.clone(), now);
         self.born = Some(born);
-        // Whoever joins a row finds the answer that is there.
+        // A thread that joins a row finds the answer that is there.
         questions.look(self.key, born)
     }
 

@@ -15,8 +15,8 @@
 //!
 //! **`LET_GO` with `LAST` and with `LAST_AFTER_ALL`**: whatever a holder did with the lease comes before its end.
 //!
-//! 'take' and 'clone' hand over nothing: a handle goes to another thread by something that orders, and who takes comes
-//! after whoever ended the slot's last lease, by the slot's own protocol through the producer's grant.
+//! 'take' and 'clone' hand over nothing: a handle goes to another thread by something that orders, and 'take' comes
+//! after the end of the slot's last lease, by the slot's own protocol through the producer's grant.
 //!
 //! # Not covered here
 //!

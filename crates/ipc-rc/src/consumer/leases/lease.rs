@@ -3,7 +3,7 @@
 //! A lease is a slot of this participant's own; what its handles share lies in a [`Record`] beside the slot, so a claim
 //! takes no memory. Who is the last to hold it is counted there: [`handle_count`](crate::consumer::leases::handle_count).
 //!
-//! Whoever claims the slot next comes after the release, through the producer's grant; so records need no more order
+//! The next claim of the slot comes after the release, through the producer's grant; so records need no more order
 //! than the slot gives. A record that is held while its slot is granted again is the producer's fault, and refused.
 
 use std::fmt;

@@ -64,7 +64,7 @@ impl Later {
 
 #[derive(Debug)]
 struct ReleaseQueue {
-    /// Taken out of the table: whoever still finds it looks again.
+    /// Taken out of the table: a thread that still finds it looks again.
     retired: bool,
     stream: Stream,
     /// One for each stream of the set, recorded again by every end: a wait keeps what was recorded when it was queued.

@@ -2,7 +2,7 @@
 //!
 //! **The count of its [`use_count`](crate::consumer::mappings::use_count) is all that keeps a mapping**: while it is not 0 nobody closes the
 //! mapping, an open one keeps its link, and the link owns it. So a lease has no count beside this one, and after a leave
-//! nobody may touch either: whoever may have to wake the thread keeps the link first.
+//! no thread may touch either: a leave that may have to wake the thread keeps the link first.
 //!
 //! A mapping's memory stays until the link goes and is used again for other regions; so a claimant may try to enter any
 //! that it finds in the table of places, whatever became of it. It looks at the region once more when it has entered: no
@@ -22,7 +22,7 @@ use crate::shard::SHARDS;
 
 /// A region, mapped; or, while it is closed, memory for one.
 pub(crate) struct Mapping {
-    /// Whose it is. Alive while the mapping is open, by `keeper`, and for whoever holds the link.
+    /// Whose it is. Alive while the mapping is open, by `keeper`, and for holders of the link.
     link: Weak<Link>,
     /// Keeps the link while the mapping is open. The circle ends when the link's thread unmaps it.
     keeper: Mutex<Option<Arc<Link>>>,
@@ -137,7 +137,7 @@ impl Mapping {
         (self.uses.cell(by), self.link.upgrade())
     }
 
-    /// Has the thread be woken by whoever ends the last use, or not any more (thread).
+    /// Sets whether the end of the last use wakes the thread (thread).
     pub fn watch(&self, watched: bool) {
         self.uses.watch(watched);
     }

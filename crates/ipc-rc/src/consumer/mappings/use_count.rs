@@ -6,20 +6,20 @@
 //! | step | who | operation on a cell | ordering |
 //! |---|---|---|---|
 //! | enter | claimant | `fetch_add(1)`; if it finds CLOSING, leave and ask anew | [`ENTER`] Acquire |
-//! | leave | whoever ends a use | CAS to one less, unless WATCHED | [`LEAVE`] Release |
+//! | leave | a thread that ends a use | CAS to one less, unless WATCHED | [`LEAVE`] Release |
 //! | leave, watched | the same | keep what the mapping hangs on, `fetch_sub(1)`, wake the thread if it was the last | [`LEAVE`] Release |
 //! | watch | thread | `fetch_or(WATCHED)`, and then it looks whether anybody is left | Relaxed |
 //! | close | thread | CAS 0 to CLOSING, cell by cell; from then on nobody enters | [`CLOSE`] Acquire |
 //! | open | who maps, or a close that found a cell in use, for those before it | `fetch_sub(CLOSING)`, or one less: its own use | [`OPEN`] Release |
 //!
-//! Whoever was turned away by a close that failed looks again under a lock that the thread closes under.
+//! After a failed close, a thread that was turned away retries under the closer's lock.
 //!
 //! # Pairings
 //!
 //! - **`LEAVE` with `CLOSE`**: all use of the mapping comes before its unmapping.
-//! - **`OPEN` with `ENTER`**: whoever entered reads what the mapping was opened with.
-//! - **Watch** needs no order: it, the leaves and the look change and read one word, and whoever comes second sees the
-//!   other. A close that fails opens cells that are not watched any more; but it failed by a cell that is, whose last leave
+//! - **`OPEN` with `ENTER`**: a thread that entered reads what the mapping was opened with.
+//! - **Watch** needs no order: it, the leaves and the look change and read one word, and the second sees the
+//!   first. A close that fails opens cells that are not watched any more; but it failed by a cell that is, whose last leave
 //!   wakes the thread, and the thread watches all of them before it looks again.
 //!
 //! **After a leave nobody may touch the cell**: the mapping may be closed, and its memory gone, between the CAS and the next
@@ -139,7 +139,7 @@ impl<W: Tally, const N: usize> UseCount<W, N> {
         }
     }
 
-    /// Has the thread be woken by whoever ends the last use of each cell, or not any more (thread).
+    /// Sets whether the end of the last use of each cell wakes the thread (thread).
     pub fn watch(&self, watched: bool) {
         for cell in &self.0 {
             if watched {
@@ -173,7 +173,7 @@ mod tests {
 
     impl Place {
         fn cell(&self) -> &Cell<AtomicU64> {
-            // SAFETY: `as_ref` asks for a live value: whoever calls this has entered, or has yet to close and free it.
+            // SAFETY: `as_ref` asks for a live value: the caller has entered, or has yet to close and free it.
             unsafe { self.0.as_ref() }.uses.cell(0)
         }
     }

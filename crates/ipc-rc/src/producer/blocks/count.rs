@@ -12,7 +12,7 @@
 //! One word for both could not say so: a block that comes by a cell that was read before, and goes by one that is read
 //! after, would stand for another that is still there, and a session would end while somebody holds a block.
 //!
-//! **It may be more**: blocks that come and go meanwhile may be counted as there. Whoever waits for nothing to be left
+//! **It may be more**: blocks that come and go meanwhile may be counted as there. A thread that waits for 0
 //! looks again.
 //!
 //! Checked by `tests/loom_count.rs`; weakening `WENT` or `SUM` to Relaxed fails it.

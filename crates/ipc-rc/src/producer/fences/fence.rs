@@ -93,7 +93,7 @@ impl Words {
 
     /// Refuses every later value: the participant has gone.
     pub fn close(&self) {
-        // Under the lock, so that whoever takes a word is either seen by the looks that follow or refused.
+        // Under the lock, so that a thread that takes a word is either seen by the looks that follow or refused.
         let _taken = self.taken();
         self.is_closed.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Tickets: grants to whoever asks first.
+//! Tickets: grants to the participants that ask first.
 //!
 //! A ticket's descriptor names a row here instead of a slot. A participant that claims it asks over its socket and is
 //! granted a slot in its own counter file; so nobody ever writes in another's file, and nobody can end another's lease.
@@ -12,8 +12,8 @@
 //! that has ended answers why until its place is used again, which is not before [`REMEMBERED`] others have ended after
 //! it. Then its generation differs and the answer is `Stale`.
 //!
-//! A claim counts when the lease is granted. Whoever dies between that and its first use has had its claim: a ticket is
-//! claimed at most so often, and the block comes back.
+//! A claim counts when the lease is granted. A participant that dies between that and its first use has spent its claim:
+//! a ticket is never claimed more often than it states, and the block comes back.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
@@ -36,7 +36,7 @@ use channel::wire::message::{Granted, Outcome, TicketId};
 pub enum Claims {
     /// By the first who asks: for queues.
     Once,
-    /// By the first so many. The block is held until all have claimed.
+    /// By the first participants, up to this number. The block is held until all have claimed.
     Times(NonZeroU32),
     /// By everybody, until the block's [`SentBlock`](crate::SentBlock) is dropped: for broadcasts. Such a ticket is not
     /// counted by [`outstanding`](crate::SentBlock::outstanding): a pool that writes blocks again cancels it first.

@@ -1,6 +1,6 @@
 //! The ledgers of a session's participants, by place.
 //!
-//! A place's ledger is made when a participant first sits there and stays as long as the session, so whoever finds one
+//! A place's ledger is made when a participant first sits there and stays as long as the session, so a thread that finds one
 //! needs no lock and no count to keep it alive: sharing looks a ledger up and takes its shard's lock, which tells whose
 //! the ledger is at that moment. A place is given to another participant only when nobody but this table knows the
 //! ledger any more: nobody who meant the one before can reach the one after.
@@ -36,7 +36,7 @@ impl LedgerTable {
         self.ledgers[place].get().is_none_or(|ledger| Arc::strong_count(ledger) == 1)
     }
 
-    /// Returns the ledger of a vacant place, for whoever is to be seated there. Called by the session's thread alone.
+    /// Returns the ledger of a vacant place, for the next participant. Only the session's thread calls it.
     pub fn reserve(&self, place: usize) -> Arc<Leases> {
         debug_assert!(self.is_vacant(place));
         self.ledgers[place].get_or_init(|| Arc::new(Ledger::new())).clone()
@@ -44,7 +44,7 @@ impl LedgerTable {
 
     /// Counts a place among those that were ever taken. Called by the session's thread alone.
     pub fn note_use(&self, place: usize) {
-        // After the ledger is there: whoever reads the number finds them all.
+        // After the ledger is there: a thread that reads the number finds them all.
         self.used.fetch_max(place + 1, Ordering::Release);
     }
 

@@ -26,7 +26,7 @@ pub trait Floor: fmt::Debug {
     /// Queues one write of a word.
     fn write(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<(), String>;
 
-    /// Queues so many writes to one word in one call.
+    /// Queues this many writes to one word in one call.
     fn writes(&self, stream: RawStream, word: WordPtr, value: u64, count: usize) -> Result<(), String>;
 
     /// Queues a wait for a word.

@@ -20,7 +20,7 @@ thread_local! {
 
 /// What the consumer does while the ledger is at work.
 pub struct Meanwhile {
-    /// After so many of the ledger's accesses.
+    /// After this many of the ledger's accesses.
     pub after: usize,
     pub file: Arc<RacyFile>,
     pub entry: LeaseAddress,

@@ -36,7 +36,7 @@ impl Reach {
         self.places.insert(entry.slot % GROUP);
     }
 
-    /// Says what the histories did not reach in a ledger of so many slots in so many groups; nothing when it is enough.
+    /// Says what the histories did not reach in a ledger of this many slots and groups; nothing when it is enough.
     ///
     /// 256 histories reach several times as much as is asked for here, but for the last groups: those are in use only
     /// while a ledger is nearly full.
