@@ -162,7 +162,9 @@ impl Driver {
             read_only: descriptor == Some(Descriptor::Vmm) && self.proved(Step::ReadOnly),
             event_ipc: self.proved(Step::Events) && symbols.hipIpcGetEventHandle.function.is_some(),
             stream_writes: self.proved(Step::Words) && symbols.hipStreamWriteValue64.function.is_some(),
-            stream_waits: self.proved(Step::Words) && symbols.hipStreamWaitValue64.function.is_some(),
+            stream_waits: self.proved(Step::Words)
+                && self.proved(Step::Waits)
+                && symbols.hipStreamWaitValue64.function.is_some(),
             // Its virtual memory is not known to hold on every runtime.
             ranges: false,
             shared_context: false,

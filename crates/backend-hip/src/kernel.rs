@@ -1,7 +1,48 @@
 //! What the kernel has of AMD's driver.
 
 use std::env;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where KFD shows whose queues there are: a file of the name of each process' pid, until after its queues are gone
+/// (`kfd_process_remove_sysfs`).
+pub(crate) const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
+
+/// The inode of the first PID namespace (`PROC_PID_INIT_INO`), whose pids KFD shows.
+const FIRST_PIDS: u64 = 0xEFFF_FFFC;
+
+/// Says whether this process' pids are those that KFD shows.
+pub(crate) fn sees_kernels_pids() -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    fs::metadata("/proc/self/ns/pid").is_ok_and(|found| found.ino() == FIRST_PIDS)
+}
+
+/// Says whether a file of a process would be seen in the folder.
+pub(crate) fn shows_processes(folder: &Path) -> bool {
+    folder.is_dir()
+}
+
+/// Tells what changes the answers of a runtime: versions that its number does not have, and the models of GPUs.
+pub(crate) fn circumstances() -> Vec<String> {
+    let read = |path: &str| fs::read_to_string(path).ok().map(|text| format!("{path}: {}", text.trim()));
+    let mut told: Vec<String> =
+        ["/sys/module/amdgpu/version", "/opt/rocm/.info/version"].into_iter().filter_map(read).collect();
+    let nodes = fs::read_dir("/sys/class/kfd/kfd/topology/nodes").into_iter().flatten().flatten();
+    let mut models: Vec<String> = nodes.filter_map(|node| model(&node.path().join("properties"))).collect();
+    models.sort_unstable();
+    models.dedup();
+    told.append(&mut models);
+    told
+}
+
+/// Reads the model of a GPU; a processor has none.
+fn model(properties: &PathBuf) -> Option<String> {
+    let text = fs::read_to_string(properties).ok()?;
+    let value = |name| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let target = value("gfx_target_version").filter(|version| *version != "0")?;
+    Some(format!("gfx {target}, device {}", value("device_id")?))
+}
 
 /// The variable that makes the runtime share memory by KFD's own calls, as it did before 7.0.
 const LEGACY: &str = "HSA_ENABLE_IPC_MODE_LEGACY";

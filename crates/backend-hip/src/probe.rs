@@ -34,7 +34,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_api::{DeviceId, DevicePtr, Error, GpuCopies, GpuDevices, GpuStreams, RawStream, Result};
@@ -117,13 +118,45 @@ pub fn run_if_asked() {
 /// Where the runtime cannot be loaded, as [`HipBackend::load`]; [`Error::System`] where `program` cannot be started. What
 /// a step does is never an error: it is a [`Finding`].
 pub fn prove(program: &Path, steps: &[Step], patience: Duration) -> Result<Findings> {
+    prove_and_tell(program, steps, patience, |_| {})
+}
+
+/// Does what [`prove`] does, all devices at once, and calls `tell` with each finding as soon as it is there.
+///
+/// # Errors
+///
+/// As [`prove`].
+pub fn prove_and_tell(
+    program: &Path,
+    steps: &[Step],
+    patience: Duration,
+    mut tell: impl FnMut(&Finding),
+) -> Result<Findings> {
     let hip = HipBackend::load_with(None)?;
     let devices = hip.device_count()?;
     let mut all = Vec::new();
     for &step in steps {
-        for device in (0..devices).map(DeviceId) {
-            all.push(Finding { step, device, seen: attempt(program, step, device, patience)? });
-        }
+        let (found, finding) = mpsc::channel();
+        let seen = thread::scope(|scope| {
+            for device in (0..devices).map(DeviceId) {
+                let found = found.clone();
+                let name = format!("gpu-ipc-probe-{}", device.0);
+                let run = move || {
+                    // The other end waits until the last has told.
+                    let _ = found.send((device, attempt(program, step, device, patience)));
+                };
+                let started = thread::Builder::new().name(name).spawn_scoped(scope, run);
+                started.map_err(|error| Error::system("starting a thread", "raise RLIMIT_NPROC", error))?;
+            }
+            drop(found);
+            finding.iter().try_for_each(|(device, seen)| {
+                let finding = Finding { step, device, seen: seen? };
+                tell(&finding);
+                all.push(finding);
+                Ok(())
+            })
+        });
+        seen?;
     }
     let worked = |step: &Step| all.iter().filter(|finding| finding.step == *step).all(|finding| finding.seen.is_ok());
     let proof = Proof::new(hip.version(), steps.iter().copied().filter(worked));
@@ -234,17 +267,25 @@ fn run(task: &str) -> Seen {
     // A side whose starter is killed must not stay behind; where the kernel cannot promise that, the socket ends it.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let channel = Channel::from_stdin()?;
-    let assumed: &[Step] = if step == Step::ReadOnly { &[Step::Vmm, Step::ReadOnly] } else { &[step] };
+    let assumed: &[Step] = match step {
+        Step::ReadOnly => &[Step::Vmm, Step::ReadOnly],
+        Step::Waits => &[Step::Words, Step::Waits],
+        _ => &[step],
+    };
     let hip = HipBackend::load_assuming(assumed).map_err(told)?;
     let stream = hip.create_stream(device).map_err(told)?;
     let runtime = Runtime { hip, device, stream, channel };
     match (step, side) {
+        (Step::Handles, Side::Exporter) => memory::export_handles(&runtime),
+        (Step::Handles, Side::Importer) => memory::open_handles(&runtime),
         (Step::Vmm | Step::DmaBuf, Side::Exporter) => memory::export(&runtime),
         (Step::Vmm | Step::DmaBuf, Side::Importer) => memory::import(&runtime),
         (Step::ReadOnly, Side::Exporter) => memory::lend(&runtime),
         (Step::ReadOnly, Side::Importer) => memory::overwrite(&runtime),
         (Step::Words, Side::Exporter) => order::words_here(&runtime),
         (Step::Words, Side::Importer) => order::words_there(&runtime),
+        (Step::Waits, Side::Exporter) => order::waits_here(&runtime),
+        (Step::Waits, Side::Importer) => order::waits_there(&runtime),
         (Step::Events, Side::Exporter) => order::events_here(&runtime),
         (Step::Events, Side::Importer) => order::events_there(&runtime),
     }
@@ -275,12 +316,34 @@ impl Runtime {
 
     /// Reads eight bytes.
     fn read(&self, from: DevicePtr) -> std::result::Result<u64, String> {
+        self.read_by(self.stream, from)
+    }
+
+    /// Reads eight bytes by a stream.
+    fn read_by(&self, stream: RawStream, from: DevicePtr) -> std::result::Result<u64, String> {
         let mut bytes = [0; 8];
         // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done: this process has
         // the memory and waits.
-        unsafe { self.hip.copy_to_host(self.stream, bytes.as_mut_ptr(), from, bytes.len()) }.map_err(told)?;
-        self.synchronize(self.stream)?;
+        unsafe { self.hip.copy_to_host(stream, bytes.as_mut_ptr(), from, bytes.len()) }.map_err(told)?;
+        self.synchronize(stream)?;
         Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Returns the free bytes of the device.
+    fn free_bytes(&self) -> std::result::Result<u64, String> {
+        Ok(self.hip.memory_info(self.device).map_err(told)?.free_bytes)
+    }
+
+    /// Holds up a stream until the result is dropped.
+    fn hold(&self, stream: RawStream) -> std::result::Result<mpsc::Sender<()>, String> {
+        let (go, gate) = mpsc::channel::<()>();
+        let wait = Box::new(move || {
+            // An error is the sign: the other end was dropped.
+            let _ = gate.recv();
+        });
+        // SAFETY: `host_function` asks for a live stream that nobody captures: until the process ends.
+        unsafe { self.hip.host_function(stream, wait) }.map_err(told)?;
+        Ok(go)
     }
 
     fn synchronize(&self, stream: RawStream) -> Seen {

@@ -10,6 +10,7 @@ use std::str::FromStr;
 
 use gpu_api::{Error, Result};
 
+use crate::kernel;
 use crate::sys::Version;
 
 /// Holds the proof that [`HipBackend::load`](crate::HipBackend::load) takes in, as [`Proof`] is displayed.
@@ -19,32 +20,43 @@ pub const PROOF: &str = "GPU_IPC_HIP_PROOF";
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Step {
-    /// Virtual memory (`hipMemCreate`) is exported as a file descriptor, imported, and outlives its exporter.
+    /// The 64-byte handle of plain memory (`hipMalloc`) opens in another process. Used without a proof too: what is found is
+    /// told, for some runtimes give handles that nobody can open.
+    Handles,
+    /// Virtual memory (`hipMemCreate`) is exported as a file descriptor, imported, and outlives its exporter; mapping it
+    /// waits for no stream.
     Vmm,
     /// An imported mapping can be read and not written. Trying it makes the GPU fault on purpose.
     ReadOnly,
     /// Plain memory (`hipMalloc`) is exported as a dma-buf, imported, and outlives its exporter.
     DmaBuf,
-    /// Streams write and wait for words in registered shared memory.
+    /// Streams write words in registered shared memory, after the work before the write.
     Words,
-    /// Streams wait for interprocess events, and not for nothing.
+    /// Streams wait for such words: one more than the device has hardware queues, while others work. A process that is killed
+    /// at it leaves a wave that spins, and removing its queue may reset the GPU.
+    Waits,
+    /// Streams wait for interprocess events, and not for nothing. Such a wait spins as [`Step::Waits`] does.
     Events,
 }
 
 impl Step {
     /// All steps.
-    pub const ALL: [Step; 5] = [Step::Vmm, Step::ReadOnly, Step::DmaBuf, Step::Words, Step::Events];
+    pub const ALL: [Step; 7] =
+        [Step::Handles, Step::Vmm, Step::ReadOnly, Step::DmaBuf, Step::Words, Step::Waits, Step::Events];
 
-    /// The steps that disturb nobody: all but [`Step::ReadOnly`].
-    pub const HARMLESS: [Step; 4] = [Step::Vmm, Step::DmaBuf, Step::Words, Step::Events];
+    /// The steps that cannot reset a GPU: all but those that make it fault ([`Step::ReadOnly`]) or spin ([`Step::Waits`],
+    /// [`Step::Events`]).
+    pub const HARMLESS: [Step; 4] = [Step::Handles, Step::Vmm, Step::DmaBuf, Step::Words];
 
     /// Returns the name that a proof's text has for it.
     pub const fn name(self) -> &'static str {
         match self {
+            Step::Handles => "handles",
             Step::Vmm => "vmm",
             Step::ReadOnly => "read-only",
             Step::DmaBuf => "dma-buf",
             Step::Words => "words",
+            Step::Waits => "waits",
             Step::Events => "events",
         }
     }
@@ -63,8 +75,10 @@ impl fmt::Display for Step {
 
 /// Which steps were seen to work, and with which runtime and kernel.
 ///
-/// As text: the runtime's version, the kernel's release, the steps. A proof of another runtime or kernel is no proof:
-/// the backend then does what it does without one.
+/// As text: the runtime's version, the kernel's release, a key of what else changes the answer, the steps. The key is left
+/// out on a machine that has none of that: variables of AMD's (`GPU_MAX_HW_QUEUES`, `GPU_STREAMOPS_CP_WAIT`,
+/// `HSA_ENABLE_IPC_MODE_LEGACY`), a version of the amdgpu module, ROCm's own version file, GPUs that KFD lists. A proof of another
+/// machine is no proof: the backend then does what it does without one.
 ///
 /// # Examples
 ///
@@ -80,6 +94,8 @@ impl fmt::Display for Step {
 pub struct Proof {
     version: Version,
     kernel: String,
+    /// Empty, or `k=` and a number.
+    key: String,
     steps: Vec<Step>,
 }
 
@@ -89,7 +105,7 @@ impl Proof {
         let mut steps: Vec<Step> = steps.into_iter().collect();
         steps.sort_unstable();
         steps.dedup();
-        Proof { version, kernel: kernel(), steps }
+        Proof { version, kernel: kernel(), key: key(), steps }
     }
 
     /// Reads the proof in [`PROOF`].
@@ -116,13 +132,16 @@ impl Proof {
 
     /// Says whether it is of this runtime, on the kernel that runs.
     pub fn is_of(&self, version: Version) -> bool {
-        self.version == version && self.kernel == kernel()
+        self.version == version && self.kernel == kernel() && self.key == key()
     }
 }
 
 impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.version.0, self.kernel)?;
+        if !self.key.is_empty() {
+            write!(f, " {}", self.key)?;
+        }
         self.steps.iter().try_for_each(|step| write!(f, " {step}"))
     }
 }
@@ -134,14 +153,37 @@ impl FromStr for Proof {
         let invalid = || Error::Invalid {
             what: "the proof of what HIP can do",
             got: format!("{text:?}"),
-            must: "what `gpu-ipc doctor` printed: the runtime's version, the kernel's release, names of steps",
+            must: "what `gpu-ipc doctor` printed: the runtime's version, the kernel's release, a key, names of steps",
         };
         let mut words = text.split_whitespace();
         let version = words.next().and_then(|word| word.parse().ok()).map(Version).ok_or_else(invalid)?;
         let kernel = words.next().ok_or_else(invalid)?.to_owned();
+        let mut words = words.peekable();
+        let key = words.next_if(|word| word.starts_with(KEY)).unwrap_or_default().to_owned();
         let steps: Option<Vec<Step>> = words.map(Step::from_name).collect();
-        Ok(Proof { version, kernel, steps: steps.ok_or_else(invalid)? })
+        Ok(Proof { version, kernel, key, steps: steps.ok_or_else(invalid)? })
     }
+}
+
+/// Variables of AMD's that change what is seen to work.
+const VARIABLES: [&str; 3] = ["GPU_MAX_HW_QUEUES", "GPU_STREAMOPS_CP_WAIT", "HSA_ENABLE_IPC_MODE_LEGACY"];
+
+/// What a key begins with.
+const KEY: &str = "k=";
+
+/// Makes the key of what changes the answer, beside runtime and kernel.
+fn key() -> String {
+    let variables = VARIABLES.iter().filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
+    let told: Vec<String> = variables.chain(kernel::circumstances()).collect();
+    if told.is_empty() { String::new() } else { key_of(&told) }
+}
+
+/// Names texts by a number that every build gives them: FNV-1a.
+fn key_of(told: &[String]) -> String {
+    let bytes = told.iter().flat_map(|text| text.bytes().chain([b'\n']));
+    let number =
+        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    format!("{KEY}{number:016x}")
 }
 
 fn kernel() -> String {
@@ -166,6 +208,16 @@ mod tests {
         assert!(!Proof::new(version, Step::ALL).is_of(Version(60_443_484)));
         let elsewhere: Proof = "70253211 0.0.1-none vmm".parse().expect("it is one");
         assert!(!elsewhere.is_of(version));
+        let otherwise: Proof = format!("70253211 {} k=0123456789abcdef vmm", kernel()).parse().expect("it is one");
+        assert!(otherwise.has(Step::Vmm) && !otherwise.is_of(version), "of a machine that is set up otherwise");
+    }
+
+    #[test]
+    fn whatever_changes_the_answer_changes_the_key() {
+        let of = |told: &[&str]| key_of(&told.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
+        let keys = [of(&["a=1"]), of(&["a=2"]), of(&["a=1", "b"]), of(&["a=", "1"])];
+        assert!(keys.iter().all(|key| key.starts_with(KEY) && key.len() == 18), "{keys:?}");
+        assert!((1..keys.len()).all(|n| !keys[..n].contains(&keys[n])), "{keys:?}");
     }
 
     #[test]

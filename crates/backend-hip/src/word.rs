@@ -76,6 +76,10 @@ unsafe impl GpuWords for HipBackend {
         if !self.driver.proved(Step::Words) {
             return Err(error::unproved("a stream's operation on words"));
         }
+        let waits = ops.iter().any(|op| matches!(op, StreamOp::WaitGeq { .. }));
+        if waits && !self.driver.proved(Step::Waits) {
+            return Err(error::unproved("a stream's wait for a word"));
+        }
         let scope = self.driver.on_stream(stream)?;
         let symbols = &self.driver.symbols;
         for op in ops {

@@ -17,6 +17,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use crate::export::DEVICE;
 use crate::machine::{INVALID_VALUE, Kind, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN};
 use crate::settings::{Fault, Settings};
+use crate::turns::Turns;
 
 const OUT_OF_MEMORY: u32 = 2;
 const NOT_READY: u32 = 600;
@@ -52,6 +53,7 @@ struct Tables {
 
 pub(crate) struct Host {
     backend: Arc<HostBackend>,
+    turns: Arc<Turns>,
     tables: Mutex<Tables>,
 }
 
@@ -88,7 +90,7 @@ impl Host {
         if backend.device_count().map_err(code)? == 0 {
             return Err(NO_DEVICE);
         }
-        Ok(Host { backend, tables: Mutex::default() })
+        Ok(Host { backend, turns: Arc::default(), tables: Mutex::default() })
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -99,6 +101,17 @@ impl Host {
     fn real(&self, stream: u64) -> RawStream {
         let number = self.tables().streams.get(&stream).copied().unwrap_or_else(|| DEVICE.get());
         RawStream::new(device(number), stream)
+    }
+
+    /// Turns HIP's handle of a stream into the host backend's, for work that has to wait for the hardware's queue.
+    fn queue(&self, stream: u64) -> Outcome<RawStream> {
+        let real = self.real(stream);
+        if self.turns.matter() {
+            let (turns, number) = (self.turns.clone(), real.device.0 as i32);
+            let turn = Box::new(move || turns.take(number, stream, false));
+            host!(self.host_function(real, turn))?;
+        }
+        Ok(real)
     }
 
     fn physical(&self, file: OwnedFd, len: usize, device: i32, own: bool) -> u64 {
@@ -409,7 +422,7 @@ impl Machine for Host {
     }
 
     fn event_record(&self, event: u64, stream: u64) -> Outcome {
-        let stream = self.real(stream);
+        let stream = self.queue(stream)?;
         host!(self.record_event(RawEvent(event), stream))
     }
 
@@ -424,6 +437,7 @@ impl Machine for Host {
     fn stream(&self, number: i32, _: u32) -> Outcome<u64> {
         let made = self.backend.create_stream(device(number)).map_err(code)?.handle;
         self.tables().streams.insert(made, number);
+        self.turns.bind(number, made);
         Ok(made)
     }
 
@@ -431,6 +445,7 @@ impl Machine for Host {
         let real = self.real(stream);
         host!(self.destroy_stream(real))?;
         self.tables().streams.remove(&stream);
+        self.turns.unbind(real.device.0 as i32, stream);
         Ok(())
     }
 
@@ -445,7 +460,7 @@ impl Machine for Host {
     }
 
     fn stream_wait(&self, stream: u64, event: u64) -> Outcome {
-        let stream = self.real(stream);
+        let stream = self.queue(stream)?;
         host!(self.stream_wait_event(stream, RawEvent(event)))
     }
 
@@ -463,17 +478,27 @@ impl Machine for Host {
     }
 
     fn write(&self, stream: u64, word: u64, value: u64) -> Outcome {
-        let stream = self.real(stream);
+        let stream = self.queue(stream)?;
         host!(self.stream_batch(stream, &[StreamOp::Write { word: WordPtr(word), value }]))
     }
 
     fn wait_at_least(&self, stream: u64, word: u64, value: u64) -> Outcome {
-        let stream = self.real(stream);
-        host!(self.stream_batch(stream, &[StreamOp::WaitGeq { word: WordPtr(word), value }]))
+        let real = self.real(stream);
+        let wait = [StreamOp::WaitGeq { word: WordPtr(word), value }];
+        if !self.turns.begin() {
+            return host!(self.stream_batch(real, &wait));
+        }
+        let number = real.device.0 as i32;
+        let (taking, leaving) = (self.turns.clone(), self.turns.clone());
+        let take = Box::new(move || taking.take(number, stream, true));
+        host!(self.host_function(real, take))?;
+        host!(self.stream_batch(real, &wait))?;
+        let leave = Box::new(move || leaving.leave(number, stream));
+        host!(self.host_function(real, leave))
     }
 
     fn call(&self, stream: u64, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome {
-        let stream = self.real(stream);
+        let stream = self.queue(stream)?;
         let data = data.expose_provenance();
         let run = Box::new(move || {
             // SAFETY: the function: HIP's caller vouches for it and for its data.
@@ -483,22 +508,22 @@ impl Machine for Host {
     }
 
     fn copy_in(&self, stream: u64, to: u64, from: *const c_void, len: usize) -> Outcome {
-        let stream = self.real(stream);
+        let stream = self.queue(stream)?;
         host!(self.copy_to_device(stream, DevicePtr(to), from.cast(), len))
     }
 
     fn copy_out(&self, stream: u64, to: *mut c_void, from: u64, len: usize) -> Outcome {
-        let stream = self.real(stream);
+        let stream = self.queue(stream)?;
         host!(self.copy_to_host(stream, to.cast(), DevicePtr(from), len))
     }
 
     fn copy(&self, stream: u64, to: u64, from: u64, len: usize) -> Outcome {
-        let stream = self.real(stream);
+        let stream = self.queue(stream)?;
         host!(self.copy(stream, DevicePtr(to), DevicePtr(from), len as u64))
     }
 
     fn fill(&self, stream: u64, to: u64, byte: u8, len: usize) -> Outcome {
-        let stream = self.real(stream);
+        let stream = self.queue(stream)?;
         host!(self.fill(stream, DevicePtr(to), byte, len as u64))
     }
 }

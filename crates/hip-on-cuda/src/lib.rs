@@ -12,8 +12,13 @@
 //! | `GPU_IPC_SHIM` | `cuda` (as without it), `host` |
 //! | `GPU_IPC_SHIM_VERSION` | the runtime's version and so its rules, `70253211` without it |
 //! | `GPU_IPC_SHIM_INJECT` | names of [`Fault`]s, separated by commas |
+//! | `GPU_IPC_SHIM_KFD` | a folder in place of `/sys/class/kfd/kfd/proc`; `/dev/shm` without it |
+//! | `GPU_MAX_HW_QUEUES` | as of AMD's: over how many hardware queues the streams of a device are spread, 4 |
 //!
-//! Read in this order: `settings`, `machine` (what is needed of the device below), `cuda` and `host` (two of those),
+//! Which rules begin or end with which version stands where they are kept. Over CUDA streams have queues of their own: that a
+//! stream's wait occupies one of a few is a rule of `host` alone.
+//!
+//! Read in this order: `settings`, `machine` (what is needed of the device below), `cuda`, `host` and its `turns` (two of those),
 //! `export` (how a function comes to be one of C's), `device`, `memory`, `physical`, `sharing`, `queue` (HIP's
 //! functions, by subject).
 
@@ -27,5 +32,6 @@ mod physical;
 mod queue;
 mod settings;
 mod sharing;
+mod turns;
 
 pub use settings::Fault;

@@ -38,7 +38,10 @@ hip! {
         if physical::unmap_external(machine, base)? {
             return Ok(());
         }
-        sharing::forget(base);
+        let len = machine.range(base).map_or(0, |(_, len)| len);
+        if sharing::forget(base) {
+            physical::freed_after_export(len);
+        }
         machine.free(base)
     }
     hipPointerGetAttributes(attributes: PointerAttributes; ptr: u64) {
@@ -88,6 +91,7 @@ hip! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemGetInfo(free: *mut usize, total: *mut usize) -> u32 {
     let found = entered().and_then(|(machine, _)| machine.free_and_total());
+    let found = found.map(|(free, total)| (free.saturating_sub(physical::kept_for_ever()), total));
     // SAFETY: `put`: our caller points to a size.
     let first = unsafe { put(free, found.map(|(free, _)| free)) };
     // SAFETY: `put`: our caller points to a size.

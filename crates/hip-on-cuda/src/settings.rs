@@ -36,6 +36,10 @@ pub enum Fault {
     NoUuid,
     /// Every device says that it is "XX", as GPUs without a number of their own do.
     SameUuid,
+    /// Every stream has a hardware queue of its own, as with no runtime of AMD's: for what is to be tested with waits.
+    FreeQueues,
+    /// Memory that was exported stays allocated when it is freed (ROCm/hip#3886 and #3781).
+    ExportLeaks,
     /// The last device answers nothing about itself.
     SickDevice,
     /// The kernel exports no memory by handle: the call says so with 1, or by a handle that nobody can attach (5.7 to 6.1).
@@ -44,7 +48,7 @@ pub enum Fault {
     ImportTakes,
 }
 
-const NAMES: [(&str, Fault); 18] = [
+const NAMES: [(&str, Fault); 20] = [
     ("equal-pid", Fault::EqualPid),
     ("attach-fails", Fault::AttachFails),
     ("event-blocks", Fault::EventBlocks),
@@ -60,6 +64,8 @@ const NAMES: [(&str, Fault); 18] = [
     ("import-hangs", Fault::ImportHangs),
     ("no-uuid", Fault::NoUuid),
     ("same-uuid", Fault::SameUuid),
+    ("free-queues", Fault::FreeQueues),
+    ("export-leaks", Fault::ExportLeaks),
     ("sick-device", Fault::SickDevice),
     ("no-kernel-ipc", Fault::NoKernelIpc),
     ("import-takes", Fault::ImportTakes),
@@ -69,6 +75,8 @@ const NAMES: [(&str, Fault); 18] = [
 pub(crate) struct Settings {
     pub(crate) host: bool,
     pub(crate) version: u32,
+    /// The hardware queues of a device.
+    pub(crate) queues: usize,
     faults: Vec<Fault>,
 }
 
@@ -86,6 +94,7 @@ impl Settings {
             Settings {
                 host: text("GPU_IPC_SHIM") == "host",
                 version: text("GPU_IPC_SHIM_VERSION").parse().unwrap_or(70_253_211),
+                queues: text("GPU_MAX_HW_QUEUES").parse().ok().filter(|queues| *queues > 0).unwrap_or(4),
                 faults: faults.collect(),
             }
         })

@@ -49,12 +49,15 @@ fn process_number() -> u32 {
     if Settings::get().has(Fault::EqualPid) { 1 } else { process::id() }
 }
 
-/// Forgets what was exported of an allocation that is freed.
-pub(crate) fn forget(base: u64) {
-    if let Some(path) = files().as_mut().and_then(|files| files.remove(&base)) {
+/// Forgets what was exported of an allocation that is freed; says whether anything was.
+pub(crate) fn forget(base: u64) -> bool {
+    let exported = files().as_mut().and_then(|files| files.remove(&base));
+    let was = exported.is_some();
+    if let Some(path) = exported {
         // Somebody else may have cleared the directory.
         let _ = fs::remove_file(path);
     }
+    was
 }
 
 /// Numbers the PID namespace: a process number means something only in its own.

@@ -3,11 +3,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
 
 use gpu_api::{
-    EventHandle, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuStreams, GpuWords, HostPtr, RawEvent, RawStream,
-    Sharing, StreamOp, WordPtr,
+    DevicePtr, EventHandle, EventKind, GpuCopies, GpuEvents, GpuMemory, GpuStreams, GpuWords, HostPtr, RawEvent,
+    RawStream, Sharing, StreamOp, WordPtr,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -19,6 +19,11 @@ const LEN: u64 = 2 << 20;
 const STREAMS: usize = 16;
 /// More recordings than the 32 that some runtimes count before they start over.
 const ROUNDS: usize = 40;
+
+/// The first of the words that streams write after their wait.
+const MANY: usize = 16;
+/// What work of a moment may take.
+const MOMENT: Duration = Duration::from_secs(5);
 
 /// A page of shared memory that streams write and wait for. Kept until the process ends.
 struct Words {
@@ -54,6 +59,11 @@ impl Words {
         self.get(index).store(value, Ordering::Release);
     }
 
+    /// Ends every wait of this page.
+    fn end_waits(&self) {
+        (0..BYTES / size_of::<u64>()).for_each(|index| self.store(index, 1 << 62));
+    }
+
     fn await_in(&self, runtime: &Runtime, stream: RawStream, index: usize, value: u64) -> Seen {
         self.queue(runtime, stream, StreamOp::WaitGeq { word: self.registered.word(index), value })
     }
@@ -68,36 +78,130 @@ impl Words {
     }
 }
 
-pub(super) fn words_here(runtime: &Runtime) -> Seen {
+/// Memory that streams fill: two halves of a length.
+struct Halves {
+    first: DevicePtr,
+}
+
+impl Halves {
+    fn alloc(runtime: &Runtime) -> Result<Halves, String> {
+        Ok(Halves { first: runtime.hip.alloc(runtime.device, 2 * LEN, Sharing::Handle).map_err(told)?.base })
+    }
+
+    fn second(&self) -> DevicePtr {
+        self.first.offset(LEN)
+    }
+
+    /// Queues a fill of the first half and a copy of it to the second.
+    fn work(&self, runtime: &Runtime, stream: RawStream, byte: u8) -> Seen {
+        // SAFETY: `fill` asks for a live stream and a range that stays valid: both until the process ends.
+        unsafe { runtime.hip.fill(stream, self.first, byte, LEN) }.map_err(told)?;
+        // SAFETY: `copy` asks for the same of both ranges.
+        unsafe { runtime.hip.copy(stream, self.second(), self.first, LEN) }.map_err(told)
+    }
+
+    /// Says whether the work is done, by the last bytes of the copy.
+    fn is_done(&self, runtime: &Runtime, stream: RawStream, byte: u8) -> Result<bool, String> {
+        Ok(runtime.read_by(stream, self.second().offset(LEN - 8))? == u64::from_le_bytes([byte; 8]))
+    }
+}
+
+fn shared_words(runtime: &Runtime) -> Result<(OwnedFd, Words), String> {
     let file = rustix::fs::memfd_create("gpu-ipc-probe", rustix::fs::MemfdFlags::CLOEXEC);
     let file = file.map_err(|errno| format!("memfd_create: {errno}"))?;
     rustix::fs::ftruncate(&file, BYTES as u64).map_err(|errno| format!("ftruncate: {errno}"))?;
     let words = Words::map(runtime, &file)?;
+    Ok((file, words))
+}
+
+/// Looks until the processor sees a word's value. A write that never comes is waited for until this process is killed.
+fn await_word(words: &Words, index: usize, value: u64) {
+    while words.load(index) < value {
+        std::thread::yield_now();
+    }
+}
+
+pub(super) fn words_here(runtime: &Runtime) -> Seen {
+    let (file, words) = shared_words(runtime)?;
+    let memory = Halves::alloc(runtime)?;
+    let other = runtime.hip.create_stream(runtime.device).map_err(told)?;
+    // A write comes after the work before it, however long that takes.
+    let go = runtime.hold(runtime.stream)?;
+    memory.work(runtime, runtime.stream, 7)?;
+    words.write_in(runtime, runtime.stream, 1, 5)?;
+    expect("a stream's write waits for the work before it", words.load(1) == 0)?;
+    drop(go);
+    runtime.synchronize(runtime.stream)?;
+    expect("a stream writes a word", words.load(1) == 5)?;
+    expect("the work before a write is done", memory.is_done(runtime, other, 7)?)?;
+    // And so it does in passing, as the processor and another stream see it.
+    for round in 8..8 + ROUNDS as u8 {
+        memory.work(runtime, runtime.stream, round)?;
+        words.write_in(runtime, runtime.stream, 1, round.into())?;
+        await_word(&words, 1, round.into());
+        expect("the work before a write is done when it is seen", memory.is_done(runtime, other, round)?)?;
+    }
+    // The same between two processes.
+    runtime.channel.send(b"w", Some(file.as_fd()))?;
+    memory.work(runtime, runtime.stream, 9)?;
+    words.write_in(runtime, runtime.stream, 4, 9)?;
+    runtime.channel.await_point(b'd')?;
+    expect("a stream there writes a word of both", words.load(5) == 1)
+}
+
+pub(super) fn words_there(runtime: &Runtime) -> Seen {
+    let (_, file) = runtime.channel.receive::<1>()?;
+    let words = Words::map(runtime, &file.ok_or("no descriptor came")?)?;
+    await_word(&words, 4, 9);
+    words.write_in(runtime, runtime.stream, 5, 1)?;
+    runtime.synchronize(runtime.stream)?;
+    runtime.channel.tell(b'd')
+}
+
+/// Counts the hardware queues that AMD spreads a device's streams over.
+fn hardware_queues() -> usize {
+    std::env::var("GPU_MAX_HW_QUEUES").ok().and_then(|text| text.parse().ok()).unwrap_or(4)
+}
+
+/// Waits until a stream is idle, for no longer than work of a moment may take. Otherwise every wait of this page ends, so that
+/// none spins on when this process is killed.
+fn await_idle(runtime: &Runtime, words: &Words, stream: RawStream, what: &str) -> Seen {
+    let until = Instant::now() + MOMENT;
+    while !runtime.is_idle(stream)? {
+        if Instant::now() > until {
+            words.end_waits();
+            return Err(format!("not so: {what}"));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+pub(super) fn waits_here(runtime: &Runtime) -> Seen {
+    let (file, words) = shared_words(runtime)?;
     let stream = || runtime.hip.create_stream(runtime.device).map_err(told);
+    let memory = Halves::alloc(runtime)?;
 
-    let memory = runtime.hip.alloc(runtime.device, LEN, Sharing::Handle).map_err(told)?;
-    let fill = |stream, byte| {
-        // SAFETY: `fill` asks for a live stream and a range that stays valid: both until the process ends.
-        unsafe { runtime.hip.fill(stream, memory.base, byte, LEN) }.map_err(told)
-    };
-
-    // A write comes after the work before it.
-    let held = stream()?;
-    words.await_in(runtime, held, 0, 1)?;
-    fill(held, 7)?;
-    words.write_in(runtime, held, 1, 5)?;
-    // Many other streams run meanwhile, whichever queue of the hardware they share.
+    // More streams wait at once than there are queues of the hardware, and others work on, whichever they share.
+    let held = (0..=hardware_queues()).map(|_| stream()).collect::<Result<Vec<_>, _>>()?;
+    for (n, &held) in held.iter().enumerate() {
+        words.await_in(runtime, held, 0, 1)?;
+        words.write_in(runtime, held, MANY + n, 5)?;
+    }
     for _ in 0..STREAMS {
         let other = stream()?;
+        memory.work(runtime, other, 7)?;
         words.write_in(runtime, other, 2, 1)?;
-        runtime.synchronize(other)?;
+        await_idle(runtime, &words, other, "more streams than there are hardware queues wait, and another works on")?;
     }
-    expect("a stream waits for a word", !runtime.is_idle(held)?)?;
-    expect("a stream's write waits for the work before it", words.load(1) == 0)?;
+    for (n, &held) in held.iter().enumerate() {
+        expect("a stream waits for a word", !runtime.is_idle(held)? && words.load(MANY + n) == 0)?;
+    }
     words.store(0, 1);
-    runtime.synchronize(held)?;
-    expect("a stream writes a word", words.load(1) == 5)?;
-    expect("the work before a write is done", runtime.read(memory.base)? == 0x0707_0707_0707_0707)?;
+    for (n, &held) in held.iter().enumerate() {
+        await_idle(runtime, &words, held, "a wait ends")?;
+        expect("a stream goes on after its wait", words.load(MANY + n) == 5)?;
+    }
 
     // A wait ends at its value and above, up to the value that stands for the producer's death.
     for (value, ends) in [(4, false), (5, true), (6, true), (1 << 62, true)] {
@@ -107,18 +211,18 @@ pub(super) fn words_here(runtime: &Runtime) -> Seen {
         if !ends {
             let other = stream()?;
             words.write_in(runtime, other, 2, 2)?;
-            runtime.synchronize(other)?;
+            await_idle(runtime, &words, other, "one stream waits and another works on")?;
             expect("a wait for 5 does not end at 4", !runtime.is_idle(waiting)?)?;
             words.store(3, 5);
         }
-        runtime.synchronize(waiting)?;
+        await_idle(runtime, &words, waiting, "a wait for 5 ends at 5 and above")?;
     }
 
     // The same between two processes.
     runtime.channel.send(b"w", Some(file.as_fd()))?;
     runtime.channel.await_point(b'q')?;
     expect("a stream there waits", words.load(5) == 0)?;
-    fill(runtime.stream, 9)?;
+    memory.work(runtime, runtime.stream, 9)?;
     words.write_in(runtime, runtime.stream, 4, 9)?;
     runtime.channel.await_point(b'd')?;
     expect("a stream there went on", words.load(5) == 1)?;
@@ -127,38 +231,26 @@ pub(super) fn words_here(runtime: &Runtime) -> Seen {
     runtime.channel.await_point(b'd')
 }
 
-pub(super) fn words_there(runtime: &Runtime) -> Seen {
+pub(super) fn waits_there(runtime: &Runtime) -> Seen {
     let (_, file) = runtime.channel.receive::<1>()?;
     let words = Words::map(runtime, &file.ok_or("no descriptor came")?)?;
     words.await_in(runtime, runtime.stream, 4, 9)?;
     words.write_in(runtime, runtime.stream, 5, 1)?;
     expect("a stream here waits", !runtime.is_idle(runtime.stream)?)?;
     runtime.channel.tell(b'q')?;
-    runtime.synchronize(runtime.stream)?;
+    await_idle(runtime, &words, runtime.stream, "a write there ends a wait here")?;
     runtime.channel.tell(b'd')?;
     // A word that a processor there writes ends a wait here: so are the waiters of a dead producer let go.
     words.await_in(runtime, runtime.stream, 6, 3)?;
     runtime.channel.tell(b'q')?;
-    runtime.synchronize(runtime.stream)?;
+    await_idle(runtime, &words, runtime.stream, "a processor there ends a wait here")?;
     runtime.channel.tell(b'd')
-}
-
-/// Holds up a stream until the result is dropped.
-fn hold(runtime: &Runtime) -> Result<Sender<()>, String> {
-    let (go, gate) = channel::<()>();
-    let wait = Box::new(move || {
-        // An error is the sign: the other end was dropped.
-        let _ = gate.recv();
-    });
-    // SAFETY: `host_function` asks for a live stream that nobody captures: until the process ends.
-    unsafe { runtime.hip.host_function(runtime.stream, wait) }.map_err(told)?;
-    Ok(go)
 }
 
 pub(super) fn events_here(runtime: &Runtime) -> Seen {
     let event = runtime.hip.create_event(runtime.device, EventKind::Interprocess).map_err(told)?;
     for round in 0..ROUNDS + 2 {
-        let go = hold(runtime)?;
+        let go = runtime.hold(runtime.stream)?;
         // SAFETY: `record_event` asks for a live event and stream of one device: until the process ends.
         unsafe { runtime.hip.record_event(event, runtime.stream) }.map_err(told)?;
         if round == 0 {

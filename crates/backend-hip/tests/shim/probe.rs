@@ -3,7 +3,7 @@
 use std::env;
 use std::time::Duration;
 
-use backend_hip::probe::prove;
+use backend_hip::probe::{prove, prove_and_tell};
 use backend_hip::{Findings, Step};
 use gpu_api::DeviceId;
 use gpu_api::groups::*;
@@ -19,7 +19,8 @@ macro_rules! fault {
         Case {
             name: stringify!($name),
             library: WHOLE,
-            environment: &[("GPU_IPC_SHIM_INJECT", $fault)],
+            // Virtual memory is proved from 7.14 on.
+            environment: &[("GPU_IPC_SHIM_INJECT", $fault), ("GPU_IPC_SHIM_VERSION", "71400000")],
             run: || disproved($step, $patience, $why),
         }
     };
@@ -36,13 +37,52 @@ macro_rules! version {
     };
 }
 
+macro_rules! proved {
+    ($name:ident, $version:literal, $step:expr) => {
+        Case {
+            name: stringify!($name),
+            library: WHOLE,
+            environment: &[("GPU_IPC_SHIM_VERSION", $version)],
+            run: || assert_eq!(findings(&[$step], LONG).proof.steps(), [$step]),
+        }
+    };
+}
+
+const TWO: &[(&str, &str)] = &[("GPU_IPC_HOST_DEVICES", "2")];
+
 pub const CASES: &[Case] = &[
     Case {
         name: "what_works_is_proved_on_every_device",
         library: WHOLE,
-        environment: &[("GPU_IPC_HOST_DEVICES", "2")],
+        environment: &[
+            ("GPU_IPC_HOST_DEVICES", "2"),
+            ("GPU_IPC_SHIM_VERSION", "71400000"),
+            ("GPU_IPC_SHIM_INJECT", "free-queues"),
+        ],
         run: everything,
     },
+    // A stream's wait occupies a hardware queue: `getQueueFromPool`; rs#1958, rs#9249.
+    version!(waits_on_queues_that_streams_are_bound_to_are_not_proved, "60443484", Step::Waits, "another works on"),
+    version!(waits_that_occupy_every_queue_are_not_proved, "71400000", Step::Waits, "another works on"),
+    proved!(writes_of_6_4_are_proved_without_waits, "60443484", Step::Words),
+    proved!(writes_of_7_14_are_proved_without_waits, "71400000", Step::Words),
+    proved!(handles_of_5_2_are_proved, "50221153", Step::Handles),
+    proved!(handles_of_7_2_are_proved, "70253211", Step::Handles),
+    proved!(dma_bufs_of_7_2_are_proved, "70253211", Step::DmaBuf),
+    // Handles of nothing, which 5.7 to 6.1 call a success; and memory that stays: hip#3886, hip#3781.
+    Case {
+        name: "handles_that_nobody_can_open_are_not_proved",
+        library: WHOLE,
+        environment: &[("GPU_IPC_SHIM_INJECT", "no-kernel-ipc"), ("GPU_IPC_SHIM_VERSION", "60141133")],
+        run: || disproved(Step::Handles, LONG, "never exported"),
+    },
+    fault!(handles_whose_memory_stays_are_not_proved, "export-leaks", Step::Handles, LONG, "comes back"),
+    fault!(virtual_memory_that_stays_is_not_proved, "export-leaks", Step::Vmm, LONG, "comes back"),
+    // Mapping runs on the null stream before 7.14: rs#6982.
+    version!(virtual_memory_of_5_7_is_not_proved, "50731921", Step::Vmm, "default stream"),
+    version!(virtual_memory_of_6_4_is_not_proved, "60443484", Step::Vmm, "default stream"),
+    version!(virtual_memory_of_7_2_is_not_proved, "70253211", Step::Vmm, "default stream"),
+    Case { name: "findings_are_told_as_they_come", library: WHOLE, environment: TWO, run: told_as_they_come },
     fault!(words_that_are_refused_are_not_proved, "no-words", Step::Words, LONG, "801"),
     fault!(words_that_come_early_are_not_proved, "early-words", Step::Words, LONG, "the work before it"),
     fault!(events_that_do_not_wait_are_not_proved, "event-lies", Step::Events, LONG, "waits for the event"),
@@ -71,13 +111,25 @@ fn findings(steps: &[Step], patience: Duration) -> Findings {
 
 fn everything() {
     let found = findings(&Step::ALL, LONG);
-    assert_eq!(found.all.len(), 10);
+    assert_eq!(found.all.len(), 14);
     for finding in &found.all {
         assert_eq!(finding.seen, Ok(()), "{} on {}", finding.step, finding.device);
     }
     assert_eq!(found.proof.steps(), Step::ALL);
     let caps = proved(found.proof.steps()).caps(DeviceId(1)).expect("there are two");
     assert!(caps.fd && caps.read_only && caps.event_ipc && caps.stream_writes && caps.stream_waits);
+}
+
+fn told_as_they_come() {
+    let program = env::current_exe().expect("a program has a path");
+    let mut told = Vec::new();
+    let found = prove_and_tell(&program, &[Step::Handles, Step::Words], LONG, |finding| told.push(finding.clone()));
+    let found = found.expect("the runtime starts");
+    assert_eq!(told, found.all);
+    assert_eq!(told.iter().map(|finding| finding.step).collect::<Vec<_>>(), {
+        use Step::{Handles, Words};
+        [Handles, Handles, Words, Words]
+    });
 }
 
 fn disproved(step: Step, patience: Duration, why: &str) {

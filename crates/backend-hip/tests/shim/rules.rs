@@ -33,6 +33,8 @@ pub const CASES: &[Case] = &[
     rule!(looking_at_others_virtual_memory_drops_no_reference_of_theirs_in_7_14, OF_7_14, others_virtual_memory),
     // `hipStreamDestroy` waits: its header, hip#3367.
     rule!(a_held_stream_is_destroyed_without_waiting, &[], held_stream),
+    // A wait occupies one of few hardware queues, so a proof of writes is none of waits.
+    rule!(waits_are_not_used_where_writes_are_proved, &[], writes_alone),
     // Handles: ROCR-Runtime#270, rs#2209; success of 5.7.1 to 6.1.2; the exporter's ordinal.
     rule!(a_kernel_that_exports_nothing_is_named, NO_IPC, no_kernel_ipc),
     rule!(a_false_success_is_explained_where_it_is_opened, OF_5_7, false_success),
@@ -78,6 +80,17 @@ fn held_stream() {
     while !done.load(Ordering::Acquire) {
         std::thread::yield_now();
     }
+}
+
+fn writes_alone() {
+    let hip = proved(&[Step::Words]);
+    let caps = hip.caps(GPU).expect("it is a device");
+    assert!(caps.stream_writes && !caps.stream_waits);
+    let stream = hip.create_stream(GPU).expect("a stream");
+    let wait = gpu_api::StreamOp::WaitGeq { word: gpu_api::WordPtr(64), value: 1 };
+    // SAFETY: `stream_batch`: it is refused before the word is looked at.
+    let error = unsafe { hip.stream_batch(stream, &[wait]) }.expect_err("a wait is not proved");
+    assert!(error.to_string().contains("GPU_IPC_HIP_PROOF"), "{error}");
 }
 
 fn no_kernel_ipc() {
