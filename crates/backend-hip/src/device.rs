@@ -2,14 +2,24 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuDevices, MemoryInfo, Result};
 
 use crate::backend::HipBackend;
 use crate::call::Scope;
 use crate::error::{self, SUCCESS};
+use crate::kernel;
 use crate::proof::{Proof, Step};
 use crate::sys::{ATTRIBUTE_VIRTUAL_MEMORY, Code, GRANULARITY_RECOMMENDED, Symbol, Symbols, Uuid, Version};
+
+/// The quarantine where the kernel shows when a dead process' queues are gone.
+const SHOWN: Duration = Duration::from_millis(100);
+
+/// The quarantine where it does not. Kernels from 6.0 to 6.18 remove queues on a work queue some time after the process' end,
+/// within no bound (amdkfd; guessed from the dates of both patches): long beside any delay of a work queue that is not stuck.
+const UNSEEN: Duration = Duration::from_secs(5);
 
 /// What every allocation is rounded up to at least: handles of some other sizes were refused (ROCm/hip#2257), and
 /// pieces below are leaked by the runtime's older way of sharing (ROCm/rocm-systems#6407).
@@ -23,6 +33,8 @@ pub(crate) struct Driver {
     /// What tells the devices apart; `None` for one that would not say.
     identities: Vec<Option<DeviceUuid>>,
     device_files: Vec<&'static str>,
+    /// The folder that shows whose queues there are, where there is one with this process' pids.
+    signs: Option<PathBuf>,
 }
 
 /// How file descriptors of memory are made.
@@ -64,8 +76,9 @@ impl Driver {
             });
         }
         let device_files = device_files(&symbols);
+        let signs = signs(&symbols);
         let proof = choose(version);
-        let mut driver = Driver { symbols, version, proof, identities: Vec::new(), device_files };
+        let mut driver = Driver { symbols, version, proof, identities: Vec::new(), device_files, signs };
         // One entry for each before they are asked: a scope checks that a device is one of them.
         driver.identities = vec![None; count.unsigned_abs() as usize];
         // A device that fails is asked again, for the reason, by those who want it: it hides no other.
@@ -296,6 +309,23 @@ fn device_files(symbols: &Symbols) -> Vec<&'static str> {
     files
 }
 
+/// Finds the folder that shows whose queues there are. Its pids are those of the first PID namespace: another one's process
+/// sees its own pids elsewhere, and would take the file of a stranger for a sign.
+fn signs(symbols: &Symbols) -> Option<PathBuf> {
+    let folder = match symbols.signs_of_life.function {
+        Some(function) => {
+            // SAFETY: the function has no conditions.
+            let named = unsafe { function() };
+            // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is never unloaded.
+            let named = unsafe { CStr::from_ptr(named) };
+            PathBuf::from(named.to_str().ok()?)
+        }
+        None if kernel::sees_kernels_pids() => PathBuf::from(kernel::PROCESSES),
+        None => return None,
+    };
+    folder.is_dir().then_some(folder)
+}
+
 /// Calls a function that starts the runtime: whatever goes wrong, the runtime is unavailable.
 fn start_call<F: Copy>(
     symbols: &Symbols,
@@ -348,5 +378,13 @@ unsafe impl GpuDevices for HipBackend {
 
     fn device_files(&self) -> &[&'static str] {
         self.driver.device_files()
+    }
+
+    fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
+        self.driver.signs.iter().map(|folder| folder.join(pid.to_string())).collect()
+    }
+
+    fn quarantine(&self) -> Duration {
+        if self.driver.signs.is_some() { SHOWN } else { UNSEEN }
     }
 }

@@ -18,11 +18,6 @@ pub(crate) fn sees_kernels_pids() -> bool {
     fs::metadata("/proc/self/ns/pid").is_ok_and(|found| found.ino() == FIRST_PIDS)
 }
 
-/// Says whether a file of a process would be seen in the folder.
-pub(crate) fn shows_processes(folder: &Path) -> bool {
-    folder.is_dir()
-}
-
 /// Tells what changes the answers of a runtime: versions that its number does not have, and the models of GPUs.
 pub(crate) fn circumstances() -> Vec<String> {
     let read = |path: &str| fs::read_to_string(path).ok().map(|text| format!("{path}: {}", text.trim()));

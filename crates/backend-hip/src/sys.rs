@@ -254,6 +254,8 @@ macro_rules! symbols {
             /// Returns what files a library that stands in for the runtime keeps open instead of AMD's; AMD's own has
             /// no such function.
             pub(crate) device_files: Symbol<unsafe extern "C" fn() -> *const c_char>,
+            /// Returns the folder in which such a library shows whose queues there are, likewise.
+            pub(crate) signs_of_life: Symbol<unsafe extern "C" fn() -> *const c_char>,
         }
 
         impl $table {
@@ -287,6 +289,13 @@ macro_rules! symbols {
                             library.get::<unsafe extern "C" fn() -> *const c_char>(b"gpu_ipc_device_files\0")
                         };
                         Symbol { name: "gpu_ipc_device_files", function: found.ok().map(|function| *function) }
+                    },
+                    signs_of_life: {
+                        // SAFETY: `Library::get`: the function is ours, and of that type.
+                        let found = unsafe {
+                            library.get::<unsafe extern "C" fn() -> *const c_char>(b"gpu_ipc_signs_of_life\0")
+                        };
+                        Symbol { name: "gpu_ipc_signs_of_life", function: found.ok().map(|function| *function) }
                     },
                 }
             }

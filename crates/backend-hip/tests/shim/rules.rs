@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use backend_hip::Step;
 use gpu_api::groups::*;
@@ -27,6 +28,9 @@ const OF_7_14: &[(&str, &str)] = &[("GPU_IPC_SHIM_VERSION", "71400000"), ("GPU_I
 const NO_IPC: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "no-kernel-ipc")];
 const TAKES: &[(&str, &str)] = &[("GPU_IPC_SHIM_INJECT", "import-takes")];
 
+const KFD: &[(&str, &str)] = &[("GPU_IPC_SHIM_KFD", "/proc")];
+const NO_KFD: &[(&str, &str)] = &[("GPU_IPC_SHIM_KFD", "/there is none")];
+
 pub const CASES: &[Case] = &[
     // `hipMemRetainAllocationHandle`: rs#5807, rs#2696, change logs of 7.12 and 7.14.
     rule!(looking_at_others_virtual_memory_drops_no_reference_of_theirs_in_7_2, OF_7_2, others_virtual_memory),
@@ -35,6 +39,9 @@ pub const CASES: &[Case] = &[
     rule!(a_held_stream_is_destroyed_without_waiting, &[], held_stream),
     // A wait occupies one of few hardware queues, so a proof of writes is none of waits.
     rule!(waits_are_not_used_where_writes_are_proved, &[], writes_alone),
+    // Queues of a dead process that go later: `kfd_process_remove_sysfs`, and the two patches of amdkfd.
+    rule!(a_process_shows_its_life_where_the_kernel_does, KFD, life_is_shown),
+    rule!(where_the_kernel_shows_no_life_the_quarantine_is_longer, NO_KFD, life_is_hidden),
     // Handles: ROCR-Runtime#270, rs#2209; success of 5.7.1 to 6.1.2; the exporter's ordinal.
     rule!(a_kernel_that_exports_nothing_is_named, NO_IPC, no_kernel_ipc),
     rule!(a_false_success_is_explained_where_it_is_opened, OF_5_7, false_success),
@@ -91,6 +98,20 @@ fn writes_alone() {
     // SAFETY: `stream_batch`: it is refused before the word is looked at.
     let error = unsafe { hip.stream_batch(stream, &[wait]) }.expect_err("a wait is not proved");
     assert!(error.to_string().contains("GPU_IPC_HIP_PROOF"), "{error}");
+}
+
+fn life_is_shown() {
+    let hip = hip();
+    let signs = hip.signs_of_life(std::process::id());
+    assert_eq!(signs, [std::path::PathBuf::from(format!("/proc/{}", std::process::id()))]);
+    assert!(signs[0].exists());
+    assert_eq!(hip.quarantine(), Duration::from_millis(100));
+}
+
+fn life_is_hidden() {
+    let hip = hip();
+    assert!(hip.signs_of_life(std::process::id()).is_empty());
+    assert!(hip.quarantine() >= Duration::from_secs(1));
 }
 
 fn no_kernel_ipc() {

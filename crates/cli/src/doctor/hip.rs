@@ -9,8 +9,31 @@ use gpu_ipc::hip::{HipBackend, PROOF, Proof, Step};
 
 use super::check::Check;
 
-/// What one step on one device may take: on eight devices less than the silence after which this process is given up.
-const PATIENCE: Duration = Duration::from_secs(12);
+/// What one step may take, on all devices at once: less than the silence after which this process is given up.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+/// Names the steps that are tried only when asked for, because one that fails may reset a GPU.
+const TRY: &str = "GPU_IPC_HIP_TRY";
+
+/// What a step is for, and what is done without it.
+fn purpose(step: Step) -> (&'static str, &'static str) {
+    match step {
+        Step::Handles => {
+            ("memory is shared by 64-byte handles", "memory is shared by descriptor, where that is proved")
+        }
+        Step::Vmm | Step::DmaBuf => ("memory is shared by file descriptor", "memory is shared by 64-byte handles"),
+        Step::Words => (
+            "streams write words: shares and releases are marked in the order of the stream, without a host function",
+            "host functions mark them, some tens of microseconds later",
+        ),
+        Step::Waits => (
+            "streams wait for words: a claim that waits on a stream returns at once",
+            "such a claim waits on its thread instead",
+        ),
+        Step::Events => ("streams wait for events of other processes", "words or the host do instead"),
+        _ => ("mappings to read only", "mappings are for reading and writing"),
+    }
+}
 
 /// Looks at the runtime. `tell` is called before each step, and ends the looking by an error.
 pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Check>, String> {
@@ -32,8 +55,20 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
             .remedy("docs/HIP.md says what gpu-ipc does about each")
     });
     let mut worked = Vec::new();
-    for step in Step::HARMLESS {
+    let asked = env::var(TRY).unwrap_or_default();
+    let asked = |step: &Step| asked.split([' ', ',']).any(|name| name == step.name());
+    for step in Step::ALL {
         let name = format!("probe {step}");
+        let (with, without) = purpose(step);
+        if !Step::HARMLESS.contains(&step) && !asked(&step) {
+            let not_tried = Check::absent(&name, format!("not tried: {without}"));
+            checks.push(
+                not_tried
+                    .why("where it fails it leaves a GPU spinning or faulting, which may reset it")
+                    .remedy(format!("{TRY}={step} gpu-ipc doctor, on a machine on which nobody computes")),
+            );
+            continue;
+        }
         tell(&name)?;
         let findings = prove(&program, &[step], PATIENCE).map_err(|error| error.to_string())?;
         let refusals: Vec<String> = findings
@@ -43,9 +78,9 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
             .collect();
         checks.push(if refusals.is_empty() {
             worked.push(step);
-            Check::ok(&name, "seen to work between two child processes")
+            Check::ok(&name, format!("seen to work between two child processes: {with}"))
         } else {
-            Check::absent(&name, "not seen to work, so not used").why(refusals.join("; ")).remedy(
+            Check::absent(&name, format!("not seen to work: {without}")).why(refusals.join("; ")).remedy(
                 "nothing: gpu-ipc does without it; a later ROCm may do better (what was reported of this one is above)",
             )
         });

@@ -36,7 +36,7 @@ pub struct SessionBuilder {
     source: Option<Source>,
     region_bytes: u64,
     sharing: Option<Sharing>,
-    quarantine: Duration,
+    quarantine: Option<Duration>,
     time_to_live: Option<Duration>,
     max_slots: u64,
     listener: Option<OwnedFd>,
@@ -52,7 +52,7 @@ impl SessionBuilder {
             source: None,
             region_bytes: REGION_BYTES,
             sharing: None,
-            quarantine: Duration::from_millis(100),
+            quarantine: None,
             time_to_live: Some(Duration::from_secs(300)),
             max_slots: 1 << 21,
             listener: None,
@@ -137,10 +137,12 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets how long after the proof of a participant's death its blocks are kept from reuse: 100 ms unless said.
+    /// Sets how long after the proof of a participant's death its blocks are kept from reuse. Unless said, what the
+    /// device's driver needs ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s on an AMD GPU whose
+    /// kernel does not show when a dead process' queues are gone.
     #[must_use]
     pub fn quarantine(mut self, time: Duration) -> Self {
-        self.quarantine = time;
+        self.quarantine = Some(time);
         self
     }
 
@@ -191,12 +193,13 @@ impl SessionBuilder {
             }
         };
         let path = listener.path().to_owned();
+        let quarantine = self.quarantine.unwrap_or_else(|| self.gpu.backend().quarantine());
         let facts = Facts {
             id,
             backend: self.gpu.kind(),
             gpu: self.gpu,
             source_collects: arena.is_some(),
-            quarantine: self.quarantine,
+            quarantine,
             time_to_live: self.time_to_live,
             max_slots: self.max_slots,
             start: Tick::now(),
