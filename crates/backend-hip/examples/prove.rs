@@ -3,7 +3,7 @@
 //! `prove` tries what cannot reset a GPU. `prove --waits` also tries the steps that leave a wave spinning where they fail, and
 //! `prove --read-only` makes the GPU fault on purpose. One step may take a minute, or `--patience SECONDS`; all devices are
 //! tried at once, and each finding is printed as it comes. The last line is what to set for programs that use this library.
-//! `prove --as STEP...` tries nothing and prints that line for these steps.
+//! `prove --only STEP...` tries these; `prove --as STEP...` tries nothing and prints that line for these steps.
 
 use std::time::Duration;
 
@@ -36,9 +36,11 @@ fn main() -> Result<()> {
     }
     drop(hip);
     let program = std::env::current_exe().map_err(|error| gpu_api::Error::system("current_exe", "see /proc", error))?;
-    let seconds = arguments.iter().position(|argument| argument == "--patience").and_then(|at| arguments.get(at + 1));
+    let seconds = arguments.iter().rposition(|argument| argument == "--patience").and_then(|at| arguments.get(at + 1));
     let patience = Duration::from_secs(seconds.and_then(|seconds| seconds.parse().ok()).unwrap_or(60));
+    let named = |step: &Step| has(step.name());
     let wanted = |step: &Step| match step {
+        _ if has("--only") => named(step),
         Step::ReadOnly => has("--read-only"),
         Step::Waits | Step::Events => has("--waits"),
         _ => true,

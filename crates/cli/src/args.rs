@@ -43,6 +43,7 @@ Environment:
   CUDA_VISIBLE_DEVICES      and HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES: which GPUs are visible
   GPU_IPC_HIP_LIBRARY       path of the HIP runtime to load
   GPU_IPC_HIP_PROOF         what the doctor saw work on it: docs/HIP.md
+  GPU_IPC_HIP_TRY           what else it is to try: waits, events, read-only, which can reset a GPU
 
 Exit status: 0 success, 1 a problem was found, 2 wrong usage, 3 not available here, 141 the output was closed early.")]
 pub struct Args {

@@ -10,8 +10,8 @@ use gpu_api::{Access, Allocation, DevicePtr, GpuDescriptors, GpuHandles, GpuMemo
 
 use super::{Runtime, Seen, expect, told};
 
-/// Enough to tell it from what other processes on the device allocate meanwhile.
-const LEN: u64 = 64 << 20;
+/// Enough to tell it from what a runtime takes for itself.
+const LEN: u64 = 256 << 20;
 /// What a call that waits for nobody may take, and memory that comes back.
 const MOMENT: Duration = Duration::from_secs(5);
 /// Where the importer writes.
@@ -21,6 +21,17 @@ const REPLY: u64 = 4096;
 fn free(runtime: &Runtime, memory: Allocation) -> Seen {
     // SAFETY: `free` asks for an allocation that nothing touches: the other side waits, and what it maps is its own.
     unsafe { runtime.hip.free(memory.base) }.map_err(told)
+}
+
+/// Returns the free memory once both sides have started and this one has done what it will do: a runtime takes memory for
+/// itself when it starts, and when it first allocates and copies.
+fn free_at_rest(runtime: &Runtime) -> Result<u64, String> {
+    runtime.channel.await_point(b'h')?;
+    let memory = runtime.hip.alloc(runtime.device, LEN, Sharing::Handle).map_err(told)?;
+    runtime.write(memory.base, 1)?;
+    runtime.read(memory.base)?;
+    free(runtime, memory)?;
+    runtime.free_bytes()
 }
 
 /// Looks whether there is as much free memory as `before`, but for half of one allocation.
@@ -36,7 +47,7 @@ fn expect_back(runtime: &Runtime, before: u64) -> Seen {
 }
 
 pub(super) fn export_handles(runtime: &Runtime) -> Seen {
-    let before = runtime.free_bytes()?;
+    let before = free_at_rest(runtime)?;
     let mut exported = Vec::new();
     for n in 1..3 {
         let memory = runtime.hip.alloc(runtime.device, LEN, Sharing::Handle).map_err(told)?;
@@ -56,6 +67,7 @@ pub(super) fn export_handles(runtime: &Runtime) -> Seen {
 }
 
 pub(super) fn open_handles(runtime: &Runtime) -> Seen {
+    runtime.channel.tell(b'h')?;
     let mut handles = Vec::new();
     for _ in 1..3 {
         handles.push(MemHandle(runtime.channel.receive()?.0));
@@ -82,7 +94,7 @@ pub(super) fn open_handles(runtime: &Runtime) -> Seen {
 }
 
 pub(super) fn export(runtime: &Runtime) -> Seen {
-    let before = runtime.free_bytes()?;
+    let before = free_at_rest(runtime)?;
     let memory = runtime.hip.alloc(runtime.device, LEN, Sharing::Fd).map_err(told)?;
     let last = memory.base.offset(memory.len - 8);
     runtime.write(memory.base, 1)?;
@@ -120,6 +132,7 @@ fn import_unheld(
 }
 
 pub(super) fn import(runtime: &Runtime) -> Seen {
+    runtime.channel.tell(b'h')?;
     let (len, fd) = runtime.channel.receive()?;
     let (len, fd) = (u64::from_le_bytes(len), fd.ok_or("no descriptor came")?);
     let import = |len| runtime.hip.import_fd(runtime.device, fd.as_fd(), len, Access::ReadWrite);
