@@ -85,7 +85,7 @@ impl Core {
         let tokens = self.memory.tokens.take(&self.notices);
         let kept = self.memory.tokens.regions();
         if !kept.is_empty() {
-            self.roster.ask_to_unmap(|region| kept.contains(&region));
+            self.roster.ask_to_unmap(|region| kept.binary_search(&region).is_ok());
         }
         tokens
     }

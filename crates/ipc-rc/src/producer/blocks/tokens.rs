@@ -46,13 +46,11 @@ impl ReturnedTokens {
         let Some(returned) = self.lock() else { return Vec::new() };
         let pieces = returned.iter().filter_map(|(_, piece)| piece.as_ref());
         let mapped = pieces.filter(|piece| piece.region.is_pinned());
-        let mut mapped: Vec<RegionId> = mapped.map(|piece| piece.region.id()).collect();
+        let mapped: Vec<RegionId> = mapped.map(|piece| piece.region.id()).collect();
         if mapped.len() < returned.len() {
             notices.push(SessionNotice::TokensReturned);
         }
-        mapped.sort_unstable();
-        mapped.dedup();
-        mapped
+        in_order(mapped)
     }
 
     /// Takes the tokens whose memory nobody maps.
@@ -72,9 +70,16 @@ impl ReturnedTokens {
         tokens
     }
 
-    /// Lists the regions whose unmapping is all that tokens wait for.
+    /// Lists the regions whose unmapping is all that tokens wait for, in order and each once.
     pub fn regions(&self) -> Vec<RegionId> {
         let Some(returned) = self.lock() else { return Vec::new() };
-        returned.iter().filter_map(|(_, piece)| Some(piece.as_ref()?.region.id())).collect()
+        in_order(returned.iter().filter_map(|(_, piece)| Some(piece.as_ref()?.region.id())).collect())
     }
+}
+
+/// Thousands of tokens may wait for a few regions.
+fn in_order(mut regions: Vec<RegionId>) -> Vec<RegionId> {
+    regions.sort_unstable();
+    regions.dedup();
+    regions
 }

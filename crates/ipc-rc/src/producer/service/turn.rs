@@ -176,8 +176,10 @@ impl Service {
     /// Has the regions of returned tokens unmapped, and tells the application of those that are.
     fn look_after_tokens(&mut self) {
         let mapped = self.core.memory.tokens.tell(&self.core.notices);
-        if mapped.iter().any(|region| !self.wanted.contains(region)) {
-            self.core.roster.ask_to_unmap(|region| mapped.contains(&region) && !self.wanted.contains(&region));
+        if mapped.iter().any(|region| self.wanted.binary_search(region).is_err()) {
+            self.core.roster.ask_to_unmap(|region| {
+                mapped.binary_search(&region).is_ok() && self.wanted.binary_search(&region).is_err()
+            });
         }
         self.wanted = mapped;
     }
