@@ -17,6 +17,10 @@ impl ParticipantId {
     pub fn of(id: gpu_ipc::ParticipantId) -> ParticipantId {
         ParticipantId(id.0)
     }
+
+    pub fn number(self) -> u64 {
+        self.0
+    }
 }
 
 #[pymethods]

@@ -3,19 +3,18 @@
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_ipc::backend::Sharing;
-use gpu_ipc::{BackendKind, Error, Gpu, SentBlock};
+use gpu_ipc::{Error, SentBlock};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::dlpack::{Device, Export, Holder};
-use crate::errors::{OrRaise, no_buffer};
+use crate::errors::OrRaise;
 use crate::layout::Layout;
 use crate::shared::Shared;
 use crate::streams::{self, ConsumerStream};
 use crate::waiting::{duration, in_slices};
-use crate::{buffer, device, interface};
+use crate::{buffer, dlpack, interface};
 
 /// A block, held by its Python object and by every array that was made of it; the last one that is dropped drops the block.
 #[derive(Clone)]
@@ -166,7 +165,7 @@ impl Block {
         let lent = self.lent()?;
         let gpu = &lent.owned().session.gpu;
         let device = Device::of(gpu);
-        check_request(device, dl_device, copy)?;
+        dlpack::check_request(device, dl_device, copy)?;
         if let ConsumerStream::Raw(raw) = streams::of_consumer(gpu, stream)? {
             let stream = streams::borrow(py, gpu, raw, None)?;
             lent.block().used_on(&stream).or_raise()?;
@@ -184,14 +183,14 @@ impl Block {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let lent = self.lent()?;
-        only_cuda(&lent.owned().session.gpu)?;
+        interface::only_cuda(&lent.owned().session.gpu)?;
         interface::describe(py, lent.start(), &self.layout, false, None)
     }
 
     // SAFETY: Python calls it as the protocol says: `view` is its own to fill, or null.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let lent = slf.get().lent()?;
-        only_host(&lent.owned().session.gpu)?;
+        buffer::only_host(&lent.owned().session.gpu)?;
         let (start, layout) = (lent.start(), &slf.get().layout);
         // SAFETY: `fill_array` asks that the holder keeps an array of that layout: the block has as many bytes.
         unsafe { buffer::fill_array(slf.as_any(), start, layout, false, Holder::Lent(lent), view, flags) }
@@ -210,94 +209,5 @@ impl Block {
             }
             Err(_) => "<gpu_ipc.Block, released>".into(),
         }
-    }
-}
-
-/// Refuses what a consumer of `__dlpack__` asks for and cannot have.
-pub(crate) fn check_request(ours: Device, asked: Option<(i32, i32)>, copy: Option<bool>) -> PyResult<()> {
-    if let Some((kind, id)) = asked
-        && (kind, id) != (ours.kind, ours.id)
-    {
-        let theirs = Device { kind, id }.name();
-        return Err(no_buffer(format!(
-            "the array is in {}, not in {theirs}; move it with the array library",
-            ours.name()
-        )));
-    }
-    if copy == Some(true) {
-        return Err(no_buffer("a copy was asked for; take the array as it is and copy it with the array library"));
-    }
-    Ok(())
-}
-
-/// Refuses the CUDA array interface elsewhere than on CUDA, so that `hasattr` says no.
-pub(crate) fn only_cuda(gpu: &Gpu) -> PyResult<()> {
-    match gpu.kind() {
-        BackendKind::Cuda => Ok(()),
-        kind => Err(pyo3::exceptions::PyAttributeError::new_err(format!(
-            "the memory is {kind}'s: it has no CUDA array interface"
-        ))),
-    }
-}
-
-/// Refuses the buffer protocol elsewhere than on the host backend.
-pub(crate) fn only_host(gpu: &Gpu) -> PyResult<()> {
-    match gpu.kind() {
-        BackendKind::Host => Ok(()),
-        kind => Err(no_buffer(format!("the memory is on a {kind} device; take the array by DLPack"))),
-    }
-}
-
-/// Memory of another allocator than a session's, for tests of adoption. Speaks DLPack.
-#[pyclass(frozen, name = "_PlainMemory", module = "gpu_ipc._gpu_ipc")]
-pub(crate) struct PlainMemory {
-    plain: Arc<Plain>,
-    layout: Layout,
-}
-
-/// An allocation of the driver, freed by its drop.
-pub(crate) struct Plain {
-    gpu: Gpu,
-    base: gpu_ipc::backend::DevicePtr,
-}
-
-impl Drop for Plain {
-    fn drop(&mut self) {
-        // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: the owner's last hold ends
-        // here, and adoption keeps one until everybody has unmapped it.
-        let _ = unsafe { self.gpu.backend().free(self.base) };
-    }
-}
-
-#[pymethods]
-impl PlainMemory {
-    #[new]
-    #[pyo3(signature = (nbytes, device=None))]
-    fn new(py: Python<'_>, nbytes: u64, device: Option<&Bound<'_, PyAny>>) -> PyResult<PlainMemory> {
-        let gpu = device::open(py, device)?;
-        let base = py.detach(|| gpu.backend().alloc(gpu.device(), nbytes, Sharing::Fd)).or_raise()?.base;
-        Ok(PlainMemory { plain: Arc::new(Plain { gpu, base }), layout: Layout::bytes(nbytes) })
-    }
-
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<i64>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let device = Device::of(&self.plain.gpu);
-        let _ = stream;
-        check_request(device, dl_device, copy)?;
-        let holder = Holder::Plain(self.plain.clone());
-        let export = Export { start: self.plain.base.0, layout: &self.layout, device, read_only: false, holder };
-        export.capsule(py, max_version.is_some_and(|(major, _)| major >= 1))
-    }
-
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        let device = Device::of(&self.plain.gpu);
-        (device.kind, device.id)
     }
 }

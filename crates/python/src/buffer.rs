@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 
+use gpu_ipc::{BackendKind, Gpu};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -147,4 +148,12 @@ pub(crate) fn read(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
         source: Source::Buffer,
         keeper: Keeper::Buffer(buffer),
     }))
+}
+
+/// Refuses the buffer protocol elsewhere than on the host backend.
+pub(crate) fn only_host(gpu: &Gpu) -> PyResult<()> {
+    match gpu.kind() {
+        BackendKind::Host => Ok(()),
+        kind => Err(no_buffer(format!("the memory is on a {kind} device; take the array by DLPack"))),
+    }
 }

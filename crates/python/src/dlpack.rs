@@ -12,9 +12,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use crate::array::{Keeper, Source, View};
-use crate::block::{Lent, Plain};
+use crate::block::Lent;
 use crate::errors::{OrRaise, invalid, no_buffer, unsupported};
 use crate::layout::{Dtype, Layout, MOST_DIMENSIONS};
+use crate::plain::Plain;
 
 /// Host memory (`kDLCPU`).
 pub(crate) const CPU: i32 = 1;
@@ -363,4 +364,21 @@ pub(crate) fn view_of(tensor: &Tensor, keeper: Keeper) -> PyResult<View> {
         source: Source::Dlpack,
         keeper,
     })
+}
+
+/// Refuses what a consumer of `__dlpack__` asks for and cannot have.
+pub(crate) fn check_request(ours: Device, asked: Option<(i32, i32)>, copy: Option<bool>) -> PyResult<()> {
+    if let Some((kind, id)) = asked
+        && (kind, id) != (ours.kind, ours.id)
+    {
+        let theirs = Device { kind, id }.name();
+        return Err(no_buffer(format!(
+            "the array is in {}, not in {theirs}; move it with the array library",
+            ours.name()
+        )));
+    }
+    if copy == Some(true) {
+        return Err(no_buffer("a copy was asked for; take the array as it is and copy it with the array library"));
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! The CUDA array interface, version 3.
 
+use gpu_ipc::{BackendKind, Gpu};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -73,4 +74,12 @@ pub(crate) fn read(object: &Bound<'_, PyAny>, device: i32) -> PyResult<Option<Vi
         source: Source::Interface(stream),
         keeper: Keeper::Object(object.clone().unbind()),
     }))
+}
+
+/// Refuses the CUDA array interface elsewhere than on CUDA, so that `hasattr` says no.
+pub(crate) fn only_cuda(gpu: &Gpu) -> PyResult<()> {
+    match gpu.kind() {
+        BackendKind::Cuda => Ok(()),
+        kind => Err(PyAttributeError::new_err(format!("the memory is {kind}'s: it has no CUDA array interface"))),
+    }
 }

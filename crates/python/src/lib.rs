@@ -10,9 +10,10 @@
 //! | `array` | from any array to an address and a layout |
 //! | `session`, `shared`, `sharing`, `block`, `addressee` | the producer |
 //! | `participant`, `received` | the consumer |
+//! | `notice` | what each side is told |
 //! | `stats` | who holds what |
 //! | `torch_pool` | PyTorch's allocator on memory of a session |
-//! | `timing` | the same calls without Python, for comparison |
+//! | `timing`, `plain` | for comparison and tests: the same calls without Python, somebody else's memory |
 //!
 //! Three rules hold everywhere:
 //!
@@ -33,7 +34,9 @@ mod interface;
 mod keeper;
 mod layout;
 mod logging;
+mod notice;
 mod participant;
+mod plain;
 mod process;
 mod received;
 mod session;
@@ -51,7 +54,7 @@ mod _gpu_ipc {
     #[pymodule_export]
     use crate::addressee::{ParticipantId, Ticket};
     #[pymodule_export]
-    use crate::block::{Block, PlainMemory};
+    use crate::block::Block;
     #[pymodule_export]
     use crate::descriptor::Descriptor;
     #[pymodule_export]
@@ -59,7 +62,11 @@ mod _gpu_ipc {
     #[pymodule_export]
     use crate::keeper::{keep, stop};
     #[pymodule_export]
-    use crate::participant::{Notice, Participant, connect};
+    use crate::notice::{Notice, SessionNotice};
+    #[pymodule_export]
+    use crate::participant::{Participant, connect};
+    #[pymodule_export]
+    use crate::plain::PlainMemory;
     #[pymodule_export]
     use crate::process::forked;
     #[pymodule_export]

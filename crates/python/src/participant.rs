@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gpu_ipc::{ClaimError, Error, Gpu, ReceivedBlock, Wait};
 use pyo3::prelude::*;
@@ -13,9 +13,10 @@ use crate::addressee::ParticipantId;
 use crate::descriptor::Descriptor;
 use crate::device::{self, Device};
 use crate::errors::{OrRaise, invalid, raise_claim};
+use crate::notice::Notice;
 use crate::process::process;
 use crate::received::Received;
-use crate::waiting::{aside, duration, in_slices};
+use crate::waiting::{Waiters, aside, coroutine, duration, in_slices};
 use crate::{logging, stats, streams};
 
 /// Connect to a producer's session.
@@ -24,6 +25,7 @@ use crate::{logging, stats, streams};
 ///     path: the session's ``path``.
 ///     timeout: seconds to wait for the producer's welcome; None waits for ever.
 ///     device: the device to map memory on, as for ``Session``; None takes the session's own.
+///     name: what the producer's reports call the participant, instead of the command that it runs; 32 bytes of it.
 ///     read_only: map memory so that a write to it faults, where the device can. On a GPU such a write ends the process'
 ///         context.
 ///
@@ -32,12 +34,13 @@ use crate::{logging, stats, streams};
 ///     Refused: the producer says why.
 ///     Timeout: it does not answer.
 #[pyfunction]
-#[pyo3(signature = (path, timeout=30.0, *, device=None, read_only=false))]
+#[pyo3(signature = (path, timeout=30.0, *, device=None, name=None, read_only=false))]
 pub(crate) fn connect(
     py: Python<'_>,
     path: PathBuf,
     timeout: Option<f64>,
     device: Option<&Bound<'_, PyAny>>,
+    name: Option<String>,
     read_only: bool,
 ) -> PyResult<Participant> {
     logging::listen(py);
@@ -54,11 +57,14 @@ pub(crate) fn connect(
     };
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let mut builder = gpu_ipc::Participant::builder(gpu.clone()).timeout(left);
+    if let Some(name) = name {
+        builder = builder.name(name);
+    }
     if read_only {
         builder = builder.read_only();
     }
     let participant = aside(py, move || builder.connect(path))?.or_raise()?;
-    Ok(Participant { open: Mutex::new(Some(participant)), gpu, read_only, waiters: Mutex::new(None) })
+    Ok(Participant { open: Mutex::new(Some(participant)), gpu, read_only, waiters: Waiters::default() })
 }
 
 /// A consumer's connection to one producer's session; made by ``connect``.
@@ -67,8 +73,7 @@ pub(crate) struct Participant {
     open: Mutex<Option<gpu_ipc::Participant>>,
     gpu: Gpu,
     read_only: bool,
-    /// What `gpu_ipc._aio` knows of who waits.
-    waiters: Mutex<Option<Py<PyAny>>>,
+    waiters: Waiters,
 }
 
 impl Participant {
@@ -266,14 +271,14 @@ impl Participant {
         descriptor: &Bound<'py, PyAny>,
         stream: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("gpu_ipc._aio")?.call_method1("claim", (slf, descriptor, stream))
+        coroutine(slf.py(), "claim", (slf, descriptor, stream))
     }
 
     /// Wait for notices without blocking the event loop: ``async for notice in participant.notices_async()``.
     ///
     /// It ends after the notice that the producer is gone.
     fn notices_async<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("gpu_ipc._aio")?.call_method1("notices", (slf,))
+        coroutine(slf.py(), "notices", (slf,))
     }
 
     /// Take the notices that were not read yet.
@@ -294,9 +299,26 @@ impl Participant {
     }
 
     /// Give up the connection. What was received stays good until it is dropped itself.
-    fn close(&self, py: Python<'_>) {
+    ///
+    /// Args:
+    ///     timeout: seconds to wait until everything received is dropped, the GPU work on it is done, and the producer has
+    ///         heard the goodbye; 0 does not wait, None waits for ever.
+    ///
+    /// Raises:
+    ///     Timeout: the text says what is still held. The goodbye goes out when it is not.
+    #[pyo3(signature = (timeout=0.0))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = duration(timeout)?;
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(open));
+        match open {
+            // A second time there is nothing left to give up.
+            None => Ok(()),
+            Some(open) if timeout == Some(Duration::ZERO) => {
+                py.detach(|| drop(open));
+                Ok(())
+            }
+            Some(open) => aside(py, move || open.close(timeout))?.or_raise(),
+        }
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -304,25 +326,22 @@ impl Participant {
     }
 
     #[pyo3(signature = (*_raised))]
-    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) {
-        self.close(py);
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py, Some(0.0))
     }
 
     fn __reduce__(&self) -> PyResult<()> {
         Err(invalid("what to pickle", "a participant", "the session's path: each process connects by itself"))
     }
 
-    /// What `gpu_ipc._aio` keeps for this participant.
     #[getter(_waiters)]
     fn get_waiters(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|waiters| waiters.clone_ref(py))
+        self.waiters.get(py)
     }
 
     #[setter(_waiters)]
     fn set_waiters(&self, waiters: Option<Py<PyAny>>) {
-        let before = std::mem::replace(&mut *self.waiters.lock().unwrap_or_else(PoisonError::into_inner), waiters);
-        // With no lock held: it may be anything.
-        drop(before);
+        self.waiters.set(waiters);
     }
 
     fn __repr__(&self) -> String {
@@ -330,49 +349,5 @@ impl Participant {
             Ok(open) => format!("<gpu_ipc.Participant {:#x} of session {}>", open.id().0, open.session()),
             Err(_) => "<gpu_ipc.Participant, closed>".into(),
         }
-    }
-}
-
-/// Something that a producer told.
-#[pyclass(frozen, module = "gpu_ipc")]
-pub(crate) struct Notice {
-    notice: gpu_ipc::participant::Notice,
-}
-
-#[pymethods]
-impl Notice {
-    /// ``producer_gone``: nothing new comes, what is held stays readable. ``closing``: nothing new comes, but what was
-    /// granted can be claimed. ``please_unmap``: the producer is short of memory; drop what you can of ``region``.
-    /// ``revoked``: a grant was taken back, ``concerns`` says which. ``try_again``: what ``try_claim`` waited for may have
-    /// come.
-    #[getter]
-    fn kind(&self) -> &'static str {
-        match self.notice {
-            gpu_ipc::participant::Notice::ProducerGone => "producer_gone",
-            gpu_ipc::participant::Notice::Closing => "closing",
-            gpu_ipc::participant::Notice::PleaseUnmap { .. } => "please_unmap",
-            gpu_ipc::participant::Notice::Revoked { .. } => "revoked",
-            gpu_ipc::participant::Notice::TryAgain => "try_again",
-            _ => "unknown",
-        }
-    }
-
-    /// The region that the producer would like unmapped, as ``Received.region`` gives it.
-    #[getter]
-    fn region(&self) -> Option<u64> {
-        match self.notice {
-            gpu_ipc::participant::Notice::PleaseUnmap { region } => Some(region.0),
-            _ => None,
-        }
-    }
-
-    /// Whether the notice is about the grant of this descriptor.
-    fn concerns(&self, descriptor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let descriptor = gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.grant()).or_raise()?;
-        Ok(matches!(self.notice, gpu_ipc::participant::Notice::Revoked { lease } if lease == descriptor.lease()))
-    }
-
-    fn __repr__(&self) -> String {
-        format!("<gpu_ipc.Notice {}>", self.kind())
     }
 }

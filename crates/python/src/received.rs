@@ -11,7 +11,6 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 
 use crate::addressee;
-use crate::block::{check_request, only_cuda, only_host};
 use crate::descriptor::Descriptor;
 use crate::dlpack::{CPU, Device, Export, Holder};
 use crate::errors::{OrRaise, poisoned, unsupported};
@@ -19,7 +18,7 @@ use crate::exchange::Table;
 use crate::layout::Layout;
 use crate::streams::{self, ConsumerStream};
 use crate::waiting::{aside, duration, in_slices};
-use crate::{buffer, interface};
+use crate::{buffer, dlpack, interface};
 
 /// An array of another process, under a lease that ends when the last array made of it is dropped.
 ///
@@ -301,7 +300,7 @@ impl Received {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let block = self.block()?;
-        check_request(Device::of(&self.gpu), dl_device, copy)?;
+        dlpack::check_request(Device::of(&self.gpu), dl_device, copy)?;
         match streams::of_consumer(&self.gpu, stream)? {
             ConsumerStream::NoSync => {}
             ConsumerStream::Host => self.wait_on_host(py, &block, None)?,
@@ -320,7 +319,7 @@ impl Received {
 
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        only_cuda(&self.gpu)?;
+        interface::only_cuda(&self.gpu)?;
         let block = self.block()?;
         // The interface lets nobody queue a wait on a stream that its user names later.
         self.wait_on_host(py, &block, None)?;
@@ -332,7 +331,7 @@ impl Received {
     // SAFETY: Python calls it as the protocol says: `view` is its own to fill, or null.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let received = slf.get();
-        only_host(&received.gpu)?;
+        buffer::only_host(&received.gpu)?;
         let block = received.block()?;
         received.wait_on_host(slf.py(), &block, None)?;
         let (start, layout) = (received.export(block.clone()).start, &received.layout);

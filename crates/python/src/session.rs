@@ -1,5 +1,6 @@
 //! Sessions: what a producer opens.
 
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,11 +16,12 @@ use crate::block::Block;
 use crate::descriptor::{Descriptor, MOST_META};
 use crate::device::{self, Device};
 use crate::errors::{OrRaise, invalid};
+use crate::notice::SessionNotice;
 use crate::process::process;
 use crate::shared::Shared;
 use crate::sharing::Prepared;
 use crate::stats::{Collected, ShutdownReport, Stats};
-use crate::waiting::{duration, in_slices};
+use crate::waiting::{Waiters, coroutine, duration, in_slices};
 use crate::{logging, streams, torch_pool};
 
 /// A producer's session: share arrays, and know when they are free again.
@@ -31,6 +33,8 @@ use crate::{logging, streams, torch_pool};
 ///     device: ``"cuda:0"``, ``"hip:0"``, ``"host:0"``, or what ``str`` makes such a name of; None takes the first that
 ///         there is, GPUs first.
 ///     path: where the socket is put; None chooses a name in the runtime directory.
+///     limit: the most bytes that blocks may take from the device, leases included; None takes what there is. Memory of
+///         other allocators that is shared without a copy does not count.
 ///     ttl: seconds that a grant stays claimable; None for ever.
 ///     region_bytes: bytes that are taken from the driver at a time.
 ///     quarantine: seconds between the proof of a consumer's death and the reuse of what it held.
@@ -43,6 +47,7 @@ use crate::{logging, streams, torch_pool};
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Session {
     shared: Arc<Shared>,
+    waiters: Waiters,
 }
 
 impl Drop for Session {
@@ -58,13 +63,14 @@ impl Drop for Session {
 impl Session {
     #[new]
     #[pyo3(signature = (
-        device=None, path=None, *, ttl=300.0, region_bytes=None, quarantine=None, max_leases=None, allow_uids=Vec::new(),
+        device=None, path=None, *, limit=None, ttl=300.0, region_bytes=None, quarantine=None, max_leases=None, allow_uids=Vec::new(),
     ))]
     #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn new(
         py: Python<'_>,
         device: Option<&Bound<'_, PyAny>>,
         path: Option<PathBuf>,
+        limit: Option<u64>,
         ttl: Option<f64>,
         region_bytes: Option<u64>,
         quarantine: Option<f64>,
@@ -77,6 +83,9 @@ impl Session {
         if let Some(path) = path {
             builder = builder.socket(path);
         }
+        if let Some(bytes) = limit {
+            builder = builder.limit(bytes);
+        }
         if let Some(bytes) = region_bytes {
             builder = builder.region_bytes(bytes);
         }
@@ -87,9 +96,10 @@ impl Session {
             builder = builder.max_slots(leases);
         }
         let session = py.detach(|| builder.open()).or_raise()?;
-        let shared = Shared::new(session, gpu).or_raise()?;
+        let shared = Arc::new(Shared::new(session, gpu).or_raise()?);
         process().keeper.start(py)?;
-        Ok(Session { shared: Arc::new(shared) })
+        process().keeper.watch(&shared).or_raise()?;
+        Ok(Session { shared, waiters: Waiters::default() })
     }
 
     /// The socket that others connect to.
@@ -108,6 +118,12 @@ impl Session {
     #[getter]
     fn device(&self) -> Device {
         Device::of(&self.shared.gpu)
+    }
+
+    /// Whether the program has closed it.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.shared.is_closed.load(Ordering::Relaxed)
     }
 
     /// How many shared storages were found to be resized under their leases, so far; each is logged as an error.
@@ -293,6 +309,41 @@ impl Session {
         Ok(connected.into_iter().map(ParticipantId::of).collect())
     }
 
+    /// What a connected participant calls itself, or else the command that it runs; None for one that is not connected.
+    fn participant_name(&self, participant: &ParticipantId) -> Option<String> {
+        self.shared.session.participant_name(gpu_ipc::ParticipantId(participant.number()))
+    }
+
+    /// Wait for participants without blocking the event loop: ``await session.wait_for_participants_async(2)``.
+    ///
+    /// Raises:
+    ///     Closed: the session was closed meanwhile.
+    fn wait_for_participants_async<'py>(slf: &Bound<'py, Self>, count: usize) -> PyResult<Bound<'py, PyAny>> {
+        coroutine(slf.py(), "participants", (slf, count))
+    }
+
+    /// Wait until no lease on a block is outstanding, without blocking the event loop.
+    fn wait_released_async<'py>(slf: &Bound<'py, Self>, block: &Bound<'py, Block>) -> PyResult<Bound<'py, PyAny>> {
+        coroutine(slf.py(), "released", (slf, block))
+    }
+
+    /// Take the notices that were not read yet.
+    fn notices(&self) -> Vec<SessionNotice> {
+        self.shared.notices.take()
+    }
+
+    /// Wait for notices without blocking the event loop: ``async for notice in session.notices_async()``.
+    ///
+    /// It ends after the notice that the session is closed.
+    fn notices_async<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        coroutine(slf.py(), "notices", (slf,))
+    }
+
+    /// The number of a file descriptor that is readable while there is a notice, for event loops.
+    fn fileno(&self) -> i32 {
+        self.shared.notices.as_raw_fd()
+    }
+
     /// What the session holds and who holds it, at this moment.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         self.shared.guard.check("this session").or_raise()?;
@@ -333,6 +384,8 @@ impl Session {
         self.shared.guard.check("this session").or_raise()?;
         let timeout = duration(timeout)?;
         let session = &self.shared.session;
+        self.shared.is_closed.store(true, Ordering::Relaxed);
+        self.shared.notices.push(None);
         let clean = in_slices(py, timeout, |slice| Some(session.shutdown(slice)).filter(|report| report.clean))?;
         let report = clean.unwrap_or_else(|| session.shutdown(Duration::ZERO));
         let keepers = py.detach(|| self.shared.take_back());
@@ -347,6 +400,16 @@ impl Session {
     #[pyo3(signature = (*_raised))]
     fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
         self.close(py, Some(0.0)).map(drop)
+    }
+
+    #[getter(_waiters)]
+    fn get_waiters(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.waiters.get(py)
+    }
+
+    #[setter(_waiters)]
+    fn set_waiters(&self, waiters: Option<Py<PyAny>>) {
+        self.waiters.set(waiters);
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -1,17 +1,19 @@
 //! What a session is to its Python object, its blocks and the keeper: the native session, and what its arrays keep.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use gpu_ipc::backend::ForkGuard;
-use gpu_ipc::session::AdoptToken;
+use gpu_ipc::session::{AdoptToken, SessionNotice};
 use gpu_ipc::{Error, Gpu};
 use pyo3::prelude::*;
 
 use crate::array::Keeper;
 use crate::block::{Lent, Owned};
 use crate::logging;
+use crate::notice::SessionNotices;
+use crate::process::process;
 
 /// How many adopted storages one look checks.
 const LOOK_AT: usize = 64;
@@ -21,6 +23,10 @@ pub(crate) struct Shared {
     pub session: gpu_ipc::Session,
     pub gpu: Gpu,
     pub guard: ForkGuard,
+    /// What the program was told and has not read.
+    pub notices: SessionNotices,
+    /// The program has closed it.
+    pub is_closed: AtomicBool,
     next_token: AtomicU64,
     /// What keeps adopted memory, by token. Never dropped with the lock held.
     adopted: Mutex<HashMap<u64, Keeper>>,
@@ -40,6 +46,8 @@ impl Shared {
             session,
             gpu,
             guard: ForkGuard::new()?,
+            notices: SessionNotices::new()?,
+            is_closed: AtomicBool::new(false),
             next_token: AtomicU64::new(1),
             adopted: Mutex::default(),
             blocks: Mutex::default(),
@@ -96,6 +104,25 @@ impl Shared {
         tokens.into_iter().filter_map(|token| adopted.remove(&token.0)).collect()
     }
 
+    /// Reads the library's notices: takes back what is returned, and passes the others on. The caller drops what it gets
+    /// with the interpreter's lock.
+    pub fn hear(&self) -> Vec<Keeper> {
+        let mut returned = Vec::new();
+        while let Some(notice) = self.session.next_notice() {
+            match notice {
+                SessionNotice::TokensReturned => returned.extend(self.take_back()),
+                notice => self.notices.push(Some(notice)),
+            }
+        }
+        returned
+    }
+
+    /// Says whether storages of PyTorch's are lent, which may be resized under their leases.
+    pub fn lends_storages(&self) -> bool {
+        let adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+        adopted.values().any(|keeper| matches!(keeper, Keeper::Storage { .. }))
+    }
+
     /// Says whether every adopted memory is its owner's again.
     pub fn lends_nothing(&self) -> bool {
         self.adopted.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
@@ -146,6 +173,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if !self.guard.is_child() {
+            process().keeper.forget_gone();
+        }
         // The keeper holds the session while something is lent. So this is the end of a process or a forked child, and the
         // references are not this thread's to drop.
         std::mem::forget(std::mem::take(self.adopted.get_mut().unwrap_or_else(PoisonError::into_inner)));

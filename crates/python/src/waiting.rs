@@ -3,11 +3,12 @@
 //! A wait runs without the interpreter's lock, in slices; after each Python's signal handlers run. A wait ends early
 //! when what it waits for comes, so the slices cost nothing but their end.
 
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_ipc::Error;
+use pyo3::call::PyCallArgs;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -47,6 +48,31 @@ pub(crate) fn in_slices<T: Send>(
             return Ok(None);
         }
     }
+}
+
+/// What `gpu_ipc._aio` keeps for an object that coroutines wait for.
+#[derive(Default)]
+pub(crate) struct Waiters(Mutex<Option<Py<PyAny>>>);
+
+impl Waiters {
+    pub fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|waiters| waiters.clone_ref(py))
+    }
+
+    pub fn set(&self, waiters: Option<Py<PyAny>>) {
+        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), waiters);
+        // With no lock held: it may be anything.
+        drop(before);
+    }
+}
+
+/// Calls a coroutine function of `gpu_ipc._aio`.
+pub(crate) fn coroutine<'py>(
+    py: Python<'py>,
+    name: &str,
+    arguments: impl PyCallArgs<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    py.import("gpu_ipc._aio")?.call_method1(name, arguments)
 }
 
 /// Calls what cannot be asked in slices on a thread of its own, and waits for it.

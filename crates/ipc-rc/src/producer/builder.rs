@@ -35,6 +35,7 @@ pub struct SessionBuilder {
     uids: Vec<u32>,
     source: Option<Source>,
     region_bytes: u64,
+    limit: Option<u64>,
     sharing: Option<Sharing>,
     quarantine: Option<Duration>,
     time_to_live: Option<Duration>,
@@ -51,6 +52,7 @@ impl SessionBuilder {
             uids: Vec::new(),
             source: None,
             region_bytes: REGION_BYTES,
+            limit: None,
             sharing: None,
             quarantine: None,
             time_to_live: Some(Duration::from_secs(300)),
@@ -130,6 +132,14 @@ impl SessionBuilder {
         self
     }
 
+    /// Sets the most bytes that the session's own arena takes from the device: all that it has unless said. What leases
+    /// keep counts; [`alloc_within`](Session::alloc_within) waits for it.
+    #[must_use]
+    pub fn limit(mut self, bytes: u64) -> Self {
+        self.limit = Some(bytes);
+        self
+    }
+
     /// Chooses how regions of the session's own arena are shared: by file descriptor where the device can, unless said.
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> Self {
@@ -175,7 +185,7 @@ impl SessionBuilder {
         let id = SessionId(id);
         let source = match self.source {
             Some(source) => source,
-            None => Source::Arena(own_arena(&self.gpu, self.sharing, self.region_bytes)?),
+            None => Source::Arena(own_arena(&self.gpu, self.sharing, self.region_bytes, self.limit)?),
         };
         let (arena, source): (_, Arc<dyn RegionSource>) = match source {
             Source::Arena(arena) => (Some(arena.clone()), arena),
@@ -216,11 +226,14 @@ impl SessionBuilder {
 }
 
 /// Makes the arena of a session that was given no source.
-fn own_arena(gpu: &Gpu, sharing: Option<Sharing>, region_bytes: u64) -> Result<Arc<Arena>> {
+fn own_arena(gpu: &Gpu, sharing: Option<Sharing>, region_bytes: u64, limit: Option<u64>) -> Result<Arc<Arena>> {
     if region_bytes == 0 {
         return Err(Error::Invalid { what: "region size", got: "0 bytes".into(), must: "at least 1 byte" });
     }
     let mut options = ArenaOptions::default().growth(Growth::Fixed(region_bytes));
     options.sharing = sharing;
+    if let Some(bytes) = limit {
+        options = options.limit(bytes);
+    }
     Arena::new(gpu.clone(), options)
 }

@@ -1,0 +1,204 @@
+"""What a session tells its program, what it may take, and how each side ends: in the calling thread and in asyncio."""
+
+import asyncio
+import os
+import select
+import subprocess
+import sys
+
+import numpy
+import pytest
+from conftest import WATCHDOG, settled, until
+
+import gpu_ipc
+
+
+def test_a_limit_is_kept_and_room_comes_back(path: str) -> None:
+    with gpu_ipc.Session("host:0", path, limit=1 << 20, region_bytes=1 << 18) as session:
+        blocks = [session.alloc(1 << 17) for _ in range(8)]
+        with pytest.raises(gpu_ipc.OutOfMemory) as caught:
+            session.alloc(1 << 17)
+        assert isinstance(caught.value, MemoryError) and "limit" in str(caught.value)
+        blocks.pop().release()
+        blocks.append(session.alloc(1 << 17, timeout=WATCHDOG))
+        assert session.stats().source.reserved <= 1 << 20
+        del blocks
+
+
+def test_a_session_tells_who_comes_and_goes(session: gpu_ipc.Session) -> None:
+    assert session.notices() == []
+    with gpu_ipc.connect(session.path, name="the reader of this test") as participant:
+        ready, _, _ = select.select([session], [], [], WATCHDOG)
+        assert ready == [session]
+        (joined,) = session.notices()
+        assert (joined.kind, joined.participant) == ("joined", participant.id)
+        assert session.participant_name(participant.id) == "the reader of this test"
+        identity = participant.id
+    assert select.select([session], [], [], WATCHDOG)[0]
+    (left,) = session.notices()
+    assert (left.kind, left.participant) == ("left", identity)
+    assert session.participant_name(identity) is None
+    assert not select.select([session], [], [], 0)[0]
+
+
+def test_a_producer_waits_in_asyncio(path: str) -> None:
+    async def main() -> list[str]:
+        kinds = []
+        session = gpu_ipc.Session("host:0", path)
+        async with asyncio.timeout(WATCHDOG):
+            waiting = asyncio.create_task(session.wait_for_participants_async(2))
+            first = await asyncio.to_thread(gpu_ipc.connect, path)
+            second = await asyncio.to_thread(gpu_ipc.connect, path)
+            assert sorted(await waiting) == sorted([first.id, second.id])
+            block = session.alloc(64)
+            received = first.claim(session.share(block, to=first.id))
+            released = asyncio.create_task(session.wait_released_async(block))
+            await asyncio.sleep(0)
+            assert not released.done()
+            received.release()
+            await released
+            assert block.outstanding == 0
+            third = asyncio.create_task(session.wait_for_participants_async(3))
+            await asyncio.sleep(0)
+            second.close()
+            async for notice in session.notices_async():
+                kinds.append(notice.kind)
+                if notice.kind == "left":
+                    session.close()
+            with pytest.raises(gpu_ipc.Closed):
+                await third
+        first.close()
+        return kinds
+
+    assert asyncio.run(main()) == ["joined", "joined", "left", "closed"]
+
+
+def test_a_participant_that_is_closed_waits_for_what_it_holds(session: gpu_ipc.Session) -> None:
+    participant = gpu_ipc.connect(session.path)
+    received = participant.claim(session.share(session.alloc(64), to=participant.id))
+    with pytest.raises(gpu_ipc.Timeout, match="blocks"):
+        participant.close(timeout=0.01)
+    # The connection is given up all the same.
+    with pytest.raises(gpu_ipc.Invalid, match="closed"):
+        participant.mappings  # noqa: B018
+    received.release()
+    until(lambda: session.participants() == [], "the goodbye goes out when nothing is held")
+    good = gpu_ipc.connect(session.path)
+    good.claim(session.share(session.alloc(64), to=good.id)).release()
+    good.close(timeout=WATCHDOG)
+    good.close()
+    assert session.stats().deaths == 0
+
+
+def test_a_read_only_array_is_refused_to_those_who_cannot_say_so(session: gpu_ipc.Session) -> None:
+    with gpu_ipc.connect(session.path, read_only=True) as participant:
+        array = numpy.asarray(session.alloc(64))
+        array[:] = 7
+        received = participant.claim(session.share(array, to=participant.id))
+        assert received.read_only
+        # The versioned capsule and the buffer say it, the one before cannot.
+        with pytest.raises(BufferError, match="without_read_only_flag"):
+            received.__dlpack__()
+        made = numpy.from_dlpack(received)
+        assert not made.flags.writeable and memoryview(received).readonly
+        with pytest.raises(ValueError):
+            made[0] = 1
+        assert "dltensor" in repr(received.without_read_only_flag().__dlpack__())
+        del made, received
+    del array
+    until(lambda: settled(session), "nothing is held")
+
+
+def test_a_consumer_of_the_dlpack_before_versions_is_served(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    block = session.alloc(64)
+    received = participant.claim(session.share(block, to=participant.id))
+    for one in (block, received):
+        old, new = one.__dlpack__(), one.__dlpack__(max_version=(1, 1))
+        assert '"dltensor"' in repr(old) and '"dltensor_versioned"' in repr(new)
+    # A capsule that nobody takes gives its hold back.
+    del old, new
+    received.release()
+    block.release()
+    until(lambda: settled(session), "nothing is held")
+
+
+class OldArray:
+    """An array whose `__dlpack__` knows no versions, as libraries had it before 2024."""
+
+    def __init__(self, block: gpu_ipc.Block) -> None:
+        self.block = block
+
+    def __dlpack__(self, stream: int | None = None) -> object:
+        return self.block.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.block.__dlpack_device__()
+
+
+def test_an_array_of_a_library_before_versions_is_shared(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    block = session.alloc(64)
+    numpy.asarray(block)[:] = 9
+    received = participant.claim(session.share(OldArray(block), to=participant.id))  # type: ignore[arg-type]
+    assert (numpy.from_dlpack(received) == 9).all() and received.shape == (64,)
+
+
+def test_no_descriptors_left_is_an_error_and_nothing_breaks(path: str) -> None:
+    """Every number of descriptors that is too few is refused by name, and the same process goes on when it has more."""
+    program = f"""
+import os, resource, gpu_ipc
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+gpu_ipc.detect()
+refused = 0
+first = max(map(int, os.listdir("/proc/self/fd"))) + 1
+for room in range(0, 64):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first + room, most))
+    try:
+        with gpu_ipc.Session("host:0", {path!r} + str(room)) as session, gpu_ipc.connect(session.path) as participant:
+            received = participant.claim(session.share(session.alloc(8), to=participant.id), timeout=60)
+            del received
+    except gpu_ipc.Error as error:
+        # The session's thread of this process has none left either, and says so in the log.
+        said = isinstance(error, gpu_ipc.Refused) and "log" in str(error)
+        assert said or "RLIMIT_NOFILE" in str(error) or "descriptors" in str(error), repr(error)
+        refused += 1
+    else:
+        print("good", refused > 0)
+        break
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=4 * WATCHDOG, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "good True\n"), (ran.stdout, ran.stderr)
+
+
+def test_the_two_functions_that_pytorch_looks_for_are_there() -> None:
+    import ctypes
+
+    from gpu_ipc import _gpu_ipc
+
+    library = ctypes.CDLL(_gpu_ipc.__file__)
+    library.gpu_ipc_torch_alloc.restype = ctypes.c_void_p
+    # No session has a pool on that device.
+    assert library.gpu_ipc_torch_alloc(ctypes.c_ssize_t(64), 77, None) is None
+    library.gpu_ipc_torch_free(ctypes.c_void_p(4096), ctypes.c_ssize_t(64), 77, None)
+
+
+def test_garbage_from_the_other_side_is_an_error(session: gpu_ipc.Session) -> None:
+    """What a socket or a sender makes up does not reach anybody's memory."""
+    import socket
+
+    for said in (b"", b"\0", os.urandom(64), b"x" * 4096):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as liar:
+            liar.connect(session.path)
+            if said:
+                liar.send(said)
+    with gpu_ipc.connect(session.path) as participant:
+        good = bytes(session.share(session.alloc(8), to=participant.id))
+        for bad in (b"", b"x", good[:-1], good + b"y", os.urandom(len(good))):
+            with pytest.raises((gpu_ipc.BadDescriptor, gpu_ipc.Mismatch)):
+                participant.claim(bad)
+        assert len(participant.claim(good)) == 8
