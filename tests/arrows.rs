@@ -1,6 +1,7 @@
-//! The arrows between the crates point one way: `docs/DESIGN.md` says which.
+//! The arrows between the crates, and between the files of each, point one way: `docs/DESIGN.md` says which.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 
 /// Each of our packages, and which of ours it may depend on.
@@ -34,6 +35,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("gpu-ipc-lab", &["gpu-ipc"]),
     ("gpu-ipc-cli", &["gpu-ipc", "gpu-ipc-lab"]),
     ("gpu-ipc-python", &["gpu-ipc"]),
+    ("gpu-ipc-capi", &["gpu-ipc"]),
 ];
 
 #[test]
@@ -58,5 +60,321 @@ fn every_crate_depends_only_on_those_below_it() {
                 assert!(below.contains(&on), "{name} must not depend on {on}");
             }
         }
+    }
+}
+
+/// The crates with circles of more than two files, and the size of the largest: to be cut, and never to grow.
+const CIRCLES: &[(&str, usize)] = &[
+    ("allocators", 5),
+    ("backend-cuda", 9),
+    ("backend-hip", 9),
+    ("broker", 3),
+    ("capi", 9),
+    ("hip-on-cuda", 4),
+    ("lab", 5),
+    ("python", 12),
+];
+
+#[test]
+fn files_import_in_one_direction() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut crates = vec![("gpu-ipc".to_owned(), top.join("src"))];
+    for entry in std::fs::read_dir(top.join("crates")).expect("the crates") {
+        let path = entry.expect("a folder").path();
+        if path.join("src").is_dir() {
+            crates.push((path.file_name().expect("a name").to_string_lossy().into_owned(), path.join("src")));
+        }
+    }
+    let mut found = Vec::new();
+    for (name, source) in crates {
+        let files = Files::read(&source);
+        assert!(!files.0.is_empty(), "{name} has no files");
+        let known = CIRCLES.iter().find(|(of, _)| *of == name).map_or(2, |(_, size)| *size);
+        found.extend(
+            files.circles().into_iter().filter(|circle| circle.len() > known).map(|circle| (name.clone(), circle)),
+        );
+    }
+    assert!(found.is_empty(), "circles of files: {found:#?}");
+}
+
+#[test]
+fn a_circle_of_files_is_found() {
+    let files = |texts: &[(&str, &str)]| {
+        let files = texts.iter().map(|(path, text)| (module_of(path), File::parse(text, &module_of(path))));
+        Files(files.collect())
+    };
+    let three = [
+        ("lib.rs", "mod a; mod b; mod c; mod d; pub use a::Outer;"),
+        ("a.rs", "use crate::b::{self, B}; /* crate::d */ pub struct Outer(B);"),
+        ("b/mod.rs", "pub fn f() { super::c::g(\"crate::d\") }"),
+        ("c.rs", "use crate::Outer; #[cfg(test)] mod tests { use crate::d::D; }"),
+        ("d.rs", "use crate::{a, b::B as _, c};"),
+    ];
+    assert_eq!(files(&three).circles(), [["a", "b", "c"]]);
+    assert!(files(&three[1..]).circles().is_empty(), "without its re-export");
+}
+
+/// A file's module, from the crate's root.
+type Module = Vec<String>;
+
+fn module_of(path: &str) -> Module {
+    let mut module: Module = path.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
+    if matches!(module.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+        module.pop();
+    }
+    module
+}
+
+/// What a file imports.
+#[derive(Debug, Default)]
+struct File {
+    /// The paths that it names, from the crate's root where they say so.
+    paths: Vec<Module>,
+    /// What it hands on under a name of its own.
+    exports: BTreeMap<String, Module>,
+    /// Modules that only tests have.
+    tests: Vec<String>,
+}
+
+impl File {
+    fn parse(text: &str, module: &Module) -> File {
+        let tokens = tokens(text);
+        let (mut file, mut at) = (File::default(), 0);
+        while at < tokens.len() {
+            let rest = &tokens[at..];
+            let is =
+                |expected: &[&str]| rest.iter().map(String::as_str).take(expected.len()).eq(expected.iter().copied());
+            if is(&["#", "[", "cfg", "("]) {
+                let end = end_of(&tokens, at + 1);
+                let predicate = &tokens[at..end];
+                at = end;
+                if predicate.iter().any(|token| token == "test") && !predicate.iter().any(|token| token == "not") {
+                    let item = at;
+                    while at < tokens.len() && tokens[at] != ";" && tokens[at] != "}" {
+                        at = if tokens[at] == "{" { end_of(&tokens, at) - 1 } else { at + 1 };
+                    }
+                    if let Some(name) = tokens[item..at].iter().position(|token| token == "mod") {
+                        file.tests.extend(tokens.get(item + name + 1).cloned());
+                    }
+                    at += 1;
+                }
+            } else if is(&["use"]) {
+                let end = at + rest.iter().position(|token| token == ";").expect("`use` ends");
+                let mut named = Vec::new();
+                expand(&tokens[at + 1..end], &mut Vec::new(), &mut named);
+                let is_public = at > 0 && (tokens[at - 1] == "pub" || tokens[at - 1] == ")");
+                for (path, name) in named {
+                    let Some(path) = absolute(&path, module) else { continue };
+                    if is_public {
+                        file.exports.insert(name, path);
+                    } else {
+                        file.paths.push(path);
+                    }
+                }
+                at = end + 1;
+            } else if is(&["crate", "::"]) || is(&["self", "::"]) || is(&["super", "::"]) {
+                let mut path = vec![tokens[at].clone()];
+                while tokens.get(at + 1).is_some_and(|token| token == "::") && tokens.len() > at + 2 {
+                    at += 2;
+                    path.push(tokens[at].clone());
+                }
+                file.paths.extend(absolute(&path, module));
+                at += 1;
+            } else {
+                at += 1;
+            }
+        }
+        file
+    }
+}
+
+/// Cuts a program into words, `::` and single signs, without comments and the contents of strings.
+fn tokens(text: &str) -> Vec<String> {
+    let mut tokens = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let after = |end: &str| rest[1..].find(end).map_or(rest.len(), |at| at + 1 + end.len());
+        let raw = rest.strip_prefix('b').unwrap_or(rest).strip_prefix('r').map(|raw| raw.trim_start_matches('#'));
+        let len = if rest.starts_with("//") {
+            after("\n")
+        } else if rest.starts_with("/*") {
+            after("*/")
+        } else if raw.is_some_and(|raw| raw.starts_with('"')) {
+            let fence = rest.split('"').next().unwrap_or("").matches('#').count();
+            let start = rest.find('"').unwrap_or(0) + 1;
+            let end = format!("\"{}", "#".repeat(fence));
+            rest[start..].find(&end).map_or(rest.len(), |at| start + at + end.len())
+        } else if first == '"' {
+            let mut escaped = false;
+            let end = rest[1..].find(|c| {
+                let ends = c == '"' && !escaped;
+                escaped = c == '\\' && !escaped;
+                ends
+            });
+            end.map_or(rest.len(), |at| at + 2)
+        } else if first == '\'' {
+            // A character, or else a lifetime.
+            let mut chars = rest.char_indices().skip(1);
+            match (chars.next(), chars.next()) {
+                (Some((_, '\\')), Some((at, c))) => {
+                    at + c.len_utf8() + rest[at + c.len_utf8()..].find('\'').map_or(0, |end| end + 1)
+                }
+                (_, Some((at, '\''))) => at + 1,
+                _ => 1,
+            }
+        } else if first.is_alphanumeric() || first == '_' {
+            let len = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+            tokens.push(rest[..len].to_owned());
+            len
+        } else if rest.starts_with("::") {
+            tokens.push("::".to_owned());
+            2
+        } else {
+            if !first.is_whitespace() {
+                tokens.push(first.to_string());
+            }
+            first.len_utf8()
+        };
+        rest = &rest[len..];
+    }
+    tokens
+}
+
+/// Finds the token behind the one that closes the bracket at `at`.
+fn end_of(tokens: &[String], at: usize) -> usize {
+    let mut depth = 0;
+    for (n, token) in tokens.iter().enumerate().skip(at) {
+        match token.as_str() {
+            "(" | "[" | "{" => depth += 1,
+            ")" | "]" | "}" => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return n + 1;
+        }
+    }
+    tokens.len()
+}
+
+/// Lists the paths of a `use`, and the name under which it is known from there on.
+fn expand(tree: &[String], before: &mut Module, named: &mut Vec<(Module, String)>) {
+    let depth = before.len();
+    let mut at = 0;
+    while at < tree.len() {
+        match tree[at].as_str() {
+            "{" => {
+                let end = end_of(tree, at);
+                expand(&tree[at + 1..end - 1], before, named);
+                before.truncate(depth);
+                at = end + 1;
+                continue;
+            }
+            "::" => {}
+            word => before.push(word.to_owned()),
+        }
+        at += 1;
+        let is_last = tree.get(at).is_none_or(|next| next == "," || next == "as");
+        if is_last && before.len() > depth || (is_last && tree[at - 1] == "self") {
+            let end = at + tree[at..].iter().position(|token| token == ",").unwrap_or(tree.len() - at);
+            let name = tree[end - 1].clone();
+            if before.len() > 1 && before.last().is_some_and(|last| last == "self") {
+                before.pop();
+            }
+            named.push((before.clone(), name));
+            before.truncate(depth);
+            at = end + 1;
+        }
+    }
+}
+
+/// Makes a path one from the crate's root; `None` for one into another crate.
+fn absolute(path: &[String], module: &Module) -> Option<Module> {
+    let mut from = module.clone();
+    let mut rest = path;
+    match path.first()?.as_str() {
+        "crate" => from.clear(),
+        "self" => {}
+        "super" => {
+            while rest.first().is_some_and(|word| word == "super") {
+                from.pop();
+                rest = &rest[1..];
+            }
+            return Some([from, rest.to_vec()].concat());
+        }
+        // A module below this one, or another crate: such a file is looked for.
+        _ => return Some([from, path.to_vec()].concat()),
+    }
+    Some([from, rest[1..].to_vec()].concat())
+}
+
+/// The files of a crate.
+#[derive(Debug)]
+struct Files(BTreeMap<Module, File>);
+
+impl Files {
+    fn read(source: &Path) -> Files {
+        let mut files = BTreeMap::new();
+        let mut folders = vec![source.to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let text = std::fs::read_to_string(&path).expect("text");
+                    let module = module_of(&path.strip_prefix(source).expect("below it").to_string_lossy());
+                    files.insert(module.clone(), File::parse(&text, &module));
+                }
+            }
+        }
+        let tests: Vec<Module> = files
+            .iter()
+            .flat_map(|(module, file): (&Module, &File)| {
+                file.tests.iter().map(|test| [&module[..], &[test.clone()]].concat())
+            })
+            .collect();
+        files.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
+        Files(files)
+    }
+
+    /// Finds the file that a path leads to, by what other files hand on.
+    fn find(&self, path: &[String], turns: u32) -> Option<&Module> {
+        let (module, file) = (0..=path.len()).rev().find_map(|n| self.0.get_key_value(&path[..n]))?;
+        let handed_on = path.get(module.len()).and_then(|name| file.exports.get(name));
+        match handed_on {
+            Some(to) if turns > 0 => self.find(&[&to[..], &path[module.len() + 1..]].concat(), turns - 1),
+            _ => Some(module),
+        }
+    }
+
+    /// Lists the circles of more than two files.
+    fn circles(&self) -> Vec<Vec<String>> {
+        let names: Vec<&Module> = self.0.keys().collect();
+        let number = |module: &Module| names.binary_search(&module).expect("it is there");
+        let mut reaches = vec![vec![false; names.len()]; names.len()];
+        for (from, (module, file)) in self.0.iter().enumerate() {
+            for path in &file.paths {
+                // The root hands on what it has, and a path into another crate leads to it, or to the file itself.
+                if let Some(to) = self.find(path, 8).filter(|to| *to != module && !to.is_empty()) {
+                    reaches[from][number(to)] = true;
+                }
+            }
+        }
+        for by in 0..names.len() {
+            for from in 0..names.len() {
+                if reaches[from][by] {
+                    let further = reaches[by].clone();
+                    reaches[from].iter_mut().zip(further).for_each(|(reached, more)| *reached |= more);
+                }
+            }
+        }
+        let mut circles: Vec<Vec<String>> = Vec::new();
+        for (one, row) in reaches.iter().enumerate() {
+            let circle: Vec<usize> = (0..names.len()).filter(|&other| row[other] && reaches[other][one]).collect();
+            if circle.len() > 2 && circle[0] == one {
+                circles.push(circle.into_iter().map(|other| names[other].join("::")).collect());
+            }
+        }
+        circles
     }
 }

@@ -1,12 +1,13 @@
 //! Copies between a program's own bytes and a block, without `unsafe`.
 
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::sync::atomic::AtomicU8;
 
 use gpu_api::{Access, BackendKind, DevicePtr, Error, Gpu, Result};
 
 use crate::consumer::received_block::ReceivedBlock;
 use crate::producer::sent_block::SentBlock;
+use crate::range::part_of;
 use crate::stream::Stream;
 
 /// Bytes of a block that a [`Stream`] copies to and from: [`SentBlock`], [`ReceivedBlock`] and slices of both.
@@ -76,7 +77,7 @@ impl ReceivedBlock {
     /// Other processes and streams may write at the same time, so each byte is atomic. The view shows what the producer
     /// wrote once the block's [state](ReceivedBlock::state) is [`Ready`](crate::State::Ready).
     pub fn host_bytes(&self) -> Option<&[AtomicU8]> {
-        if self.link().access == Access::ReadOnly { None } else { view(self) }
+        if self.link().facts.access == Access::ReadOnly { None } else { view(self) }
     }
 }
 
@@ -228,7 +229,7 @@ impl sealed::Contents for SentSlice<'_> {
 
 impl sealed::Contents for ReceivedBlock {
     fn gpu(&self) -> &Gpu {
-        &self.link().gpu
+        &self.link().facts.gpu
     }
 
     fn start(&self) -> DevicePtr {
@@ -240,7 +241,7 @@ impl sealed::Contents for ReceivedBlock {
     }
 
     fn access(&self) -> Access {
-        self.link().access
+        self.link().facts.access
     }
 
     fn keep_for_ever(&self) {
@@ -261,32 +262,6 @@ fn view(block: &impl sealed::Contents) -> Option<&[AtomicU8]> {
     //   with any device; through this view bytes are touched atomically alone;
     // - less than `isize::MAX` bytes: it is mapped.
     Some(unsafe { std::slice::from_raw_parts(start, len) })
-}
-
-/// Resolves a range of a block of `whole` bytes to an offset and a length.
-///
-/// # Errors
-///
-/// [`Error::Invalid`] for a range that is empty or does not lie in the block.
-pub(crate) fn part_of(whole: u64, range: &impl RangeBounds<u64>) -> Result<(u64, u64)> {
-    let from = match range.start_bound() {
-        Bound::Included(&from) => Some(from),
-        Bound::Excluded(&before) => before.checked_add(1),
-        Bound::Unbounded => Some(0),
-    };
-    let to = match range.end_bound() {
-        Bound::Included(&last) => last.checked_add(1),
-        Bound::Excluded(&to) => Some(to),
-        Bound::Unbounded => Some(whole),
-    };
-    match (from, to) {
-        (Some(from), Some(to)) if from < to && to <= whole => Ok((from, to - from)),
-        _ => Err(Error::Invalid {
-            what: "the range of a slice",
-            got: format!("{:?} to {:?} of {whole} bytes", range.start_bound(), range.end_bound()),
-            must: "inside the block, and not empty",
-        }),
-    }
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{Error, Result};
 
-use crate::consumer::received_block::ReceivedBlock;
+use crate::consumer::leases::lease::Lease;
 use crate::stream::Stream;
 
 /// What a captured graph uses, kept for as long as the graph may be launched.
 ///
 /// A graph runs again whenever it is launched, long after the last drop of what it was captured with; so its blocks are
-/// [kept for it](ReceivedBlock::keep_for), and given back when the last clone of this is dropped: after the graph itself
+/// [kept for it](crate::ReceivedBlock::keep_for), and given back when the last clone of this is dropped: after the graph itself
 /// is destroyed. Every stream that it is launched on is named with [`launched_on`](GraphBlocks::launched_on).
 ///
 /// # Examples
@@ -54,7 +54,7 @@ impl Default for Graph {
 
 #[derive(Default)]
 struct Kept {
-    blocks: Vec<ReceivedBlock>,
+    leases: Vec<Lease>,
     /// For blocks that are kept after a launch.
     launched_on: Vec<Stream>,
 }
@@ -74,17 +74,17 @@ impl GraphBlocks {
     pub fn launched_on(&self, stream: &Stream) -> Result<()> {
         stream.refuse_per_thread()?;
         let mut kept = self.kept().ok_or(Error::Forked { what: "this graph's blocks" })?;
-        kept.blocks.iter().for_each(|block| block.note_use(stream));
+        kept.leases.iter().for_each(|lease| lease.used_on(stream));
         if !kept.launched_on.iter().any(|known| known.key() == stream.key()) {
             kept.launched_on.push(stream.clone());
         }
         Ok(())
     }
 
-    pub(crate) fn keep(&self, block: ReceivedBlock) {
+    pub(crate) fn keep(&self, lease: Lease) {
         let Some(mut kept) = self.kept() else { return };
-        kept.launched_on.iter().for_each(|stream| block.note_use(stream));
-        kept.blocks.push(block);
+        kept.launched_on.iter().for_each(|stream| lease.used_on(stream));
+        kept.leases.push(lease);
     }
 
     fn kept(&self) -> Option<MutexGuard<'_, Kept>> {
@@ -95,6 +95,6 @@ impl GraphBlocks {
 
 impl fmt::Debug for GraphBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphBlocks").field("blocks", &self.kept().map_or(0, |kept| kept.blocks.len())).finish()
+        f.debug_struct("GraphBlocks").field("blocks", &self.kept().map_or(0, |kept| kept.leases.len())).finish()
     }
 }

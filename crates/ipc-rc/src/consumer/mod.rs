@@ -14,6 +14,7 @@
 //! | look at a session from outside | [`inspect`] |
 
 pub(crate) mod claim;
+pub(crate) mod claim_error;
 pub(crate) mod connecting;
 pub(crate) mod connection;
 pub(crate) mod graph;
@@ -25,3 +26,4 @@ pub(crate) mod participant;
 pub(crate) mod received_block;
 pub(crate) mod redeem;
 pub(crate) mod service;
+pub(crate) mod wait;

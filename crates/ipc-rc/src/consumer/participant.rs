@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 use gpu_api::{Access, Error, Gpu, ParticipantId, Result};
 use rustix::event::PollFlags;
 
-use crate::consumer::claim::{ClaimError, Wait};
+use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::Patience;
 use crate::consumer::connection::link::{Link, Welcome};
+use crate::consumer::leases::holdings::Holdings;
 use crate::consumer::mappings::mapping_cache::Cache;
 use crate::consumer::notice::Notice;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::service::Service;
+use crate::consumer::wait::Wait;
 use channel::os::process;
 use channel::os::socket::{self, Connecting, ReceiveOutcome, SendOutcome};
 use channel::os::thread;
@@ -145,19 +147,19 @@ impl ParticipantBuilder {
             Err(source) => return Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", source)),
         }
         let welcome = self.welcome(socket, deadline)?;
-        let link = Arc::new(Link::new(welcome)?);
-        let started =
-            Service::new(link.clone()).and_then(|service| thread::start("gpu-ipc-participant", move || service.run()));
+        let holdings = Arc::new(Holdings::new(Link::new(welcome)?, self.cache));
+        let started = Service::new(holdings.clone())
+            .and_then(|service| thread::start("gpu-ipc-participant", move || service.run()));
         if let Err(error) = started {
-            // SAFETY: `unregister_files` asks that no operation on their words is unfinished, and for one call: nothing was
+            // SAFETY: `unregister` asks that no operation on their words is unfinished, and for one call: nothing was
             // granted that anybody could have claimed, and no thread runs that calls it too.
-            if let Err(error) = unsafe { link.unregister_files() } {
+            if let Err(error) = unsafe { holdings.link.files.unregister(&self.gpu) } {
                 tracing::warn!(%error, "a counter file stays registered, and so mapped");
-                std::mem::forget(link);
+                std::mem::forget(holdings);
             }
             return Err(error);
         }
-        Ok(Participant(Arc::new(Handle { link: ManuallyDrop::new(link) })))
+        Ok(Participant(Arc::new(Handle { holdings: ManuallyDrop::new(holdings) })))
     }
 
     fn welcome(&self, socket: OwnedFd, deadline: Option<Instant>) -> Result<Welcome> {
@@ -202,7 +204,6 @@ impl ParticipantBuilder {
                     socket,
                     file: CounterFile::open(file, slots)?,
                     max_slots,
-                    cache: self.cache,
                 })
             }
             _ => Err(refused("its first message is no welcome", "build both sides from one version")),
@@ -236,7 +237,7 @@ fn refused(why: &str, remedy: &'static str) -> Error {
 pub struct Participant(Arc<Handle>);
 
 struct Handle {
-    link: ManuallyDrop<Arc<Link>>,
+    holdings: ManuallyDrop<Arc<Holdings>>,
 }
 
 impl Participant {
@@ -247,28 +248,32 @@ impl Participant {
         ParticipantBuilder { gpu, access: Access::ReadWrite, timeout, cache, name: String::new() }
     }
 
-    fn link(&self) -> &Arc<Link> {
-        &self.0.link
+    fn holdings(&self) -> &Arc<Holdings> {
+        &self.0.holdings
+    }
+
+    fn link(&self) -> &Link {
+        &self.0.holdings.link
     }
 
     /// Returns the number under which the producer shares with this participant.
     pub fn id(&self) -> ParticipantId {
-        self.link().id
+        self.link().facts.id
     }
 
     /// Returns the session that it is connected to.
     pub fn session(&self) -> SessionId {
-        self.link().session
+        self.link().facts.session
     }
 
     /// Returns the device.
     pub fn gpu(&self) -> &Gpu {
-        &self.link().gpu
+        &self.link().facts.gpu
     }
 
     /// Returns the producer's process id as this process sees it.
     pub fn producer_pid(&self) -> u32 {
-        self.link().producer_pid
+        self.link().facts.producer_pid
     }
 
     /// Says whether the producer is dead or has closed the session.
@@ -316,7 +321,7 @@ impl Participant {
     /// ```
     pub fn claim(&self, bytes: &[u8], wait: Wait<'_>, timeout: Option<Duration>) -> Result<ReceivedBlock, ClaimError> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        self.link().claim(bytes, wait, Patience::until(deadline))
+        self.holdings().claim(bytes, wait, Patience::until(deadline))
     }
 
     /// Claims what a descriptor grants if that needs no waiting. Otherwise whatever can be asked for is asked for, and
@@ -363,7 +368,7 @@ impl Participant {
         let link = self.link();
         // Before the attempt, so that what comes while it fails is told.
         link.tries.store(true, Ordering::SeqCst);
-        match link.claim(bytes, wait, Patience::none()) {
+        match self.holdings().claim(bytes, wait, Patience::none()) {
             Err(ClaimError::Backend(Error::Deadline { .. })) => Err(ClaimError::WouldBlock),
             done => done,
         }
@@ -400,7 +405,7 @@ impl Participant {
         // What cannot be asked ahead is asked by its own claim, which tells why it cannot.
         let _ = self.link().prefetch(descriptors);
         let patience = Patience::until(deadline);
-        descriptors.iter().map(|bytes| self.link().claim(bytes.as_ref(), wait, patience)).collect()
+        descriptors.iter().map(|bytes| self.holdings().claim(bytes.as_ref(), wait, patience)).collect()
     }
 
     /// Asks ahead for what the claims of these descriptors will need, and does not wait for the answers: a later
@@ -457,14 +462,15 @@ impl Participant {
             return Err(Error::Forked { what: "this participant" });
         }
         let patience = Patience::until(timeout.and_then(|t| Instant::now().checked_add(t)));
-        let link = Arc::clone(self.link());
+        let holdings = Arc::clone(self.holdings());
         drop(self);
-        let left = || (link.farewell.load(Ordering::Relaxed) || link.is_gone()) && link.mappings.is_empty();
+        let link = &holdings.link;
+        let left = || (link.farewell.load(Ordering::Relaxed) || link.is_gone()) && holdings.mappings.is_empty();
         let done = link.wait_until(patience, |questions| (left() && questions.is_at_rest()).then_some(()));
         done.ok_or_else(|| Error::Deadline {
             what: match link.closing.load(Ordering::Relaxed) {
                 false => "the drop of the participant's other handles",
-                true if link.is_held() => "the drop of the participant's blocks and the end of their GPU work",
+                true if holdings.is_any_held() => "the drop of the participant's blocks and the end of their GPU work",
                 true => "the producer to hear the goodbye",
             },
         })
@@ -473,12 +479,12 @@ impl Participant {
     /// Counts the leases that are kept until this process ends, because nobody could say when the work on their blocks
     /// was done: a driver's error, or a drop while a used stream was captured.
     pub fn kept_leases(&self) -> u64 {
-        self.link().lanes.kept()
+        self.holdings().queues.kept()
     }
 
     /// Counts the regions that are mapped.
     pub fn mappings(&self) -> usize {
-        self.link().mappings.all().len()
+        self.holdings().mappings.all().len()
     }
 }
 
@@ -506,17 +512,18 @@ impl AsFd for Participant {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.link.guard.is_child() {
+        let link = &self.holdings.link;
+        if link.guard.is_child() {
             // The parent's: its socket must stay open here, because that tells the producer that a copy lives.
             return;
         }
-        self.link.closing.store(true, Ordering::Relaxed);
+        link.closing.store(true, Ordering::Relaxed);
         // Release: the thread that takes the flag sees why it was set.
-        self.link.wants_idle.store(true, Ordering::Release);
+        link.wants_idle.store(true, Ordering::Release);
         // At once, if nothing is held: at the end of `main` the thread gets no turn.
-        self.link.say_goodbye();
-        self.link.waker.wake();
+        self.holdings.say_goodbye();
+        link.waker.wake();
         // SAFETY: `ManuallyDrop::drop` asks that the value is not used again: this is its owner's drop.
-        unsafe { ManuallyDrop::drop(&mut self.link) };
+        unsafe { ManuallyDrop::drop(&mut self.holdings) };
     }
 }

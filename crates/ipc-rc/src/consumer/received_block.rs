@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{DevicePtr, RegionId, Result};
 
-use crate::consumer::claim::{ClaimError, Wait};
+use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::Patience;
 use crate::consumer::connection::link::Link;
 use crate::consumer::graph::GraphBlocks;
 use crate::consumer::leases::lease::Lease;
-use crate::contents::part_of;
+use crate::consumer::wait::Wait;
 use crate::producer::grants::ticket::Claims;
 use crate::producer::share::To;
+use crate::range::part_of;
 use crate::stream::Stream;
 use channel::shared::timeline;
 use channel::wire::descriptor::Descriptor;
@@ -189,7 +190,7 @@ impl ReceivedBlock {
     /// Keeps the block for a graph that is captured with it, until the graph's list is dropped. Without this a drop while a
     /// used stream is being captured keeps the lease until the process ends.
     pub fn keep_for(&self, graph: &GraphBlocks) {
-        graph.keep(self.clone());
+        graph.keep(self.lease.clone());
     }
 
     /// Returns the region that it lies in.
@@ -258,7 +259,7 @@ impl ReceivedBlock {
     /// Says whether the contents are what was shared. After a wait on a stream, ask once the stream is synchronised.
     pub fn state(&self) -> State {
         let link = self.lease.held().link();
-        let seen = self.lease.fence().map_or(timeline::Fence::Reached, |fence| link.look(&fence));
+        let seen = self.lease.fence().map_or(timeline::Fence::Reached, |fence| link.files.look(&fence));
         match seen {
             timeline::Fence::Pending => State::Pending,
             timeline::Fence::Poisoned => State::Poisoned,

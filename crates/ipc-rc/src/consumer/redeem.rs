@@ -2,7 +2,7 @@
 
 use gpu_api::Error;
 
-use crate::consumer::claim::ClaimError;
+use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::{Asking, Patience};
 use crate::consumer::connection::link::Link;
 use crate::consumer::connection::questions::{Answer, Key, Look, Question};

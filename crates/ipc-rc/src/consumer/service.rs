@@ -9,6 +9,7 @@ use gpu_api::Result;
 
 use crate::consumer::connection::hear::Heard;
 use crate::consumer::connection::link::{Link, SOCKET};
+use crate::consumer::leases::holdings::Holdings;
 use crate::consumer::mappings::mapping::Mapping;
 use crate::consumer::mappings::mapping_cache;
 use crate::consumer::notice::Notice;
@@ -31,7 +32,7 @@ const WAKER: u64 = 2;
 /// The thread's state.
 #[derive(Debug)]
 pub(crate) struct Service {
-    link: Arc<Link>,
+    holdings: Arc<Holdings>,
     blocking: Blocking,
     producer_exited: bool,
     hung_up: Option<Tick>,
@@ -41,18 +42,23 @@ pub(crate) struct Service {
 
 impl Service {
     /// Makes the state; the caller runs it on a thread.
-    pub fn new(link: Arc<Link>) -> Result<Service> {
+    pub fn new(holdings: Arc<Holdings>) -> Result<Service> {
+        let link = &holdings.link;
         link.poller.add(link.socket.as_fd(), SOCKET)?;
-        link.poller.add(link.producer_pidfd.as_fd(), PRODUCER)?;
+        link.poller.add(link.facts.producer_pidfd.as_fd(), PRODUCER)?;
         link.poller.add(link.waker.fd(), WAKER)?;
         Ok(Service {
-            link,
+            holdings,
             blocking: Blocking::default(),
             producer_exited: false,
             hung_up: None,
             poisoning: false,
             poll: POLL.0,
         })
+    }
+
+    fn link(&self) -> &Link {
+        &self.holdings.link
     }
 
     /// Runs until nothing is left to do, ever.
@@ -65,10 +71,10 @@ impl Service {
 
     /// Waits for something to do, and does it.
     fn turn(&mut self) {
-        self.link.waker.doze();
+        self.link().waker.doze();
         let timeout = self.time_to_sleep();
-        let ready = self.link.poller.wait(timeout);
-        self.link.waker.rise();
+        let ready = self.link().poller.wait(timeout);
+        self.link().waker.rise();
         for &key in &ready {
             match key {
                 SOCKET => self.hear(),
@@ -77,10 +83,10 @@ impl Service {
             }
         }
         self.poison();
-        self.link.lanes.poll();
-        self.link.look_at_watched();
+        self.holdings.queues.poll();
+        self.link().look_at_watched();
         self.unmap_idle();
-        self.link.say_goodbye();
+        self.holdings.say_goodbye();
         self.blocking.retry();
         self.poll = if ready.is_empty() { (self.poll * 2).min(POLL.1) } else { POLL.0 };
     }
@@ -89,44 +95,46 @@ impl Service {
     fn time_to_sleep(&mut self) -> Option<Duration> {
         // The second look of `doze`: a thread that left a mapping, or asked for one, while this one was awake did not wake it.
         self.unmap_idle();
-        let link = &self.link;
         if self.poisoning {
             return Some(POISONING.0);
         }
-        let unmapping = link.wants_idle.load(Ordering::Relaxed) && !link.lanes.are_dry();
+        let (link, queues) = (self.link(), &self.holdings.queues);
+        let unmapping = link.wants_idle.load(Ordering::Relaxed) && !queues.are_dry();
         let watched = link.look_at_watched();
-        let poll = (link.lanes.poll() || unmapping || watched).then_some(self.poll);
+        let poll = (queues.poll() || unmapping || watched).then_some(self.poll);
         let retry = self.blocking.is_waiting().then_some(POLL.1);
         let due = link.table().plan().map(|due| due.saturating_duration_since(Instant::now()));
         [poll, retry, due].into_iter().flatten().min()
     }
 
     fn is_finished(&self) -> bool {
-        self.link.is_left() && !self.blocking.is_waiting()
+        self.holdings.is_left() && !self.blocking.is_waiting()
     }
 
     /// Ends the connection: nothing is held or mapped any more, and the producer has noted that, or is gone.
     fn end(&mut self) {
-        let link = self.link.clone();
-        link.lanes.close();
+        let holdings = self.holdings.clone();
+        holdings.queues.close();
         self.blocking.run(move || {
-            // SAFETY: `unregister_files` asks for
+            let link = &holdings.link;
+            // SAFETY: `unregister` asks for
             // - no unfinished operation on their words: every lease has ended, and the lanes were dry; a wait for a fence
             //   was on a stream that its block's lease waited for;
             // - one call: this runs once.
-            if let Err(error) = unsafe { link.unregister_files() } {
+            if let Err(error) = unsafe { link.files.unregister(&link.facts.gpu) } {
                 tracing::warn!(%error, "a counter file stays registered, and so mapped");
-                std::mem::forget(link);
+                std::mem::forget(holdings);
             }
         });
     }
 
     fn unwatch(&self, fd: BorrowedFd<'_>) {
-        self.link.poller.remove(fd);
+        self.link().poller.remove(fd);
     }
 
     fn hear(&mut self) {
-        let link = self.link.clone();
+        let holdings = self.holdings.clone();
+        let link = &holdings.link;
         // Somebody who waits for an answer reads; after that the socket is watched again.
         let Ok(_turn) = link.hearing.try_lock() else { return };
         // What comes on top is told again.
@@ -147,28 +155,28 @@ impl Service {
     /// The producer's process is dead: nothing new comes, and waits for its GPU complete.
     fn producer_died(&mut self) {
         self.producer_exited = true;
-        self.unwatch(self.link.producer_pidfd.as_fd());
+        self.unwatch(self.link().facts.producer_pidfd.as_fd());
         self.lose_producer();
         self.poisoning = true;
-        self.link.poison();
+        self.link().files.poison();
         trace_point!("poison");
-        tracing::debug!(pid = self.link.producer_pid, "the producer is dead");
+        tracing::debug!(pid = self.link().facts.producer_pid, "the producer is dead");
     }
 
     fn lose_producer(&mut self) {
         // Before the poison: who sees a poisoned word knows why.
-        if !self.link.gone.swap(true, Ordering::Release) {
-            self.link.notices.push(Notice::ProducerGone);
+        if !self.link().gone.swap(true, Ordering::Release) {
+            self.link().notices.push(Notice::ProducerGone);
         }
-        self.link.wants_idle.store(true, Ordering::Relaxed);
-        self.link.table().end();
-        self.link.announce_change();
+        self.link().wants_idle.store(true, Ordering::Relaxed);
+        self.link().table().end();
+        self.link().announce_change();
     }
 
     /// Poisons again while a late write of the dead producer's GPU may still replace the poison.
     fn poison(&mut self) {
         if self.poisoning {
-            self.link.poison();
+            self.link().files.poison();
             if self.hung_up.is_some_and(|at| Tick::now() >= at.after(POISONING.1)) {
                 self.poisoning = false;
             }
@@ -177,25 +185,25 @@ impl Service {
 
     /// Unmaps what is idle and unwanted: asked for by the producer, or everything when it is gone or we go.
     fn unmap_idle(&mut self) {
-        let link = &self.link;
+        let holdings = self.holdings.clone();
+        let (link, mappings_now) = (&holdings.link, || holdings.mappings.all());
         if !link.wants_idle.load(Ordering::Relaxed) {
             return;
         }
         let all = link.closing.load(Ordering::Relaxed) || link.is_gone();
-        let mut mappings = link.mappings.all();
+        let mut mappings = mappings_now();
         // Before the look: the end of a last use after it wakes this thread.
         mappings.iter().for_each(|mapping| mapping.watch(true));
         mappings.retain(|mapping| {
             let unwanted = all || link.is_asked(mapping.region());
-            !(unwanted && unmap_if_idle(link, &mut self.blocking, mapping))
+            !(unwanted && unmap_if_idle(&holdings, &mut self.blocking, mapping))
         });
         // Idle first, and of those the ones that nobody has entered for longest, to within one look.
         for untouched in [true, false] {
             mappings.retain(|mapping| {
-                let due = link.cache.is_exceeded_by(&link.mappings.all())
-                    && mapping.is_idle()
-                    && !(untouched && mapping.take_touched());
-                !(due && unmap_if_idle(link, &mut self.blocking, mapping))
+                let due =
+                    holdings.mappings.is_exceeded() && mapping.is_idle() && !(untouched && mapping.take_touched());
+                !(due && unmap_if_idle(&holdings, &mut self.blocking, mapping))
             });
         }
         if all {
@@ -208,8 +216,8 @@ impl Service {
             // here is seen.
             link.wants_idle.swap(false, Ordering::Acquire);
             if link.closing.load(Ordering::Relaxed)
-                || link.is_asked_for_any()
-                || link.cache.is_exceeded_by(&link.mappings.all())
+                || link.is_asked_for_any(|region| mappings_now().iter().any(|mapping| mapping.region() == region))
+                || holdings.mappings.is_exceeded()
             {
                 link.wants_idle.store(true, Ordering::Relaxed);
             } else {
@@ -220,11 +228,11 @@ impl Service {
 }
 
 /// Begins to unmap a region that nobody uses, and says whether it did.
-fn unmap_if_idle(link: &Arc<Link>, blocking: &mut Blocking, mapping: &Arc<Mapping>) -> bool {
-    if !mapping.is_idle() || !link.mappings.begin_unmap(link, mapping) {
+fn unmap_if_idle(holdings: &Arc<Holdings>, blocking: &mut Blocking, mapping: &Arc<Mapping<Holdings>>) -> bool {
+    if !mapping.is_idle() || !holdings.mappings.begin_unmap(&holdings.link, mapping) {
         return false;
     }
-    let (link, mapping) = (link.clone(), mapping.clone());
-    blocking.run(move || mapping_cache::unmap(&link, &mapping));
+    let (holdings, mapping) = (holdings.clone(), mapping.clone());
+    blocking.run(move || mapping_cache::unmap(&holdings.mappings, &holdings.link, &mapping));
     true
 }

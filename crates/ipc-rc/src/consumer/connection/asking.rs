@@ -1,20 +1,12 @@
-//! Asking the producer, and waiting for what it says: the [table of questions](crate::consumer::connection::questions), its lock, its
-//! socket and its waiters.
-//!
-//! Messages are sent under the table's lock, without blocking, so that they leave in the order in which its rows changed.
+//! Asking the producer, and waiting for what it says.
 
-use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Instant;
 
 use crate::consumer::connection::hear::Heard;
-use crate::consumer::connection::link::{Link, SOCKET};
-use crate::consumer::connection::questions::{Interest, Key, Look, Question, Questions, Unsent};
-use crate::consumer::notice::Notice;
-use channel::os::socket::{self, SendOutcome};
-use channel::wire::message::{MOST_BYTES, ToProducer};
+use crate::consumer::connection::link::{Link, Locked, SOCKET};
+use crate::consumer::connection::questions::{Interest, Key, Look, Question, Questions};
 
 /// For how long a claim waits.
 #[derive(Clone, Copy, Debug)]
@@ -43,61 +35,6 @@ impl Patience {
     /// Says whether the time is over.
     pub fn is_over(self) -> bool {
         self.left().is_some_and(|left| left.is_zero())
-    }
-}
-
-/// What is asked, and when the thread will look.
-#[derive(Debug, Default)]
-pub(crate) struct Table {
-    questions: Questions,
-    /// When the participant's thread looks for what is due; `None` for not by itself.
-    thread_looks: Option<Instant>,
-}
-
-/// The table, locked.
-pub(crate) struct Locked<'a> {
-    link: &'a Link,
-    table: MutexGuard<'a, Table>,
-}
-
-impl Deref for Locked<'_> {
-    type Target = Questions;
-
-    fn deref(&self) -> &Questions {
-        &self.table.questions
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut Questions {
-        &mut self.table.questions
-    }
-}
-
-impl Locked<'_> {
-    /// Sends what is due.
-    pub fn send_due(&mut self) {
-        let link = self.link;
-        self.table.questions.send_due(Instant::now(), |message| link.send(message));
-    }
-
-    /// Sends what is due, and has the thread look after what nobody else will.
-    pub fn hand_over(mut self) {
-        self.send_due();
-        let due = self.table.questions.next_due();
-        let late = due.is_some_and(|due| self.table.thread_looks.is_none_or(|looks| due < looks));
-        let waker = &self.link.waker;
-        drop(self.table);
-        if late {
-            waker.nudge();
-        }
-    }
-
-    /// Sends what is due, and says when to look again (thread).
-    pub fn plan(mut self) -> Option<Instant> {
-        self.send_due();
-        self.table.thread_looks = self.table.questions.next_due();
-        self.table.thread_looks
     }
 }
 
@@ -136,38 +73,6 @@ impl Drop for Asking<'_> {
 }
 
 impl Link {
-    /// Locks the table.
-    pub fn table(&self) -> Locked<'_> {
-        Locked { link: self, table: self.table.lock().unwrap_or_else(PoisonError::into_inner) }
-    }
-
-    fn send(&self, message: &ToProducer) -> Result<(), Unsent> {
-        let mut bytes = [0; MOST_BYTES];
-        let len = message.encode(&mut bytes);
-        match socket::send(self.socket.as_fd(), &bytes[..len], &[]) {
-            Ok(SendOutcome::Sent) => Ok(()),
-            // The thread sees the hang-up; what could not be sent for want of memory is sent again.
-            Ok(SendOutcome::Full | SendOutcome::HungUp) | Err(_) => Err(Unsent),
-        }
-    }
-
-    /// Asks ahead, for claims to come.
-    pub fn ask_ahead(&self, questions: impl IntoIterator<Item = (Key, Question)>) {
-        let (mut table, now) = (self.table(), Instant::now());
-        questions.into_iter().for_each(|(key, question)| table.ask_ahead(key, question, now));
-        table.hand_over();
-    }
-
-    /// Tells those who wait for something of this link to look again. Not to be called under the table's lock.
-    pub fn announce_change(&self) {
-        // A thread that looked before the change holds the lock until it waits.
-        drop(self.table());
-        self.changed.notify_all();
-        if self.tries.load(Ordering::Relaxed) && self.tries.swap(false, Ordering::SeqCst) {
-            self.notices.push(Notice::TryAgain);
-        }
-    }
-
     /// Waits until `look` gives something, looking again at every change; `None` after the deadline. Repeats what is due
     /// meanwhile.
     pub fn wait_until<T>(&self, patience: Patience, mut look: impl FnMut(&mut Questions) -> Option<T>) -> Option<T> {

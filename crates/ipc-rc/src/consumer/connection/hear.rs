@@ -36,7 +36,8 @@ impl Link {
             tv_sec: left.as_secs().min(3600).cast_signed(),
             tv_nsec: i64::from(left.subsec_nanos()),
         });
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.producer_pidfd, PollFlags::IN)];
+        let mut fds =
+            [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.facts.producer_pidfd, PollFlags::IN)];
         // An interruption, or an error, has the socket looked at once more.
         let _ = poll(&mut fds, timeout.as_ref());
         fds[1].revents().is_empty()
@@ -67,7 +68,7 @@ impl Link {
         let fd = fds.into_iter().next();
         match message {
             ToParticipant::CounterFile { request, index, slots } => {
-                let added = self.take_file(index, slots, fd);
+                let added = self.files.take(&self.facts.gpu, index, slots, fd);
                 let said = match &added {
                     Ok(()) => Ok(Answer::Done),
                     Err(error) => Err(No { code: RefusalCode::Failed, why: error.to_string() }),
@@ -97,8 +98,6 @@ impl Link {
             }
             ToParticipant::PleaseUnmap { region } => {
                 self.note_asked(region);
-                self.wants_idle.store(true, Ordering::Relaxed);
-                self.waker.nudge();
                 self.notices.push(Notice::PleaseUnmap { region });
             }
             ToParticipant::Revoked { lease } => {

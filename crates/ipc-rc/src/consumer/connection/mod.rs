@@ -1,6 +1,7 @@
-//! The connection to a producer: what is asked and heard, and the state that all of a participant shares.
+//! The connection to a producer: what is asked and heard, and the counter files that it gave.
 
 pub(crate) mod asking;
+pub(crate) mod files;
 pub(crate) mod hear;
 pub(crate) mod link;
 pub(crate) mod questions;

@@ -1,5 +1,7 @@
 //! Leases that this process holds, and how they end.
 
 pub(crate) mod handle_count;
+pub(crate) mod holdings;
 pub(crate) mod lease;
+pub(crate) mod record;
 pub(crate) mod release_queue;

@@ -1,4 +1,4 @@
-//! ReleaseQueues: streams of the library's own that end leases once the caller's GPU work is done.
+//! Release queues: streams of the library's own that end leases once the caller's GPU work is done.
 //!
 //! A lane serves one *set* of streams. To end a lease it records an event on each stream of the set, waits for them on
 //! its own stream, and stores RELEASED into the slot and 1 into its dirty word, all queued and never waited for. The
@@ -22,12 +22,8 @@ use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
 use gpu_api::{Gpu, MAX_BATCH, Result, StreamOp};
 
-use crate::consumer::leases::lease::Held;
 use crate::gpu_event::GpuEvent;
 use crate::stream::{Stream, StreamKey, advise};
-use channel::shared::counter_file::{dirty_word, slot_word};
-use channel::shared::dirty::MARKED;
-use channel::shared::slot::released_word;
 
 /// Ends queued on one lane: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;
@@ -40,30 +36,79 @@ const FEW: usize = 8;
 const UNCAPTURED: &str = "drop the block after the capture, or keep it for the graph";
 /// Leases that end by one batch: each takes a store, and in the worst case one more into its dirty word.
 pub(crate) const MOST_TOGETHER: usize = MAX_BATCH / 2;
-/// ReleaseQueues after which idle ones are given up before another is made.
+/// Queues after which idle ones are given up before another is made.
 const MANY_LANES: usize = 64;
 
+/// A lease as a queue ends it.
+pub(crate) trait Ends {
+    /// Ends it at once: no GPU work on its block is left.
+    fn release(self);
+
+    /// Says whether a queue has ended it.
+    fn is_released(&self) -> bool;
+
+    /// Returns the stores that end it: RELEASED into its slot, then 1 into its dirty word. `None` where streams have no way
+    /// to the words.
+    fn stores(&self) -> Option<[StreamOp; 2]>;
+
+    /// Lets go of its mapping, after the end.
+    fn leave(self);
+}
+
 /// Ends that found the lane full.
-#[derive(Debug, Default)]
-struct Later {
+#[derive(Debug)]
+struct Later<E> {
     /// Behind the events that are recorded.
-    recorded: Vec<Held>,
+    recorded: Vec<E>,
     /// Dropped since: the next recording is theirs.
-    gathered: Vec<Held>,
-    /// The set's streams, kept while anything gathers.
+    gathered: Vec<E>,
+    /// The set's streams, kept while anything waits here.
     streams: Vec<Stream>,
     /// One for each stream, made when first needed.
     marks: Vec<GpuEvent>,
 }
 
-impl Later {
+impl<E> Default for Later<E> {
+    fn default() -> Later<E> {
+        Later { recorded: Vec::new(), gathered: Vec::new(), streams: Vec::new(), marks: Vec::new() }
+    }
+}
+
+impl<E> Later<E> {
     fn is_empty(&self) -> bool {
         self.recorded.is_empty() && self.gathered.is_empty()
+    }
+
+    fn are_passed(&self) -> Result<bool> {
+        for mark in &self.marks {
+            if !mark.is_passed()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.streams.iter().any(|stream| stream.is_capturing().unwrap_or(false))
+    }
+
+    fn record_all(&mut self) -> Result<()> {
+        for stream in &self.streams[self.marks.len()..] {
+            self.marks.push(GpuEvent::new(stream.gpu())?);
+        }
+        self.marks.iter().zip(&self.streams).try_for_each(|(mark, stream)| mark.record(stream))
+    }
+
+    /// Gives the events up: what was behind them waits for others.
+    fn gather_again(&mut self) {
+        self.marks.clear();
+        self.recorded.append(&mut self.gathered);
+        self.gathered = std::mem::take(&mut self.recorded);
     }
 }
 
 #[derive(Debug)]
-struct ReleaseQueue {
+struct ReleaseQueue<E> {
     /// Taken out of the table: a thread that still finds it looks again.
     retired: bool,
     stream: Stream,
@@ -71,43 +116,39 @@ struct ReleaseQueue {
     /// `None` for a set of more than [`FEW`], or with a stream of another device or backend: the participant's thread
     /// stores its ends.
     marks: Option<Vec<GpuEvent>>,
-    pending: VecDeque<Held>,
-    later: Later,
+    pending: VecDeque<E>,
+    later: Later<E>,
 }
 
 type Key = Box<[StreamKey]>;
 
-/// Leases that end together, by one batch of stores.
-pub(crate) type Ending = ArrayVec<Held, MOST_TOGETHER>;
-
 /// Lists the stores that end leases: RELEASED into each slot, then 1 into each dirty word that they share. `None` where
 /// streams have no way to the words.
-fn list_stores(ending: &[Held], ops: &mut ArrayVec<StreamOp, MAX_BATCH>) -> Option<()> {
+fn list_stores<E: Ends>(ending: &[E], ops: &mut ArrayVec<StreamOp, MAX_BATCH>) -> Option<()> {
+    let mut marks = ArrayVec::<_, MOST_TOGETHER>::new();
     for held in ending {
-        let word = held.file().registered?.word(slot_word(held.file().counters.slot_count(), held.entry.slot));
-        ops.push(StreamOp::Write { word, value: released_word(held.entry.generation) });
-    }
-    for held in ending {
-        let dirty = StreamOp::Write { word: held.file().registered?.word(dirty_word(held.entry.slot)), value: MARKED };
+        let [released, marked] = held.stores()?;
+        ops.push(released);
         // Leases that end together mostly lie together.
-        if ops.last() != Some(&dirty) {
-            ops.push(dirty);
+        if marks.last() != Some(&marked) {
+            marks.push(marked);
         }
     }
+    ops.extend(marks);
     Some(())
 }
 
 /// A participant's lanes.
 #[derive(Debug)]
-pub(crate) struct ReleaseQueues {
+pub(crate) struct ReleaseQueues<E> {
     gpu: Gpu,
-    table: ArcSwap<BTreeMap<Key, Arc<Mutex<ReleaseQueue>>>>,
+    table: ArcSwap<BTreeMap<Key, Arc<Mutex<ReleaseQueue<E>>>>>,
     kept: AtomicU64,
     logged: AtomicBool,
 }
 
-impl ReleaseQueues {
-    pub fn new(gpu: Gpu) -> ReleaseQueues {
+impl<E: Ends> ReleaseQueues<E> {
+    pub fn new(gpu: Gpu) -> ReleaseQueues<E> {
         ReleaseQueues { gpu, table: ArcSwap::default(), kept: AtomicU64::new(0), logged: AtomicBool::new(false) }
     }
 
@@ -119,7 +160,7 @@ impl ReleaseQueues {
     /// Ends leases once all that is queued on `streams` at this moment has finished. Never blocks.
     ///
     /// Says whether the participant's thread must look after them.
-    pub fn end(&self, ending: &mut Ending, streams: &mut [Stream]) -> bool {
+    pub fn end(&self, ending: &mut ArrayVec<E, MOST_TOGETHER>, streams: &mut [Stream]) -> bool {
         streams.sort_by_key(Stream::key);
         match self.try_end(ending, streams) {
             Ok(watch) => watch,
@@ -132,8 +173,8 @@ impl ReleaseQueues {
 
     /// Keeps a lease until the process ends: nobody can say when the work on its block is done.
     ///
-    /// What is held and never [left](Held::leave) stays mapped.
-    pub fn keep(&self, _held: Held, error: &gpu_api::Error) {
+    /// What is held and never [left](Ends::leave) stays mapped.
+    fn keep(&self, _held: E, error: &gpu_api::Error) {
         self.kept.fetch_add(1, Ordering::Relaxed);
         if !self.logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "a lease is kept until this process ends; later ones are only counted");
@@ -141,7 +182,7 @@ impl ReleaseQueues {
     }
 
     /// Takes out of `ending` what is taken care of; after an error the rest is left in it.
-    fn try_end(&self, ending: &mut Ending, streams: &[Stream]) -> Result<bool> {
+    fn try_end(&self, ending: &mut ArrayVec<E, MOST_TOGETHER>, streams: &[Stream]) -> Result<bool> {
         let unneeded = self.with_lane(streams, |lane| {
             if lane.pending.len() + ending.len() > SETTLED_FROM {
                 lane.settle();
@@ -158,7 +199,7 @@ impl ReleaseQueues {
             for stream in streams {
                 stream.refuse_capture(UNCAPTURED)?;
             }
-            if lane.later.gathered.is_empty() {
+            if lane.later.is_empty() {
                 lane.later.streams = streams.to_vec();
             }
             lane.later.gathered.extend(ending.drain(..));
@@ -168,7 +209,7 @@ impl ReleaseQueues {
         Ok(unneeded.is_some())
     }
 
-    fn queue(&self, lane: &ReleaseQueue, marks: &[GpuEvent], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
+    fn queue(&self, lane: &ReleaseQueue<E>, marks: &[GpuEvent], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
         let others: ArrayVec<_, FEW> = marks.iter().zip(streams).map(|(mark, stream)| mark.on(stream)).collect();
         // SAFETY: `batch_behind` asks for
         // - live streams and events of one device: the lane keeps its own, the caller its streams, and a lane has marks
@@ -180,39 +221,40 @@ impl ReleaseQueues {
 
     /// Ends what is behind events that are done, and records them anew for what has gathered. Returns streams that are
     /// not needed any more, to be dropped with no lock held.
+    ///
+    /// The application may begin to capture a stream at any moment. An event that was recorded since is the graph's: it
+    /// proves nothing, and what it was for gathers again.
     #[must_use]
-    fn look_after(&self, lane: &mut ReleaseQueue) -> Vec<Stream> {
+    fn look_after(&self, lane: &mut ReleaseQueue<E>) -> Vec<Stream> {
         let later = &mut lane.later;
         if !later.recorded.is_empty() {
-            // An error means that nobody knows whether the work is done: the leases stay held.
-            if !later.marks.iter().all(|mark| mark.is_passed().unwrap_or(false)) {
-                return Vec::new();
+            match later.are_passed() {
+                Ok(true) => later.recorded.drain(..).for_each(E::release),
+                Ok(false) => return Vec::new(),
+                Err(_) => later.gather_again(),
             }
-            later.recorded.drain(..).for_each(Held::release);
         }
         if later.gathered.is_empty() {
-            return Vec::new();
+            return std::mem::take(&mut later.streams);
         }
         // A stream that captures at this moment is asked again at the next look.
-        if later.streams.iter().any(|stream| stream.is_capturing().unwrap_or(false)) {
+        if later.is_capturing() {
             return Vec::new();
         }
-        match Self::record_all(later) {
-            Ok(()) => later.recorded = std::mem::take(&mut later.gathered),
+        match later.record_all() {
+            Ok(()) => {
+                later.recorded = std::mem::take(&mut later.gathered);
+                if later.is_capturing() {
+                    later.gather_again();
+                }
+            }
             Err(error) => later.gathered.drain(..).for_each(|held| self.keep(held, &error)),
         }
-        std::mem::take(&mut later.streams)
-    }
-
-    fn record_all(later: &mut Later) -> Result<()> {
-        for stream in &later.streams[later.marks.len()..] {
-            later.marks.push(GpuEvent::new(stream.gpu())?);
-        }
-        later.marks.iter().zip(&later.streams).try_for_each(|(mark, stream)| mark.record(stream))
+        Vec::new()
     }
 
     /// Calls `run` with the lane of a set of streams, locked; makes it first if need be.
-    fn with_lane<T>(&self, streams: &[Stream], run: impl FnOnce(&mut ReleaseQueue) -> Result<T>) -> Result<T> {
+    fn with_lane<T>(&self, streams: &[Stream], run: impl FnOnce(&mut ReleaseQueue<E>) -> Result<T>) -> Result<T> {
         // Most leases are used on few streams, whose lane is found without taking memory.
         let (few, many): (ArrayVec<StreamKey, FEW>, Key);
         let key: &[StreamKey] = if streams.len() <= FEW {
@@ -291,10 +333,10 @@ impl ReleaseQueues {
     }
 }
 
-impl ReleaseQueue {
+impl<E: Ends> ReleaseQueue<E> {
     /// Lets go of what the lane's stream has ended.
     fn settle(&mut self) {
-        while self.pending.front().is_some_and(Held::is_released) {
+        while self.pending.front().is_some_and(E::is_released) {
             if let Some(held) = self.pending.pop_front() {
                 held.leave();
             }
@@ -326,6 +368,23 @@ mod tests {
 
     use super::*;
 
+    /// Is never ended.
+    struct Nothing;
+
+    impl Ends for Nothing {
+        fn release(self) {}
+
+        fn is_released(&self) -> bool {
+            false
+        }
+
+        fn stores(&self) -> Option<[StreamOp; 2]> {
+            None
+        }
+
+        fn leave(self) {}
+    }
+
     fn gpu() -> Gpu {
         let host = HostBackend::new(HostConfig::default()).expect("shared memory");
         Gpu::new(host, DeviceId(0)).expect("device 0")
@@ -334,12 +393,12 @@ mod tests {
     #[test]
     fn a_set_has_one_lane_until_that_is_retired() {
         let gpu = gpu();
-        let lanes = ReleaseQueues::new(gpu.clone());
+        let lanes: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
         let streams = [Stream::create(&gpu).expect("a stream")];
-        let own = |lane: &mut ReleaseQueue| Ok(lane.stream.identity());
+        let own = |lane: &mut ReleaseQueue<Nothing>| Ok(lane.stream.identity());
         let first = lanes.with_lane(&streams, own).expect("a lane");
         assert_eq!(lanes.with_lane(&streams, own).expect("a lane"), first);
-        let retire = |lane: &mut ReleaseQueue| {
+        let retire = |lane: &mut ReleaseQueue<Nothing>| {
             lane.retired = true;
             Ok(())
         };
@@ -351,7 +410,7 @@ mod tests {
     #[test]
     fn idle_lanes_are_given_up_before_many_more_are_made() {
         let gpu = gpu();
-        let lanes = ReleaseQueues::new(gpu.clone());
+        let lanes: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
         for _ in 0..3 * MANY_LANES {
             lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");
             assert!(lanes.table.load().len() <= MANY_LANES);
@@ -361,7 +420,7 @@ mod tests {
     #[test]
     fn a_lane_whose_stream_has_yet_to_write_stays() {
         let gpu = gpu();
-        let lanes = ReleaseQueues::new(gpu.clone());
+        let lanes: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
         let stuck = [Stream::create(&gpu).expect("a stream")];
         let (open, gate) = std::sync::mpsc::channel::<()>();
         let wait = Box::new(move || {
@@ -370,8 +429,8 @@ mod tests {
         // SAFETY: `host_function` asks for a live stream: it lives to the end of the test.
         unsafe { gpu.backend().host_function(stuck[0].raw(), wait) }.expect("queued");
         // Ends nothing, but behind the stream.
-        lanes.end(&mut Ending::new(), &mut stuck.clone());
-        let own = |lane: &mut ReleaseQueue| Ok(lane.stream.identity());
+        lanes.end(&mut ArrayVec::new(), &mut stuck.clone());
+        let own = |lane: &mut ReleaseQueue<Nothing>| Ok(lane.stream.identity());
         let lane = lanes.with_lane(&stuck, own).expect("a lane");
         for _ in 0..2 * MANY_LANES {
             lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");

@@ -1,10 +1,10 @@
 //! A mapping and who uses it.
 //!
 //! **The count of its [`use_count`](crate::consumer::mappings::use_count) is all that keeps a mapping**: while it is not 0 nobody closes the
-//! mapping, an open one keeps its link, and the link owns it. So a lease has no count beside this one, and after a leave
-//! no thread may touch either: a leave that may have to wake the thread keeps the link first.
+//! mapping, an open one keeps its home, and the home owns it. So a lease has no count beside this one, and after a leave
+//! no thread may touch either: a leave that may have to wake the thread keeps the home first.
 //!
-//! A mapping's memory stays until the link goes and is used again for other regions; so a claimant may try to enter any
+//! A mapping's memory stays until the home goes and is used again for other regions; so a claimant may try to enter any
 //! that it finds in the table of places, whatever became of it. It looks at the region once more when it has entered: no
 //! opening comes while it is there.
 
@@ -20,12 +20,18 @@ use crate::consumer::connection::link::Link;
 use crate::consumer::mappings::use_count::{Cell, Leave, UseCount};
 use crate::shard::SHARDS;
 
+/// What owns mappings, and goes when none is open.
+pub(crate) trait Home {
+    /// Returns its link to the producer.
+    fn link(&self) -> &Link;
+}
+
 /// A region, mapped; or, while it is closed, memory for one.
-pub(crate) struct Mapping {
-    /// Whose it is. Alive while the mapping is open, by `keeper`, and for holders of the link.
-    link: Weak<Link>,
-    /// Keeps the link while the mapping is open. The circle ends when the link's thread unmaps it.
-    keeper: Mutex<Option<Arc<Link>>>,
+pub(crate) struct Mapping<H> {
+    /// Whose it is. Alive while the mapping is open, by `keeper`, and for holders of the home.
+    home: Weak<H>,
+    /// Keeps the home while the mapping is open. The circle ends when the participant's thread unmaps it.
+    keeper: Mutex<Option<Arc<H>>>,
     region: AtomicU64,
     base: AtomicU64,
     len: AtomicU64,
@@ -36,18 +42,18 @@ pub(crate) struct Mapping {
     touched: AtomicBool,
 }
 
-// Not derived: the link's table leads back here.
-impl fmt::Debug for Mapping {
+// Not derived: the home's table leads back here.
+impl<H: Home> fmt::Debug for Mapping<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping").field("region", &self.region()).field("base", &self.base()).finish_non_exhaustive()
     }
 }
 
-impl Mapping {
+impl<H: Home> Mapping<H> {
     /// Makes one that is closed.
-    pub fn closed(link: &Arc<Link>) -> Mapping {
+    pub fn closed(home: &Arc<H>) -> Mapping<H> {
         Mapping {
-            link: Arc::downgrade(link),
+            home: Arc::downgrade(home),
             keeper: Mutex::default(),
             region: AtomicU64::new(0),
             base: AtomicU64::new(0),
@@ -59,8 +65,8 @@ impl Mapping {
     }
 
     /// Opens a closed one, which the caller has entered then, by a cell.
-    pub fn open(&self, link: Arc<Link>, opened: Opened, by: usize) {
-        *self.keeper() = Some(link);
+    pub fn open(&self, home: Arc<H>, opened: Opened, by: usize) {
+        *self.keeper() = Some(home);
         self.region.store(opened.region.0, Ordering::Relaxed);
         self.base.store(opened.base.0, Ordering::Relaxed);
         self.len.store(opened.len, Ordering::Relaxed);
@@ -69,8 +75,8 @@ impl Mapping {
         self.uses.open(by);
     }
 
-    /// Locks what keeps the link.
-    pub fn keeper(&self) -> MutexGuard<'_, Option<Arc<Link>>> {
+    /// Locks what keeps the home.
+    pub fn keeper(&self) -> MutexGuard<'_, Option<Arc<H>>> {
         self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,7 +105,7 @@ impl Mapping {
             return false;
         }
         if !self.uses.cell(by).enter() || self.region() != region {
-            // It is there for longer than this use: who tries to enter has the link.
+            // It is there for longer than this use: who tries to enter has the home.
             Mapping::leave(NonNull::from(self), by);
             return false;
         }
@@ -109,11 +115,11 @@ impl Mapping {
         true
     }
 
-    /// Ends one use. Neither the mapping nor its link may be touched after it by who does not keep the link.
+    /// Ends one use. Neither the mapping nor its home may be touched after it by who does not keep the home.
     ///
     /// By pointer: a reference would promise a mapping until this returns.
     #[inline]
-    fn leave(mapping: NonNull<Mapping>, by: usize) {
+    fn leave(mapping: NonNull<Mapping<H>>, by: usize) {
         // SAFETY: `as_ref` asks for a live mapping: it is until the use that is counted has ended.
         let cell: &Cell<AtomicU64> = unsafe { mapping.as_ref() }.uses.cell(by);
         if cell.leave() == Leave::Watched {
@@ -122,19 +128,19 @@ impl Mapping {
     }
 
     #[cold]
-    fn leave_watched(mapping: NonNull<Mapping>, by: usize) {
+    fn leave_watched(mapping: NonNull<Mapping<H>>, by: usize) {
         // SAFETY: `as_ref` asks for a live mapping: as above.
-        let (cell, link) = unsafe { mapping.as_ref() }.cell_and_link(by);
+        let (cell, home) = unsafe { mapping.as_ref() }.cell_and_home(by);
         if cell.leave_watched()
-            && let Some(link) = link
+            && let Some(home) = home
         {
-            link.waker.nudge();
+            home.link().waker.nudge();
         }
     }
 
-    fn cell_and_link(&self, by: usize) -> (&Cell<AtomicU64>, Option<Arc<Link>>) {
-        // There is none when the mapping is closed and its link going: then nobody waits either.
-        (self.uses.cell(by), self.link.upgrade())
+    fn cell_and_home(&self, by: usize) -> (&Cell<AtomicU64>, Option<Arc<H>>) {
+        // There is none when the mapping is closed and its home going: then nobody waits either.
+        (self.uses.cell(by), self.home.upgrade())
     }
 
     /// Sets whether the end of the last use wakes the thread (thread).
@@ -169,41 +175,40 @@ impl Mapping {
 }
 
 /// A use of a mapping, which is counted in it. Forgotten, it is a use for ever.
-#[derive(Debug)]
-pub(crate) struct Entered {
-    mapping: NonNull<Mapping>,
+pub(crate) struct Entered<H> {
+    mapping: NonNull<Mapping<H>>,
     /// The cell that it is counted in.
     by: u32,
 }
 
 // SAFETY: it stands for a `&Mapping`, which may go to another thread because a `Mapping` is `Sync`.
-unsafe impl Send for Entered where Mapping: Sync {}
+unsafe impl<H> Send for Entered<H> where Mapping<H>: Sync {}
 // SAFETY: as above.
-unsafe impl Sync for Entered where Mapping: Sync {}
+unsafe impl<H> Sync for Entered<H> where Mapping<H>: Sync {}
 
-impl Entered {
-    /// Stands for a use that [`Mapping::enter`] or [`Mapping::open`] has counted, of a mapping that its link owns.
+impl<H: Home> Entered<H> {
+    /// Stands for a use that [`Mapping::enter`] or [`Mapping::open`] has counted, of a mapping that its home owns.
     #[inline(always)]
-    pub fn new(mapping: NonNull<Mapping>, by: usize) -> Entered {
+    pub fn new(mapping: NonNull<Mapping<H>>, by: usize) -> Entered<H> {
         Entered { mapping, by: by as u32 }
     }
 
     /// Returns the same use once more, for one of several handles that share it: one of them ends it.
-    pub fn same(&self) -> Entered {
+    pub fn same(&self) -> Entered<H> {
         Entered { mapping: self.mapping, by: self.by }
     }
 
-    /// Returns the link.
+    /// Returns the home.
     #[inline]
-    pub fn link(&self) -> &Link {
+    pub fn home(&self) -> &H {
         // SAFETY: `&*` of what a `Weak` points to asks that the value is alive: the mapping is open, because this use is
-        // counted, and an open mapping keeps its link.
-        unsafe { &*self.link.as_ptr() }
+        // counted, and an open mapping keeps its home.
+        unsafe { &*self.home.as_ptr() }
     }
 
-    /// Returns the link, to keep it beyond the use.
-    pub fn keep_link(&self) -> Arc<Link> {
-        self.link.upgrade().expect("an open mapping keeps its link")
+    /// Returns the home, to keep it beyond the use.
+    pub fn keep_home(&self) -> Arc<H> {
+        self.home.upgrade().expect("an open mapping keeps its home")
     }
 
     /// Ends the use.
@@ -213,12 +218,18 @@ impl Entered {
     }
 }
 
-impl Deref for Entered {
-    type Target = Mapping;
+impl<H: Home> fmt::Debug for Entered<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+impl<H> Deref for Entered<H> {
+    type Target = Mapping<H>;
 
     #[inline]
-    fn deref(&self) -> &Mapping {
-        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: the link owns all that it made until it
+    fn deref(&self) -> &Mapping<H> {
+        // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: the home owns all that it made until it
         // goes, and it does not go while one is open, as this one is because this use is counted.
         unsafe { self.mapping.as_ref() }
     }

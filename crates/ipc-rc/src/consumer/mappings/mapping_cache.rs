@@ -23,13 +23,14 @@ use gpu_api::{Error, RegionId, Result};
 use crate::consumer::connection::asking::{Asking, Patience};
 use crate::consumer::connection::link::Link;
 use crate::consumer::connection::questions::{Answer, Key, Look, No, Question};
-use crate::consumer::mappings::mapping::{Entered, Mapping, Opened};
+use crate::consumer::mappings::mapping::{Entered, Home, Mapping, Opened};
 use crate::shard::own_shard;
+use channel::shared::slot::Claim;
 use channel::trace_point;
 use channel::wire::lease_address::LeaseAddress;
 use channel::wire::message::{Place, RefusalCode};
 
-/// LedgerTable where regions are found without a table: more than most producers have regions.
+/// Places where regions are found without a table: more than most producers have regions.
 const PLACES: usize = 256;
 
 /// How much of a producer's memory a participant keeps mapped that it does not use.
@@ -41,20 +42,21 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// Says whether these mappings are more than the bound.
-    pub fn is_exceeded_by(&self, mappings: &[Arc<Mapping>]) -> bool {
+    fn is_exceeded_by<H: Home>(&self, mappings: &[Arc<Mapping<H>>]) -> bool {
         mappings.len() > self.regions || mappings.iter().map(|mapping| mapping.cached_bytes()).sum::<u64>() > self.bytes
     }
 }
 
 /// A participant's mappings.
-pub(crate) struct Mappings {
+pub(crate) struct Mappings<H> {
+    cache: Cache,
     /// The mapping that was last entered of the regions of each place: of those that were made, whatever became of it.
-    places: Box<[AtomicPtr<Mapping>]>,
-    table: ArcSwap<HashMap<RegionId, Arc<Mapping>>>,
+    places: Box<[AtomicPtr<Mapping<H>>]>,
+    table: ArcSwap<HashMap<RegionId, Arc<Mapping<H>>>>,
     /// Every one that was made. None goes before all do: `places` points at them.
-    made: Mutex<Vec<Arc<Mapping>>>,
+    made: Mutex<Vec<Arc<Mapping<H>>>>,
     /// Those that are closed.
-    spare: Mutex<Vec<Arc<Mapping>>>,
+    spare: Mutex<Vec<Arc<Mapping<H>>>>,
 }
 
 /// Why a region could not be mapped.
@@ -66,27 +68,27 @@ pub(crate) enum NotMapped {
     Failed(Error),
 }
 
-impl Default for Mappings {
-    fn default() -> Mappings {
+impl<H> fmt::Debug for Mappings<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mappings").field("mapped", &self.table.load().len()).finish_non_exhaustive()
+    }
+}
+
+impl<H: Home> Mappings<H> {
+    /// Makes a table without any.
+    pub fn new(cache: Cache) -> Mappings<H> {
         Mappings {
+            cache,
             places: (0..PLACES).map(|_| AtomicPtr::new(null_mut())).collect(),
             table: ArcSwap::default(),
             made: Mutex::default(),
             spare: Mutex::default(),
         }
     }
-}
 
-impl fmt::Debug for Mappings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mappings").field("mapped", &self.table.load().len()).finish_non_exhaustive()
-    }
-}
-
-impl Mappings {
     /// Enters a mapping that exists.
     #[inline(always)]
-    pub fn enter(&self, region: RegionId) -> Option<Entered> {
+    pub fn enter(&self, region: RegionId) -> Option<Entered<H>> {
         let found = NonNull::new(self.place(region).load(Ordering::Acquire))?;
         // SAFETY: `as_ref` asks for a pointer to a live `Mapping`, shared only: those in `places` are among `made`.
         let mapping = unsafe { found.as_ref() };
@@ -98,37 +100,42 @@ impl Mappings {
     }
 
     #[cold]
-    fn enter_by_table(&self, region: RegionId, by: usize) -> Option<Entered> {
+    fn enter_by_table(&self, region: RegionId, by: usize) -> Option<Entered<H>> {
         let table = self.table.load();
         let mapping = table.get(&region)?;
         mapping.enter(region, by).then(|| self.settle(mapping, by))
     }
 
-    fn place(&self, region: RegionId) -> &AtomicPtr<Mapping> {
+    fn place(&self, region: RegionId) -> &AtomicPtr<Mapping<H>> {
         &self.places[region.0 as usize % PLACES]
     }
 
     /// Has the next claim of its region find a mapping that was made and entered, at its place.
-    fn settle(&self, mapping: &Arc<Mapping>, by: usize) -> Entered {
+    fn settle(&self, mapping: &Arc<Mapping<H>>, by: usize) -> Entered<H> {
         let found = Arc::as_ptr(mapping).cast_mut();
         self.place(mapping.region()).store(found, Ordering::Release);
         Entered::new(NonNull::from(&**mapping), by)
     }
 
     /// Opens a mapping, entered.
-    fn open(&self, link: &Arc<Link>, opened: Opened, by: usize) -> Arc<Mapping> {
+    fn open(&self, home: &Arc<H>, opened: Opened, by: usize) -> Arc<Mapping<H>> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mapping = spare.unwrap_or_else(|| {
-            let fresh = Arc::new(Mapping::closed(link));
+            let fresh = Arc::new(Mapping::closed(home));
             self.made.lock().unwrap_or_else(PoisonError::into_inner).push(fresh.clone());
             fresh
         });
-        mapping.open(link.clone(), opened, by);
+        mapping.open(home.clone(), opened, by);
         mapping
     }
 
+    /// Says whether more is mapped than the cache may keep.
+    pub fn is_exceeded(&self) -> bool {
+        self.cache.is_exceeded_by(&self.all())
+    }
+
     /// Lists the mappings.
-    pub fn all(&self) -> Vec<Arc<Mapping>> {
+    pub fn all(&self) -> Vec<Arc<Mapping<H>>> {
         self.table.load().values().cloned().collect()
     }
 
@@ -142,17 +149,18 @@ impl Mappings {
     #[inline(never)]
     pub fn map(
         &self,
-        link: &Arc<Link>,
+        home: &Arc<H>,
         region: RegionId,
         lease: LeaseAddress,
         patience: Patience,
-    ) -> Result<Entered, NotMapped> {
-        enum Turn {
-            Mapped(Entered),
+    ) -> Result<Entered<H>, NotMapped> {
+        enum Turn<H> {
+            Mapped(Entered<H>),
             Open(Answer),
             Failed(NotMapped),
         }
-        let question = Question::Map { access: link.access, lease };
+        let link = home.link();
+        let question = Question::Map { access: link.facts.access, lease };
         let mut asking = Asking::new(link, Key::Region(region), question, patience);
         trace_point!("map");
         let turn = link.wait_for_answer(patience, |questions| {
@@ -161,12 +169,12 @@ impl Mappings {
                 return Some(Turn::Mapped(mapping));
             }
             if link.is_gone() {
-                return Some(Turn::Failed(NotMapped::Failed(Error::ProducerGone { pid: link.producer_pid })));
+                return Some(Turn::Failed(NotMapped::Failed(Error::ProducerGone { pid: link.facts.producer_pid })));
             }
             match asking.look(questions) {
                 Look::Take(answer) => Some(Turn::Open(answer)),
                 // A no to somebody else's lease says nothing about this one.
-                Look::Refused(_, asked) if asked != Some(lease) && link.may_claim(lease) => {
+                Look::Refused(_, asked) if asked != Some(lease) && link.files.peek(lease) == Some(Claim::Held) => {
                     asking.ask_anew(questions);
                     None
                 }
@@ -187,14 +195,14 @@ impl Mappings {
                 let acting = Acting { link, region, ends: Ends::Unmapped };
                 let opened = open(link, region, answer).map_err(NotMapped::Failed)?;
                 let by = own_shard();
-                let mapping = self.open(link, opened, by);
+                let mapping = self.open(home, opened, by);
                 self.table.rcu(|table| {
                     let mut table = HashMap::clone(table);
                     table.insert(region, mapping.clone());
                     table
                 });
                 acting.end(Ends::Mapped);
-                if link.cache.is_exceeded_by(&self.all()) {
+                if self.is_exceeded() {
                     link.wants_idle.store(true, Ordering::Relaxed);
                 }
                 // If the thread waits for mappings to become idle, it has to watch this one too.
@@ -205,7 +213,7 @@ impl Mappings {
     }
 
     /// Takes an idle mapping out of the table, so that nobody enters it, for [`unmap`] on a thread that may block.
-    pub fn begin_unmap(&self, link: &Link, mapping: &Arc<Mapping>) -> bool {
+    pub fn begin_unmap(&self, link: &Link, mapping: &Arc<Mapping<H>>) -> bool {
         let mut table = link.table();
         let region = mapping.region();
         if !table.begin_unmap(region, Instant::now()) {
@@ -269,17 +277,17 @@ fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
             must: "a region",
         });
     };
-    if device != link.gpu.uuid() {
+    if device != link.facts.gpu.uuid() {
         return Err(Error::Mismatch {
             what: "the region's device",
             theirs: device.to_string(),
-            ours: link.gpu.uuid().to_string(),
+            ours: link.facts.gpu.uuid().to_string(),
             remedy: "open the participant on the producer's device",
         });
     }
-    let backend = link.gpu.backend();
+    let backend = link.facts.gpu.backend();
     let (base, local) = match (place, fd) {
-        (Place::Local(ptr), _) if link.is_own_process() => (ptr, true),
+        (Place::Local(ptr), _) if link.facts.is_own_process => (ptr, true),
         (Place::Local(_), _) => {
             return Err(Error::Invalid {
                 what: "the place of a region",
@@ -288,7 +296,7 @@ fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
             });
         }
         (Place::Handle(handle), _) => {
-            let base = backend.open_handle(link.gpu.device(), &handle)?;
+            let base = backend.open_handle(link.facts.gpu.device(), &handle)?;
             // The handle says nothing of its size; the driver does.
             let size = backend.address_range(base).map(|range| range.len);
             if !matches!(size, Ok(size) if size >= len) {
@@ -299,7 +307,9 @@ fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
             }
             (base, false)
         }
-        (Place::Fd, Some(fd)) => (backend.import_fd(link.gpu.device(), fd.as_fd(), len, link.access)?, false),
+        (Place::Fd, Some(fd)) => {
+            (backend.import_fd(link.facts.gpu.device(), fd.as_fd(), len, link.facts.access)?, false)
+        }
         (Place::Fd, None) => {
             return Err(Error::Refused {
                 why: "the answer came without its file descriptor".into(),
@@ -310,8 +320,8 @@ fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
     Ok(Opened { region, base, len, local })
 }
 
-/// Unmaps what [`Mappings::begin_unmap`] took out, and tells the producer. May block.
-pub(crate) fn unmap(link: &Link, mapping: &Arc<Mapping>) {
+/// Unmaps what [`Mappings::begin_unmap`] took out of these, and tells the producer. May block.
+pub(crate) fn unmap<H: Home>(mappings: &Mappings<H>, link: &Link, mapping: &Arc<Mapping<H>>) {
     trace_point!("unmap");
     let region = mapping.region();
     let acting = Acting { link, region, ends: Ends::Leaked };
@@ -321,11 +331,11 @@ pub(crate) fn unmap(link: &Link, mapping: &Arc<Mapping>) {
         // SAFETY: `close` asks for
         // - a mapping that was opened and is not closed: `begin_unmap` succeeds once for each;
         // - no unfinished work on it: a lease leaves the mapping only when its GPU work is done.
-        unsafe { link.gpu.backend().close(mapping.base()) }
+        unsafe { link.facts.gpu.backend().close(mapping.base()) }
     };
-    // The caller keeps the link; from here on the mapping does not.
+    // The caller keeps the home; from here on the mapping does not.
     drop(mapping.keeper().take());
-    link.mappings.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mapping.clone());
+    mappings.spare.lock().unwrap_or_else(PoisonError::into_inner).push(mapping.clone());
     match closed {
         Ok(()) => acting.end(Ends::Unmapped),
         Err(error) => {
