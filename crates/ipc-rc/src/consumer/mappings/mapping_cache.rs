@@ -51,7 +51,7 @@ impl Cache {
 pub(crate) struct Mappings<H> {
     cache: Cache,
     /// The mapping that was last entered of the regions of each place: of those that were made, whatever became of it.
-    places: Box<[AtomicPtr<Mapping<H>>]>,
+    places: Box<[AtomicPtr<Mapping<H>>; PLACES]>,
     table: ArcSwap<HashMap<RegionId, Arc<Mapping<H>>>>,
     /// Every one that was made. None goes before all do: `places` points at them.
     made: Mutex<Vec<Arc<Mapping<H>>>>,
@@ -79,7 +79,7 @@ impl<H: Home> Mappings<H> {
     pub fn new(cache: Cache) -> Mappings<H> {
         Mappings {
             cache,
-            places: (0..PLACES).map(|_| AtomicPtr::new(null_mut())).collect(),
+            places: Box::new(std::array::from_fn(|_| AtomicPtr::new(null_mut()))),
             table: ArcSwap::default(),
             made: Mutex::default(),
             spare: Mutex::default(),
