@@ -134,6 +134,7 @@ fn the_readme_names_the_features_and_the_toolchain() {
     assert!(readme.contains(msrv.trim_matches('"')), "the README names another toolchain than {msrv}");
     for document in [
         "ALLOCATORS",
+        "C",
         "DESIGN",
         "EMBEDDING",
         "GUARANTEES",

@@ -2,18 +2,7 @@
 //
 //     cc first.c $(pkg-config --cflags --libs gpu_ipc) && ./a.out
 
-#include <gpu_ipc.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static void check(int32_t code, const char *what)
-{
-    if (code != GPU_IPC_OK) {
-        fprintf(stderr, "%s: %s (%s)\n", what, gpu_ipc_last_error_text(), gpu_ipc_error_name(code));
-        exit(1);
-    }
-}
+#include "common.h"
 
 int main(int argc, char **argv)
 {

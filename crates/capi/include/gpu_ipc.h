@@ -904,12 +904,17 @@ int32_t gpu_ipc_reader_advance_identity(struct gpu_ipc_reader *reader,
 int32_t gpu_ipc_reader_sleep(struct gpu_ipc_reader *reader,
                              bool release);
 
-// Maps an object again at the same addresses: with 0 the one that it had, else that epoch of its name.
+// Maps the same object again, at the same addresses.
 //
 // Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the lease was released and the object
-// has gone, `LAYOUT_DIFFERS`, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
-int32_t gpu_ipc_reader_wake(struct gpu_ipc_reader *reader,
-                            uint64_t epoch);
+// has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
+int32_t gpu_ipc_reader_wake(struct gpu_ipc_reader *reader);
+
+// Maps an epoch of the name, with 0 the newest, at the same addresses. One that does not sleep advances.
+//
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and `LAYOUT_DIFFERS`; the reader sleeps on.
+int32_t gpu_ipc_reader_wake_to(struct gpu_ipc_reader *reader,
+                               uint64_t epoch);
 
 // Closes a reader; its addresses are given back when the work on the named streams is done. Null is passed over.
 //
@@ -1403,5 +1408,45 @@ void gpu_ipc_torch_free(void *start,
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
+
+// The structures are those that the library was compiled with.
+#ifdef __cplusplus
+#define GPU_IPC_SAME(what, is) static_assert((what) == (is), #what)
+#else
+#define GPU_IPC_SAME(what, is) _Static_assert((what) == (is), #what)
+#endif
+GPU_IPC_SAME(sizeof(gpu_ipc_client_options), 32);
+GPU_IPC_SAME(offsetof(gpu_ipc_client_options, patience_ns), 24);
+GPU_IPC_SAME(sizeof(gpu_ipc_collected), 32);
+GPU_IPC_SAME(offsetof(gpu_ipc_collected, returned), 24);
+GPU_IPC_SAME(sizeof(gpu_ipc_connect_options), 48);
+GPU_IPC_SAME(offsetof(gpu_ipc_connect_options, reserved), 44);
+GPU_IPC_SAME(sizeof(gpu_ipc_create_options), 64);
+GPU_IPC_SAME(offsetof(gpu_ipc_create_options, reserved), 60);
+GPU_IPC_SAME(sizeof(gpu_ipc_descriptor), 192);
+GPU_IPC_SAME(offsetof(gpu_ipc_descriptor, bytes), 0);
+GPU_IPC_SAME(sizeof(gpu_ipc_descriptor_info), 104);
+GPU_IPC_SAME(offsetof(gpu_ipc_descriptor_info, user), 40);
+GPU_IPC_SAME(sizeof(gpu_ipc_device_info), 168);
+GPU_IPC_SAME(offsetof(gpu_ipc_device_info, name), 40);
+GPU_IPC_SAME(sizeof(gpu_ipc_grant), 24);
+GPU_IPC_SAME(offsetof(gpu_ipc_grant, reserved), 20);
+GPU_IPC_SAME(sizeof(gpu_ipc_identity), 16);
+GPU_IPC_SAME(offsetof(gpu_ipc_identity, bytes), 0);
+GPU_IPC_SAME(sizeof(gpu_ipc_notice), 16);
+GPU_IPC_SAME(offsetof(gpu_ipc_notice, number), 8);
+GPU_IPC_SAME(sizeof(gpu_ipc_part), 800);
+GPU_IPC_SAME(offsetof(gpu_ipc_part, name), 544);
+GPU_IPC_SAME(sizeof(gpu_ipc_part_spec), 32);
+GPU_IPC_SAME(offsetof(gpu_ipc_part_spec, type_lanes), 30);
+GPU_IPC_SAME(sizeof(gpu_ipc_reader_info), 312);
+GPU_IPC_SAME(offsetof(gpu_ipc_reader_info, name), 56);
+GPU_IPC_SAME(sizeof(gpu_ipc_session_options), 64);
+GPU_IPC_SAME(offsetof(gpu_ipc_session_options, max_leases), 56);
+GPU_IPC_SAME(sizeof(gpu_ipc_share_options), 80);
+GPU_IPC_SAME(offsetof(gpu_ipc_share_options, user), 16);
+GPU_IPC_SAME(sizeof(gpu_ipc_stats), 176);
+GPU_IPC_SAME(offsetof(gpu_ipc_stats, pinned_bytes), 168);
+#undef GPU_IPC_SAME
 
 #endif  /* GPU_IPC_H */

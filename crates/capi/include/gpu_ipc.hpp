@@ -485,7 +485,9 @@ public:
         return moved;
     }
     void sleep(bool release = false) const { check(gpu_ipc_reader_sleep(get(), release)); }
-    void wake(uint64_t epoch = 0) const { check(gpu_ipc_reader_wake(get(), epoch)); }
+    void wake() const { check(gpu_ipc_reader_wake(get())); }
+    /// Maps an epoch, 0 for the newest.
+    void wake_to(uint64_t epoch = 0) const { check(gpu_ipc_reader_wake_to(get(), epoch)); }
 };
 
 class Client : public Handle<gpu_ipc_client, gpu_ipc_client_close> {

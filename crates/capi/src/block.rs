@@ -155,8 +155,8 @@ pub extern "C" fn gpu_ipc_block_cancel(
     cancelled: Option<&mut MaybeUninit<bool>>,
 ) -> i32 {
     call(|process| {
-        let descriptor = descriptor.ok_or_else(|| null("descriptor"))?.decode()?;
-        let did = process.get(block)?.cancel(&descriptor)?;
+        let block = process.get(block)?;
+        let did = block.cancel(&descriptor.ok_or_else(|| null("descriptor"))?.decode()?)?;
         put(cancelled, did);
         Ok(())
     })

@@ -151,3 +151,19 @@ pub(crate) unsafe fn put_text(text: &str, buffer: *mut c_char, capacity: usize) 
     unsafe { end.write(0) };
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+    use crate::failure::{GPU_IPC_PANIC, gpu_ipc_last_error_text};
+
+    #[test]
+    fn a_panic_ends_at_the_boundary_and_says_what_it_said() {
+        assert_eq!(call(|_| panic!("row {}", 7)), GPU_IPC_PANIC);
+        // SAFETY: `from_ptr` asks for a text with a zero byte: the header says so of this function.
+        let text = unsafe { CStr::from_ptr(gpu_ipc_last_error_text()) };
+        assert!(text.to_string_lossy().contains("row 7; report it"), "{text:?}");
+    }
+}

@@ -401,3 +401,64 @@ pub(crate) unsafe fn copy_of(fd: c_int) -> Outcome<std::os::fd::OwnedFd> {
         Error::system("fcntl(F_DUPFD_CLOEXEC)", "pass an open descriptor, or raise RLIMIT_NOFILE", error).into()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::block::gpu_ipc_block_close;
+    use crate::device::{GPU_IPC_HOST, gpu_ipc_device_close, gpu_ipc_device_open};
+    use gpu_ipc::backend::Sharing;
+
+    use crate::engine::BackendKind;
+    use crate::failure::GPU_IPC_OK;
+    use crate::process::Process;
+
+    static RETURNED: AtomicUsize = AtomicUsize::new(0);
+
+    /// Collects again, in the middle of a collect, and closes the session.
+    unsafe extern "C" fn returned(context: *mut c_void) {
+        RETURNED.fetch_add(1, Ordering::Relaxed);
+        let session = context.cast::<gpu_ipc_session>();
+        // SAFETY: `gpu_ipc_session_collect` asks for null, or a structure with its size.
+        assert_eq!(unsafe { gpu_ipc_session_collect(session, null_mut()) }, GPU_IPC_OK);
+        assert_eq!(gpu_ipc_session_close(session), GPU_IPC_OK);
+    }
+
+    #[test]
+    fn adopted_memory_is_told_of_once_and_its_callback_may_call_anything() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = std::ffi::CString::new(dir.path().join("s").to_str().expect("UTF-8")).expect("no zero byte");
+        let mut options = sized::zeroed::<gpu_ipc_session_options>();
+        (options.size, options.socket) = (size_of::<gpu_ipc_session_options>(), path.as_ptr());
+        let (mut device, mut session, mut block) =
+            (MaybeUninit::new(null_mut()), MaybeUninit::new(null_mut()), MaybeUninit::new(null_mut()));
+        assert_eq!(gpu_ipc_device_open(GPU_IPC_HOST, 0, Some(&mut device)), GPU_IPC_OK);
+        // SAFETY: `assume_init` asks for a value: null from the start.
+        let device = unsafe { device.assume_init() };
+        // SAFETY: `gpu_ipc_session_open` asks for options with their size and good pointers.
+        let opened = unsafe { gpu_ipc_session_open(device, &raw const options, Some(&mut session)) };
+        assert_eq!(opened, GPU_IPC_OK);
+        // SAFETY: `assume_init` asks for a value: null from the start.
+        let session = unsafe { session.assume_init() };
+        let gpu = Process::current().expect("a process").device(BackendKind::Host, 0).expect("a device");
+        let pool = gpu.backend().alloc(gpu.device(), 4096, Sharing::Fd).expect("memory");
+        let memory = std::ptr::with_exposed_provenance_mut(pool.base.0 as usize);
+        // SAFETY: `gpu_ipc_adopt` asks that the memory stays until `returned` was called: it is freed below.
+        let adopted = unsafe { gpu_ipc_adopt(session, memory, 4096, Some(returned), session.cast(), Some(&mut block)) };
+        assert_eq!(adopted, GPU_IPC_OK);
+        // SAFETY: `assume_init` asks for a value: null from the start.
+        assert_eq!(gpu_ipc_block_close(unsafe { block.assume_init() }), GPU_IPC_OK);
+        let mut collected = sized::zeroed::<gpu_ipc_collected>();
+        collected.size = size_of::<gpu_ipc_collected>();
+        // SAFETY: `gpu_ipc_session_collect` asks for null, or a structure with its size.
+        assert_eq!(unsafe { gpu_ipc_session_collect(session, &raw mut collected) }, GPU_IPC_OK);
+        assert_eq!((collected.returned, RETURNED.load(Ordering::Relaxed)), (1, 1));
+        // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: it was returned.
+        unsafe { gpu.backend().free(pool.base) }.expect("the memory is free");
+        assert_ne!(gpu_ipc_session_close(session), GPU_IPC_OK, "the callback closed it");
+        assert_eq!(gpu_ipc_device_close(device), GPU_IPC_OK);
+    }
+}

@@ -1,6 +1,9 @@
 //! The header is what the source says, and says everything.
 
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
+
+use gpu_ipc_c::*;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -14,8 +17,47 @@ fn written() -> String {
     let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).expect("a good configuration");
     let mut text = Vec::new();
     cbindgen::generate_with_config(root(), config).expect("the source can be read").write(&mut text);
+    // Before the end of the guard.
+    let end = text.windows(6).rposition(|bytes| bytes == b"#endif").expect("a guard");
+    text.splice(end..end, layouts().into_bytes());
     // Rust's heading of what a caller promises, as a line of the comment.
     String::from_utf8(text).expect("text").replace("// # Safety\n//\n// ", "// Caller: ")
+}
+
+/// Asserts, where the header is compiled, the size of each structure and the place of its last field as Rust has them.
+fn layouts() -> String {
+    let mut text = String::from(
+        "// The structures are those that the library was compiled with.\n#ifdef __cplusplus\n\
+         #define GPU_IPC_SAME(what, is) static_assert((what) == (is), #what)\n#else\n\
+         #define GPU_IPC_SAME(what, is) _Static_assert((what) == (is), #what)\n#endif\n",
+    );
+    macro_rules! same {
+        ($($type:ident: $last:ident),* $(,)?) => {$(
+            let (name, last) = (stringify!($type), stringify!($last));
+            let (size, at) = (size_of::<$type>(), offset_of!($type, $last));
+            text.push_str(&format!("GPU_IPC_SAME(sizeof({name}), {size});\n"));
+            text.push_str(&format!("GPU_IPC_SAME(offsetof({name}, {last}), {at});\n"));
+        )*};
+    }
+    same! {
+        gpu_ipc_client_options: patience_ns,
+        gpu_ipc_collected: returned,
+        gpu_ipc_connect_options: reserved,
+        gpu_ipc_create_options: reserved,
+        gpu_ipc_descriptor: bytes,
+        gpu_ipc_descriptor_info: user,
+        gpu_ipc_device_info: name,
+        gpu_ipc_grant: reserved,
+        gpu_ipc_identity: bytes,
+        gpu_ipc_notice: number,
+        gpu_ipc_part: name,
+        gpu_ipc_part_spec: type_lanes,
+        gpu_ipc_reader_info: name,
+        gpu_ipc_session_options: max_leases,
+        gpu_ipc_share_options: user,
+        gpu_ipc_stats: pinned_bytes,
+    }
+    text + "#undef GPU_IPC_SAME\n\n"
 }
 
 /// `GPU_IPC_WRITE_HEADER=1` writes it anew.
@@ -35,8 +77,9 @@ fn the_header_is_the_one_that_is_checked_in() {
 
 /// Finds the declarations of functions, each with the comment above.
 fn functions(header: &str) -> Vec<(String, String)> {
-    let paragraphs =
-        header.split("\n\n").filter(|paragraph| paragraph.contains(");") && !paragraph.contains("typedef"));
+    let paragraphs = header.split("\n\n").filter(|paragraph| {
+        paragraph.contains(");") && !paragraph.contains("typedef") && !paragraph.contains("#define")
+    });
     let split = |paragraph: &str| {
         let (comment, code): (Vec<&str>, Vec<&str>) = paragraph.lines().partition(|line| line.starts_with("//"));
         (code.join(" "), comment.join("\n"))
@@ -53,5 +96,43 @@ fn every_function_says_what_it_keeps_where_it_may_be_called_whether_it_blocks_an
         for word in ["Keeps: ", "Thread: ", "Blocks: ", "Errors: "] {
             assert!(comment.replace('\n', " ").contains(word), "{code}: nothing on {word}");
         }
+    }
+}
+
+#[test]
+fn every_structure_has_its_size_asserted() {
+    let header = std::fs::read_to_string(header()).expect("a header");
+    let structures = header.matches("typedef struct ").count();
+    let opaque = header.lines().filter(|line| line.starts_with("typedef struct ") && line.ends_with(';')).count();
+    assert_eq!(header.matches("GPU_IPC_SAME(sizeof(").count(), structures - opaque);
+}
+
+/// The symbols that the library may export are in a list, which is what the header declares.
+#[test]
+fn the_list_of_symbols_is_that_of_the_header() {
+    let header = written();
+    let mut declared: Vec<String> = functions(&header)
+        .iter()
+        .map(|(code, _)| code.split('(').next().and_then(|head| head.rsplit([' ', '*']).next()).expect("a name").into())
+        .collect();
+    declared.sort();
+    let path = root().join("symbols.txt");
+    let listed = declared.join("\n") + "\n";
+    if std::env::var_os("GPU_IPC_WRITE_HEADER").is_some() {
+        std::fs::write(&path, &listed).expect("the list can be written");
+    }
+    assert_eq!(std::fs::read_to_string(path).expect("a list"), listed);
+}
+
+/// No function of the list is without a caller in the programs that are run.
+#[test]
+fn every_function_is_called_by_a_program() {
+    let programs: String =
+        ["tests/c/misuse.c", "tests/c/usual.c", "examples/first.c", "examples/ring.cpp", "examples/hot_swap.c"]
+            .map(|path| std::fs::read_to_string(root().join(path)).expect("a program"))
+            .concat();
+    let list = std::fs::read_to_string(root().join("symbols.txt")).expect("a list");
+    for name in list.lines() {
+        assert!(programs.contains(&format!("{name}(")), "no program calls {name}");
     }
 }

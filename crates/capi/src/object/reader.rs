@@ -233,18 +233,21 @@ pub extern "C" fn gpu_ipc_reader_sleep(reader: *mut gpu_ipc_reader, release: boo
     call(|process| with(process, reader, |reader| Ok(reader.sleep(release)?)))
 }
 
-/// Maps an object again at the same addresses: with 0 the one that it had, else that epoch of its name.
+/// Maps the same object again, at the same addresses.
 ///
 /// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the lease was released and the object
-/// has gone, `LAYOUT_DIFFERS`, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
+/// has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpu_ipc_reader_wake(reader: *mut gpu_ipc_reader, epoch: u64) -> i32 {
-    call(|process| {
-        with(process, reader, |reader| match epoch {
-            0 => Ok(reader.wake()?),
-            epoch => Ok(reader.wake_to(&selector(reader.name(), epoch))?),
-        })
-    })
+pub extern "C" fn gpu_ipc_reader_wake(reader: *mut gpu_ipc_reader) -> i32 {
+    call(|process| with(process, reader, |reader| Ok(reader.wake()?)))
+}
+
+/// Maps an epoch of the name, with 0 the newest, at the same addresses. One that does not sleep advances.
+///
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and `LAYOUT_DIFFERS`; the reader sleeps on.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_reader_wake_to(reader: *mut gpu_ipc_reader, epoch: u64) -> i32 {
+    call(|process| with(process, reader, |reader| Ok(reader.wake_to(&selector(reader.name(), epoch))?)))
 }
 
 /// Closes a reader; its addresses are given back when the work on the named streams is done. Null is passed over.

@@ -1,0 +1,216 @@
+// What a program does right, once each: what the examples leave out.
+//
+//     usual SOCKET
+
+#include "../../examples/common.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { SHARED = 3 };
+
+static gpu_ipc_device *device;
+static gpu_ipc_stream *stream;
+static gpu_ipc_session *session;
+static gpu_ipc_participant *first, *second;
+
+static void wait_for_notice(int fd)
+{
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    require(poll(&ready, 1, 60000) == 1, "no notice");
+}
+
+static void devices(void)
+{
+    gpu_ipc_device *found[16];
+    size_t count = 0;
+    check(gpu_ipc_detect(found, 16, &count), "detect");
+    require(count > 0, "no device");
+    for (size_t at = 0; at < count && at < 16; ++at) {
+        gpu_ipc_device_info info = {.size = sizeof info};
+        check(gpu_ipc_device_get_info(found[at], &info), "info");
+        require(info.backend != 0 && info.total_bytes > 0 && info.name[0] != 0, "a device without a name");
+        check(gpu_ipc_device_close(found[at]), "close");
+    }
+    // An older program has a shorter structure, of which no byte beyond is written.
+    gpu_ipc_device_info info = {.size = offsetof(gpu_ipc_device_info, total_bytes), .total_bytes = 77};
+    check(gpu_ipc_device_get_info(device, &info), "info");
+    require(info.backend == GPU_IPC_HOST && info.total_bytes == 77, "more was written than is known");
+}
+
+static void options_and_user_bytes(gpu_ipc_block *block)
+{
+    gpu_ipc_share_options options = {.size = sizeof options, .time_to_live_ns = -1, .user = {1, 2, 3}};
+    gpu_ipc_descriptor descriptor;
+    gpu_ipc_descriptor_info info = {.size = sizeof info};
+    bool cancelled = false;
+    check(gpu_ipc_share(block, gpu_ipc_participant_id(first), stream, &options, &descriptor), "share");
+    check(gpu_ipc_descriptor_get_info(&descriptor, sizeof descriptor, &info), "info");
+    require(memcmp(info.user, options.user, sizeof info.user) == 0, "other bytes of the user's");
+    require(info.len == 4096 && info.participant == gpu_ipc_participant_id(first), "another grant");
+    check(gpu_ipc_block_cancel(block, &descriptor, &cancelled), "cancel");
+    require(cancelled, "nobody had claimed it");
+    gpu_ipc_received *received;
+    require(gpu_ipc_claim(first, &descriptor, sizeof descriptor, GPU_IPC_WAIT, NULL, -1, &received) == GPU_IPC_REVOKED,
+            "it was taken back");
+    gpu_ipc_notice notice;
+    do {
+        wait_for_notice(gpu_ipc_participant_fd(first));
+        check(gpu_ipc_participant_next_notice(first, &notice), "notice");
+    } while (notice.kind != GPU_IPC_NOTICE_REVOKED);
+}
+
+static void several_at_once(void)
+{
+    gpu_ipc_block *blocks[SHARED];
+    gpu_ipc_grant grants[SHARED];
+    gpu_ipc_descriptor descriptors[SHARED + 1];
+    gpu_ipc_received *received[SHARED + 1];
+    int32_t codes[SHARED + 1];
+    for (int at = 0; at < SHARED; ++at) {
+        check(gpu_ipc_alloc(session, 4096, 1000000, &blocks[at]), "alloc");
+        grants[at] = (gpu_ipc_grant){.block = blocks[at], .claims = 1};
+    }
+    grants[0] = (gpu_ipc_grant){.block = blocks[0], .participant = gpu_ipc_participant_id(first)};
+    check(gpu_ipc_share_many(session, grants, SHARED, stream, NULL, descriptors), "share many");
+    memset(&descriptors[SHARED], 0, sizeof descriptors[SHARED]);
+    check(gpu_ipc_participant_prefetch(first, descriptors, SHARED), "prefetch");
+    require(gpu_ipc_claim_many(first, descriptors, SHARED + 1, GPU_IPC_WAIT, stream, -1, received, codes)
+                == GPU_IPC_BAD_DESCRIPTOR,
+            "the last is no descriptor");
+    for (int at = 0; at < SHARED; ++at) {
+        require(codes[at] == GPU_IPC_OK && received[at] != NULL, "one was not claimed");
+        require(gpu_ipc_block_outstanding(blocks[at]) == 1, "another number of leases");
+    }
+    require(codes[SHARED] == GPU_IPC_BAD_DESCRIPTOR && received[SHARED] == NULL, "what is none was claimed");
+    check(gpu_ipc_received_close_many(received, SHARED + 1), "close many");
+    for (int at = 0; at < SHARED; ++at) {
+        check(gpu_ipc_block_wait_released(blocks[at], -1), "wait");
+        check(gpu_ipc_block_close(blocks[at]), "close");
+    }
+}
+
+static void tickets_and_event_loops(gpu_ipc_block *block)
+{
+    gpu_ipc_descriptor ticket, unused;
+    gpu_ipc_received *received;
+    gpu_ipc_notice notice;
+    check(gpu_ipc_share_ticket(block, 2, stream, NULL, &ticket), "ticket");
+    check(gpu_ipc_share_ticket(block, 0, NULL, NULL, &unused), "ticket");
+    require(gpu_ipc_block_wait_released(block, 0) == GPU_IPC_DEADLINE, "a ticket counts");
+    int32_t code;
+    while ((code = gpu_ipc_try_claim(second, &ticket, sizeof ticket, GPU_IPC_WAIT, stream, &received))
+           == GPU_IPC_WOULD_BLOCK) {
+        do {
+            wait_for_notice(gpu_ipc_participant_fd(second));
+            check(gpu_ipc_participant_next_notice(second, &notice), "notice");
+        } while (notice.kind != GPU_IPC_NOTICE_TRY_AGAIN);
+    }
+    check(code, "try claim");
+    gpu_ipc_received *without;
+    check(gpu_ipc_claim(first, &ticket, sizeof ticket, GPU_IPC_NO_WAIT, NULL, -1, &without), "claim");
+    check(gpu_ipc_received_wait(without, NULL, -1), "wait");
+    check(gpu_ipc_received_wait(without, stream, -1), "wait");
+    code = gpu_ipc_try_claim(first, &unused, sizeof unused, GPU_IPC_WAIT, NULL, &(gpu_ipc_received *){NULL});
+    require(code == GPU_IPC_WOULD_BLOCK || code == GPU_IPC_OK, "a ticket of another session");
+    check(gpu_ipc_participant_abandon(first, &unused, sizeof unused), "abandon");
+
+    uint32_t state = 0;
+    check(gpu_ipc_stream_synchronize(stream), "synchronize");
+    check(gpu_ipc_received_state(received, &state), "state");
+    require(state == GPU_IPC_STATE_READY, "another state");
+    require(gpu_ipc_received_len(received) == 4096 && gpu_ipc_received_region(received) < 1000, "another block");
+    // The host backend's memory is the CPU's too, and one.
+    memcpy(gpu_ipc_block_ptr(block), "hello", 5);
+    require(memcmp(gpu_ipc_received_ptr(received), "hello", 5) == 0, "another memory");
+    check(gpu_ipc_received_used_on(received, stream), "used on");
+    check(gpu_ipc_block_used_on(block, stream), "used on");
+
+    gpu_ipc_received *part, *forwarded;
+    gpu_ipc_descriptor onward;
+    char bytes[4];
+    check(gpu_ipc_received_slice(received, 1, 4, &part), "slice");
+    check(gpu_ipc_received_read(part, 0, bytes, 4, stream), "read");
+    require(memcmp(bytes, "ello", 4) == 0, "other bytes");
+    check(gpu_ipc_received_write(part, 0, "ELLO", 4, stream), "write");
+    check(gpu_ipc_received_forward(part, gpu_ipc_participant_id(first), 0, -1, &onward), "forward");
+    check(gpu_ipc_received_close(part), "close");
+    check(gpu_ipc_received_close(received), "close");
+    check(gpu_ipc_received_close(without), "close");
+    check(gpu_ipc_claim(first, &onward, sizeof onward, GPU_IPC_WAIT, NULL, -1, &forwarded), "claim");
+    check(gpu_ipc_received_read(forwarded, 0, bytes, 4, stream), "read");
+    require(memcmp(bytes, "ELLO", 4) == 0, "other bytes");
+    check(gpu_ipc_received_close(forwarded), "close");
+    check(gpu_ipc_block_read(block, 0, bytes, 4, stream), "read");
+    require(memcmp(bytes, "hELL", 4) == 0, "other bytes");
+}
+
+int main(int argc, char **argv)
+{
+    require(argc == 2, "usage: usual SOCKET");
+    check(gpu_ipc_device_open(0, 0, &device), "the first device");
+    check(gpu_ipc_device_close(device), "close");
+    check(gpu_ipc_device_open(GPU_IPC_HOST, 0, &device), "device");
+    devices();
+    check(gpu_ipc_stream_create(device, &stream), "stream");
+    uint32_t uid = 0;
+    gpu_ipc_session_options options = {.size = sizeof options,
+                                       .socket = argv[1],
+                                       .uids = &uid,
+                                       .uid_count = 1,
+                                       .region_bytes = 1 << 20,
+                                       .time_to_live_ns = INT64_C(100000000000),
+                                       .quarantine_ns = 1000,
+                                       .max_leases = 8192};
+    check(gpu_ipc_session_open(device, &options, &session), "session");
+    gpu_ipc_connect_options named = {.size = sizeof named, .name = "first", .timeout_ns = -1, .cache_regions = 4};
+    check(gpu_ipc_connect(device, argv[1], &named, &first), "connect");
+
+    // The other one by a socket pair, which no path leads to.
+    int ends[2];
+    require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0, "no pair");
+    check(gpu_ipc_session_accept(session, ends[0]), "accept");
+    close(ends[0]);
+    check(gpu_ipc_connect_by(device, ends[1], NULL, &second), "connect by");
+    close(ends[1]);
+
+    uint64_t numbers[8];
+    size_t count;
+    char name[256];
+    check(gpu_ipc_session_participants(session, 2, INT64_C(60000000000), numbers, 8, &count), "participants");
+    require(count == 2, "others are connected");
+    check(gpu_ipc_session_participant_name(session, gpu_ipc_participant_id(first), name, sizeof name), "name");
+    require(strcmp(name, "first") == 0, "another name");
+    gpu_ipc_notice notice;
+    wait_for_notice(gpu_ipc_session_fd(session));
+    check(gpu_ipc_session_next_notice(session, &notice), "notice");
+    require(notice.kind == GPU_IPC_NOTICE_JOINED, "another notice");
+
+    gpu_ipc_block *block;
+    check(gpu_ipc_alloc(session, 4096, 0, &block), "alloc");
+    options_and_user_bytes(block);
+    tickets_and_event_loops(block);
+    several_at_once();
+
+    gpu_ipc_stats stats = {.size = sizeof stats};
+    gpu_ipc_collected collected = {.size = sizeof collected};
+    check(gpu_ipc_session_get_stats(session, &stats), "stats");
+    require(stats.participants == 2 && stats.live_blocks >= 1 && stats.revoked >= 1 && stats.reserved_bytes > 0,
+            "other numbers");
+    check(gpu_ipc_session_collect(session, &collected), "collect");
+    check(gpu_ipc_session_collect(session, NULL), "collect");
+    // What is still held is named.
+    require(gpu_ipc_session_shutdown(session, 0) == GPU_IPC_DEADLINE, "a block is held");
+    require(strstr(gpu_ipc_last_error_text(), "by this process itself") != NULL, gpu_ipc_last_error_text());
+    check(gpu_ipc_block_close(block), "close");
+    check(gpu_ipc_participant_leave(first, -1), "leave");
+    check(gpu_ipc_participant_leave(second, -1), "leave");
+    check(gpu_ipc_session_shutdown(session, -1), "shutdown");
+    check(gpu_ipc_session_trim(session, NULL), "trim");
+    check(gpu_ipc_session_close(session), "close");
+    check(gpu_ipc_stream_close(stream), "close");
+    check(gpu_ipc_device_close(device), "close");
+    printf("usual: all went well\n");
+    return 0;
+}
