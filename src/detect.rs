@@ -1,17 +1,30 @@
 //! Finds out what this process can use, and why not the rest.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
 use gpu_api::{BackendKind, DeviceId, DeviceUuid, Error, Gpu, GpuBackend, Result};
 
 /// What [`detect`] or [`detect_only`] found.
-#[derive(Debug)]
 pub struct Detected {
     backends: Vec<Arc<dyn GpuBackend>>,
     gpus: Vec<Gpu>,
     failing: Vec<(BackendKind, DeviceId, Error)>,
     missing: Vec<(BackendKind, Error)>,
+}
+
+impl fmt::Debug for Detected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gpus: Vec<_> = self.gpus.iter().map(|gpu| (gpu.kind(), gpu.device().0)).collect();
+        let missing: Vec<BackendKind> = self.missing.iter().map(|(kind, _)| *kind).collect();
+        let mut detected = f.debug_struct("Detected");
+        detected
+            .field("gpus", &gpus)
+            .field("failing", &self.failing.len())
+            .field("missing", &missing)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Finds every device of every backend that is compiled in and usable, and says of the others why not.

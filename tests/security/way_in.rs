@@ -38,6 +38,13 @@ fn mapped_files() -> usize {
     maps.lines().filter(|line| line.contains("gpu-ipc-counters")).count()
 }
 
+/// How often this process has mapped one file.
+fn mappings_of(inode: u64) -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").expect("proc is mounted");
+    let inode = inode.to_string();
+    maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
+}
+
 /// A connect that fails after its welcome: the process lives on.
 fn leaves_after_the_welcome() {
     let stage = Stage::new();
@@ -204,12 +211,14 @@ fn lingering() {
     stage.end();
 }
 
-/// The state of the session's thread, as the kernel names it.
-fn thread_states() -> Vec<char> {
+/// How often this process' session thread went to sleep by itself.
+fn sleeps() -> u64 {
     let tasks = fs::read_dir("/proc/self/task").expect("proc is mounted").flatten();
-    let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
-    let sessions = stats.filter(|stat| stat.contains("(gpu-ipc-session)"));
-    sessions.filter_map(|stat| stat.rsplit(") ").next()?.chars().next()).collect()
+    let status = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    let sessions = status.filter(|status| status.starts_with("Name:\tgpu-ipc-session\n"));
+    let count =
+        |status: String| status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:\t")?.parse().ok());
+    sessions.filter_map(count).max().expect("it runs")
 }
 
 fn half_closed() {
@@ -221,12 +230,11 @@ fn half_closed() {
         let block = stage.block();
         block.share(To::Participant(ParticipantId(stranger.id)), After::Done).is_err()
     });
-    // A thread that spins is hardly ever seen asleep, and never so often in a row.
-    let mut asleep = 0;
-    wait_until("the session's thread to sleep", || {
-        std::thread::sleep(Duration::from_millis(1));
-        asleep = if thread_states().contains(&'S') { asleep + 1 } else { 0 };
-        asleep == 50
+    // A thread that sleeps between two answers goes to sleep each time; one that spins answers, and never does.
+    let before = sleeps();
+    wait_until("the session's thread to sleep between answers", || {
+        gpu_ipc::admin::inspect(stage.session.socket_path(), Some(WATCHDOG)).expect("it answers");
+        sleeps() >= before + 50
     });
     stage.check();
     drop(stranger);
@@ -253,7 +261,6 @@ fn silent() {
 /// A participant writes into its words that all is done, and leaves, while a stream has yet to write there.
 fn owed_words() {
     let stage = Stage::new();
-    let maps = mapped_files();
     let mut idler = Idler::new();
     let stranger = Stranger::join(stage.session.socket_path(), &stage.gpu, idler.fd());
     let stream = Stream::create(&stage.gpu).expect("a stream");
@@ -266,7 +273,8 @@ fn owed_words() {
     let block = stage.block();
     let to = To::Participant(ParticipantId(stranger.id));
     let descriptor = block.share(to, After::Stream(&stream)).expect("shared");
-    assert_eq!(mapped_files(), maps + 1);
+    let inode = rustix::fs::fstat(&stranger.files[1]).expect("it is open").st_ino;
+    assert_eq!(mappings_of(inode), 1, "the session has it mapped");
     // SAFETY: `mmap` at no address of ours asks for nothing.
     let words = unsafe {
         mmap(std::ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &stranger.files[1], 0)
@@ -285,11 +293,11 @@ fn owed_words() {
     wait_until("its row to go", || stage.session.participants() == [stage.honest.id()]);
     stage.check();
     // Ours and the attacker's.
-    assert_eq!(mapped_files(), maps + 2, "its words were unmapped while a stream owes them a value");
+    assert_eq!(mappings_of(inode), 2, "its words were unmapped while a stream owes them a value");
     open.send(()).expect("the stream waits");
     stream.synchronize().expect("it runs");
     drop(block);
-    wait_until("its words to be unmapped", || mapped_files() == maps + 1);
+    wait_until("its words to be unmapped", || mappings_of(inode) == 1);
     stage.end();
 }
 

@@ -108,11 +108,20 @@ const _: Option<&dyn GpuBackend> = None;
 /// One device of one backend: what sessions, participants and allocators are opened on.
 ///
 /// Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Gpu {
     backend: Arc<dyn GpuBackend>,
     info: Arc<DeviceInfo>,
     caps: Caps,
+}
+
+/// Which device it is: its backend knows every allocation.
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut gpu = f.debug_struct("Gpu");
+        gpu.field("kind", &self.kind()).field("device", &self.info.device.0);
+        gpu.field("uuid", &format_args!("{}", self.info.uuid)).field("name", &self.info.name).finish_non_exhaustive()
+    }
 }
 
 /// Equal if they are one device by one backend object: handles of one mean the same to the other.

@@ -74,7 +74,9 @@ fn is_few_files(error: &Error) -> bool {
         Error::System { source, .. } | Error::Connect { source: Some(source), .. } => source,
         _ => return false,
     };
-    source.raw_os_error() == Some(libc::EMFILE)
+    // The kernel counts what is on its way against the same limit, for all processes of the user together: what visitors
+    // sent to a stopped producer, too.
+    matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ETOOMANYREFS))
 }
 
 impl Borrower for Leases {

@@ -10,6 +10,7 @@ use super::control::Loans;
 use super::message::{Inbox, Message, Outbox};
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
+use super::vitals::{Course, Vitals};
 use super::{Place, fork};
 
 /// Blocks that a consumer holds at a time.
@@ -63,6 +64,11 @@ pub trait Borrower {
     fn write_late(&mut self, held: &Self::Held, delay: Duration) -> Result<bool, String>;
 }
 
+/// Counts the regions that this process maps of the host's devices. On a GPU mappings are the driver's to count.
+fn mapped_regions() -> u64 {
+    std::fs::read_to_string("/proc/self/maps").map_or(0, |maps| maps.matches("/memfd:gpu-ipc-host").count()) as u64
+}
+
 struct Lease<H> {
     message: Message,
     held: H,
@@ -103,6 +109,8 @@ struct Consumer<'a, B: Borrower> {
     outbox: Outbox,
     dice: Dice,
     leases: VecDeque<Lease<B::Held>>,
+    /// What it takes; of one that lives for the whole run.
+    course: Option<Course>,
 }
 
 impl<B: Borrower> Consumer<'_, B> {
@@ -112,13 +120,28 @@ impl<B: Borrower> Consumer<'_, B> {
         me.participant.store(borrower.participant(), Ordering::Relaxed);
         me.serial.store(place.serial, Ordering::Release);
         let board = place.board;
-        Consumer { place, board, borrower, inbox, outbox, dice, leases: VecDeque::new() }.live()
+        Consumer {
+            place,
+            board,
+            borrower,
+            inbox,
+            outbox,
+            dice,
+            leases: VecDeque::new(),
+            course: place.lasts.map(Course::new),
+        }
+        .live()
     }
 
     fn live(mut self) -> Result<(), String> {
         let me = self.board.member(self.place.slot);
         loop {
             me.beat.fetch_add(1, Ordering::Relaxed);
+            if self.board.phase() == Phase::Work
+                && let Some(course) = &mut self.course
+            {
+                course.look(|| Vitals { regions: mapped_regions(), ..Vitals::read() });
+            }
             let leaving = self.board.phase() >= Phase::LetGo;
             let message = if self.leases.len() < MOST_HELD { self.inbox.take() } else { None };
             if self.borrower.is_gone() {
@@ -142,6 +165,10 @@ impl<B: Borrower> Consumer<'_, B> {
             if self.place.control.is_none() && self.place.lasts.is_none() && !leaving && self.dice.in_thousand(1) {
                 self.misbehave()?;
             }
+        }
+        if let Some(why) = self.course.as_ref().and_then(Course::grown) {
+            self.board.count(Count::Grown);
+            crate::output::complain(&format!("consumer {}: {why}", self.place.serial));
         }
         // Contents outlive their producer.
         while let Some(lease) = self.leases.pop_front() {

@@ -25,6 +25,8 @@ const REGION_BYTES: u64 = 256 << 10;
 const MOST_KEPT: usize = 24;
 /// Longer than a late write may take on a machine that has much else to do.
 pub const QUARANTINE: Duration = Duration::from_millis(250);
+/// A user that there is not.
+const NO_USER: u32 = 0x7fff_fffe;
 /// More than messages take, less than many a stop: some grants lapse before their consumer goes on.
 const TIME_TO_LIVE: Duration = Duration::from_millis(700);
 
@@ -56,7 +58,10 @@ impl Sessions {
         let gpu: Gpu = place.gpu()?.gpu;
         let audit = Audit::new(gpu.clone(), REGION_BYTES, place.board).map_err(|e| explain(&e))?;
         let source: Arc<dyn RegionSource> = audit.clone();
+        // So that others come as far as to be refused by who they are, the directory is what keeps them away, and not the
+        // socket's mode.
         let session = Session::builder(gpu.clone())
+            .allow_uids([NO_USER])
             .socket(message::session(&place.dir, place.serial))
             .source(source)
             .time_to_live(Some(TIME_TO_LIVE))
@@ -92,7 +97,9 @@ impl Sessions {
         // The host's devices are this process' own, and know what is taken from them; a GPU is everybody's.
         let info =
             self.gpu.backend().memory_info(self.gpu.device()).ok().filter(|_| self.gpu.kind() == BackendKind::Host);
-        Vitals::read(usage.regions, info.map_or(usage.reserved, |info| info.total_bytes - info.free_bytes))
+        let device_bytes = info.map_or(usage.reserved, |info| info.total_bytes - info.free_bytes);
+        let rows = self.session.stats().participants;
+        Vitals { rows, regions: usage.regions, device_bytes, ..Vitals::read() }
     }
 
     /// Waits until every region has been given back, and until the process takes no more than before anybody came, if

@@ -3,6 +3,7 @@
 //! 1. This process starts the others, torments them ([`run`], `process`), and counts what they found (`report`).
 //! 2. `producer`, `consumer`: what each of them does; `lender`, `borrower`: by the library; `control`: by a method that
 //!    must fail.
+//!    `visitor`: connections that are opened and abandoned.
 //! 3. `shared_stats`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`: which
 //!    bytes a session takes and gives back; `vitals`: what a process takes; `fork`: children that live on; `rng`: chance.
 //!
@@ -22,6 +23,7 @@ mod report;
 mod rng;
 mod shared_stats;
 mod supervisor;
+mod visitor;
 mod vitals;
 
 use std::path::PathBuf;
@@ -104,6 +106,9 @@ pub struct MemberOptions {
     /// Its device is small on purpose
     #[arg(long)]
     pub small: bool,
+    /// It opens connections and abandons them
+    #[arg(long)]
+    pub visitor: bool,
     /// The control, if it is one
     #[arg(long, value_enum)]
     pub control: Option<Control>,
@@ -187,7 +192,11 @@ pub fn run_member(options: &MemberOptions) -> Outcome {
             lasts: options.lasts.map(Duration::from_secs),
             is_small: options.small,
         };
-        if place.serial == place.producer { producer::run(&place) } else { consumer::run(&place) }
+        match (options.visitor, place.serial == place.producer) {
+            (true, _) => visitor::run(&place),
+            (false, true) => producer::run(&place),
+            (false, false) => consumer::run(&place),
+        }
     });
     match lived {
         Ok(()) => Outcome::Good,

@@ -15,6 +15,8 @@ pub enum Role {
     Producer,
     /// Takes.
     Consumer,
+    /// Connects, and does nothing with it.
+    Visitor,
 }
 
 /// A process.

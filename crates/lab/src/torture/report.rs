@@ -36,6 +36,23 @@ pub struct Report {
     pub out_of_memory: u64,
     /// Processes that did nothing any more.
     pub hung: u64,
+    /// Connections that said nothing.
+    pub silent: u64,
+    /// Connections that said half a hello, or anything, with descriptors.
+    pub nonsense: u64,
+    /// Connections that said hello and hung up.
+    pub abandoned: u64,
+    /// Connections that were shut for writing.
+    pub half_closed: u64,
+    /// Connects whose time was over.
+    pub gave_up: u64,
+    /// Connections of a user who is not let in, and was told so.
+    pub strangers: u64,
+    /// Whether this process may connect as another user: root alone may.
+    #[serde(skip)]
+    pub has_strangers: bool,
+    /// Connects as they should be, by processes that did all of that too.
+    pub visits: u64,
     /// Deaths whose blocks came back to a producer that lives.
     pub reclaims: u64,
     /// The longest time from a death to the return of what was held, in milliseconds, quarantine included.
@@ -68,6 +85,13 @@ impl Report {
             ("producers killed", self.producer_kills, self.seconds / 20),
             ("processes stopped", self.stops, self.seconds / 2),
             ("children forked", self.forks, self.seconds / 10),
+            ("connections that said nothing", self.silent, self.seconds),
+            ("connections that talked nonsense", self.nonsense, self.seconds / 2),
+            ("connections that were abandoned", self.abandoned, self.seconds / 2),
+            ("connections that were shut for writing", self.half_closed, self.seconds / 4),
+            ("connects that were given up", self.gave_up, self.seconds),
+            ("connections of another user", self.strangers, if self.has_strangers { self.seconds / 10 } else { 0 }),
+            ("connects of visitors", self.visits, self.seconds / 2),
             ("deaths whose blocks came back", self.reclaims, self.seconds / 10),
         ];
         let short = floors.into_iter().filter(|(_, done, floor)| done < floor);
@@ -90,6 +114,7 @@ impl Report {
         let Report { seconds, seed, kills, producer_kills, stops, forks, claims, .. } = self;
         let Report { early_reuse, double_retire, leaked_blocks, hung, max_death_to_reclaim_ms, crashes, .. } = self;
         let Report { reclaims, leaked_regions, grown, out_of_memory, .. } = self;
+        let Report { silent, nonsense, abandoned, half_closed, gave_up, strangers, visits, .. } = self;
         let short = self.shortfalls().join("; ");
         let last = match (self.control, self.has_finding()) {
             (None, false) if *crashes > 0 => "A process crashed.".to_owned(),
@@ -102,6 +127,8 @@ impl Report {
         format!(
             "{seconds} s with seed {seed}: {claims} leases claimed\n\
              {kills} consumers and {producer_kills} producers killed, {stops} processes stopped, {forks} forked\n\
+             connections: {silent} silent, {nonsense} nonsense, {abandoned} abandoned, {half_closed} shut for writing, {gave_up} given up, \
+             {strangers} of another user, {visits} let in\n\
              used again while held: {early_reuse}, ended twice: {double_retire}, leaked blocks: {leaked_blocks}, \
              leaked regions: {leaked_regions}\n\
              out of memory: {out_of_memory}, grown: {grown}, hung: {hung}, crashed: {crashes}\n\

@@ -53,6 +53,20 @@ pub enum Count {
     LateWrites,
     /// Of these, such as came after the quarantine: the machine had no time for them before.
     TooLate,
+    /// Connections that said nothing.
+    Silent,
+    /// Connections that said half a hello, or anything.
+    Nonsense,
+    /// Connections that said hello and hung up.
+    Abandoned,
+    /// Connections that were shut for writing.
+    HalfClosed,
+    /// Connects whose time was over.
+    GaveUp,
+    /// Connections of a user who is not let in.
+    Strangers,
+    /// Connects as they should be, of processes that did all of that too.
+    Visits,
 }
 
 impl Count {
@@ -73,7 +87,7 @@ impl Count {
     }
 }
 
-const COUNTS: usize = Count::TooLate as usize + 1;
+const COUNTS: usize = Count::Visits as usize + 1;
 
 /// How far a run is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -17,6 +17,7 @@ use super::process::{Process, Role, can_be_contained, command, free_slot};
 use super::report::Report;
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
+use super::visitor::can_be_nobody;
 use super::{Control, PATIENCE, TortureOptions};
 use crate::args::Vendor;
 use crate::output;
@@ -24,6 +25,8 @@ use crate::output;
 /// Producers at a time that are killed, or end. Two more live for the whole run, one of them on a small device,
 /// each with a consumer that does.
 const PRODUCERS: usize = 2;
+/// Visitors at a time.
+const VISITORS: usize = 2;
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(5);
 /// Who does nothing for so long hangs. A claim that meets a stopped producer takes seconds.
@@ -167,6 +170,11 @@ impl Torment<'_> {
             let Some(&producer) = self.dice.one_of(&hosts) else { break };
             self.start(Role::Consumer, Some(producer), None)?;
         }
+        let visitors = self.processes.iter().filter(|p| p.role == Role::Visitor).count();
+        for _ in visitors..if self.options.control.is_none() { VISITORS } else { 0 } {
+            let Some(&producer) = self.dice.one_of(&hosts) else { break };
+            self.start(Role::Visitor, Some(producer), None)?;
+        }
         let alone = |producer: &&Process| {
             let of = |p: &Process| p.role == Role::Consumer && p.lifelong && p.producer == producer.serial;
             producer.lifelong && producer.is_up(self.board) && !self.processes.iter().any(of)
@@ -195,6 +203,9 @@ impl Torment<'_> {
             Some(Control::Counter) => drop(command.args(["--control", "counter"])),
             Some(Control::BlindTimeout) => drop(command.args(["--control", "blind-timeout"])),
             None => {}
+        }
+        if role == Role::Visitor {
+            command.arg("--visitor");
         }
         if lifelong.is_some() {
             command.args(["--lasts", &self.options.seconds.to_string()]);
@@ -229,6 +240,9 @@ impl Torment<'_> {
         if self.dice.in_thousand(20) {
             self.kill(Role::Consumer);
         }
+        if self.dice.in_thousand(3) {
+            self.kill(Role::Visitor);
+        }
         if self.dice.in_thousand(40) {
             self.stop();
         }
@@ -259,6 +273,7 @@ impl Torment<'_> {
         let member = process.member(self.board);
         match role {
             Role::Producer => self.board.end_deaths(process.serial),
+            Role::Visitor => {}
             // The time to the return is that of a death alone: not while its producer stands still.
             Role::Consumer => {
                 let ends = self.processes.iter().any(|p| p.serial == process.producer && p.told_to_end);
@@ -301,6 +316,7 @@ impl Torment<'_> {
             match (status.terminating_signal(), process.role) {
                 (Some(libc::SIGKILL), Role::Producer) => self.report.producer_kills += 1,
                 (Some(libc::SIGKILL), Role::Consumer) => self.report.kills += 1,
+                (Some(libc::SIGKILL), Role::Visitor) => {}
                 (None, Role::Consumer) if status.exit_status() == Some(KILLED) => self.report.kills += 1,
                 (None, _) if status.exit_status() == Some(0) => {}
                 _ => self
@@ -353,7 +369,7 @@ impl Torment<'_> {
         };
         self.until_none(|torment| torment.processes.iter().filter(|p| unsettled(torment, p)).count())?;
         self.board.enter(Phase::Leave);
-        self.until_none(|torment| torment.processes.iter().filter(|p| p.role == Role::Consumer).count())?;
+        self.until_none(|torment| torment.processes.iter().filter(|p| p.role != Role::Producer).count())?;
         self.board.enter(Phase::Finish);
         for process in &mut self.processes {
             process.told_to_end = true;
@@ -410,6 +426,14 @@ impl Torment<'_> {
             grown: counted(Count::Grown),
             out_of_memory: counted(Count::OutOfMemory),
             reclaims: counted(Count::Reclaims),
+            silent: counted(Count::Silent),
+            nonsense: counted(Count::Nonsense),
+            abandoned: counted(Count::Abandoned),
+            half_closed: counted(Count::HalfClosed),
+            gave_up: counted(Count::GaveUp),
+            strangers: counted(Count::Strangers),
+            has_strangers: can_be_nobody(),
+            visits: counted(Count::Visits),
             max_death_to_reclaim_ms: self.board.slowest_reclaim_ms(),
             crashes: self.crashes.len() as u64,
             ..self.report.clone()

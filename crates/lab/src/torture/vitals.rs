@@ -19,7 +19,9 @@ pub struct Vitals {
     pub descriptors: u64,
     /// Threads.
     pub threads: u64,
-    /// Regions of the device's memory.
+    /// Participants in the table of a session.
+    pub rows: u64,
+    /// Regions of the device's memory; of a consumer, those that it maps.
     pub regions: u64,
     /// Bytes of the device's memory in those regions.
     pub device_bytes: u64,
@@ -27,7 +29,7 @@ pub struct Vitals {
 
 impl Vitals {
     /// Reads what the kernel says about this process; the rest is the caller's to know.
-    pub fn read(regions: u64, device_bytes: u64) -> Vitals {
+    pub fn read() -> Vitals {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -35,14 +37,15 @@ impl Vitals {
         };
         // The listing has a descriptor itself, which is there every time.
         let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;
-        Vitals { memory_kib: field("RssAnon:"), descriptors, threads: field("Threads:"), regions, device_bytes }
+        Vitals { memory_kib: field("RssAnon:"), descriptors, threads: field("Threads:"), ..Vitals::default() }
     }
 
-    fn each(self) -> [(&'static str, u64); 5] {
+    fn each(self) -> [(&'static str, u64); 6] {
         [
             ("KiB of memory", self.memory_kib),
             ("descriptors", self.descriptors),
             ("threads", self.threads),
+            ("participants", self.rows),
             ("regions", self.regions),
             ("bytes on the device", self.device_bytes),
         ]
@@ -100,6 +103,7 @@ impl Course {
             memory_kib: pick(a.memory_kib, now.memory_kib),
             descriptors: pick(a.descriptors, now.descriptors),
             threads: pick(a.threads, now.threads),
+            rows: pick(a.rows, now.rows),
             regions: pick(a.regions, now.regions),
             device_bytes: pick(a.device_bytes, now.device_bytes),
         };
@@ -144,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_process_knows_its_own() {
-        let before = Vitals::read(0, 0);
+        let before = Vitals::read();
         assert!(before.memory_kib > 0 && before.descriptors >= 3 && before.threads >= 1, "{before:?}");
         let file = std::fs::File::open("/proc/self/status").expect("it was read");
         let more = Vitals { descriptors: before.descriptors + FEW + 1, ..before };
