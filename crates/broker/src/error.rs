@@ -83,5 +83,69 @@ pub enum ObjectError {
     Gpu(#[from] gpu_api::Error),
 }
 
+impl ObjectError {
+    /// Returns a number that stays the same in every version: those of [`gpu_api::Error::code`] where the meaning is the
+    /// same, and from 201 on what only objects have.
+    pub fn code(&self) -> i32 {
+        match self {
+            ObjectError::OutOfMemory { .. } => 1,
+            ObjectError::Refused { .. } => 11,
+            ObjectError::NotFound { .. } => 201,
+            ObjectError::Conflict { .. } => 202,
+            ObjectError::WriterLost { .. } => 203,
+            ObjectError::Aborted { .. } => 204,
+            ObjectError::LayoutDiffers { .. } => 205,
+            ObjectError::Poisoned { .. } => 206,
+            ObjectError::Asleep { .. } => 207,
+            ObjectError::Gpu(error) => error.code(),
+        }
+    }
+}
+
 /// What calls of this crate return.
 pub type Result<T, E = ObjectError> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_has_its_number_and_its_text() {
+        let (name, why) = (|| "model".to_owned(), || "so it is".to_owned());
+        let identity = Identity([0xab; 16]);
+        let (epoch, difference) = (Epoch(3), "p0 here, p1 there".to_owned());
+        let refused = ObjectError::Refused { refusal: Refusal::Keeper, why: why(), remedy: Refusal::Keeper.remedy() };
+        let cases = [
+            (ObjectError::OutOfMemory { why: why() }, 1, "out of memory: so it is; remove objects, or create with"),
+            (refused, 11, "the broker refused: so it is; start `gpu-ipc keep` with more room, then commit again"),
+            (
+                ObjectError::NotFound { name: name(), why: why() },
+                201,
+                "model is not there: so it is; `gpu-ipc objects`",
+            ),
+            (
+                ObjectError::Conflict { why: why() },
+                202,
+                "the commit is refused: so it is; open the epoch that is there",
+            ),
+            (ObjectError::WriterLost { identity }, 203, "the broker went while abababab"),
+            (ObjectError::Aborted { identity }, 204, "abababab"),
+            (
+                ObjectError::LayoutDiffers { name: name(), to: epoch, difference },
+                205,
+                "epoch 3 of model has another layout: p0 here, p1 there; nothing changed",
+            ),
+            (
+                ObjectError::Poisoned { name: name(), why: why() },
+                206,
+                "the addresses of model are lost: so it is; open",
+            ),
+            (ObjectError::Asleep { name: name() }, 207, "the reader of model sleeps; call `wake` first"),
+            (gpu_api::Error::Deadline { what: "an answer" }.into(), 17, ""),
+        ];
+        for (error, code, text) in cases {
+            assert_eq!(error.code(), code, "{error}");
+            assert!(error.to_string().starts_with(text), "{error}");
+        }
+    }
+}

@@ -7,6 +7,7 @@ use lab::args::{
     BackendChoice, BenchConsumerOptions, BenchMemoryOptions, BenchObjectOptions, BenchOptions, ConsumerOptions, Vendor,
 };
 use lab::size;
+use lab::torture::objects::ObjectMemberOptions;
 use lab::torture::{MemberOptions, TortureOptions};
 
 use crate::objects::get::GetOptions;
@@ -102,6 +103,17 @@ Exit status:
   2  wrong usage
   3  standard output is not a terminal, or one without cursor control")]
     Top(TopOptions),
+    /// Print sessions and the broker as OpenMetrics text, for whatever scrapes
+    #[command(after_help = "\
+Examples:
+  gpu-ipc metrics                                        this user's sessions and broker
+  gpu-ipc metrics >/var/lib/node_exporter/gpu-ipc.prom   from a timer, for node_exporter's textfile collector
+
+Exit status:
+  0  the metrics were printed; a session that does not answer has gpu_ipc_session_up 0
+  2  wrong usage
+  3  the runtime directory cannot be read")]
+    Metrics(MetricsOptions),
     /// Show where a session's memory lies: a histogram, a map, a picture
     #[command(after_help = "\
 Examples:
@@ -211,6 +223,7 @@ Examples:
   gpu-ipc torture --seconds 28800 --backend cuda   a night on a GPU
   gpu-ipc torture --seed 7 --json                  one JSON object on standard output, for programs
   gpu-ipc torture --seconds 10 --control counter   a method that is known to be wrong: exit status 1 means that the defect was found
+  gpu-ipc torture --broker                         writers and readers of objects, their broker and its keeper
 
 The seed fixes the actions, not their timing: reproducing a finding may take several runs.
 docs/TESTING.md lists the actions and explains the fields of --json.
@@ -262,6 +275,9 @@ Exit status:
     /// A process of the torture (started by it)
     #[command(hide = true)]
     TortureMember(MemberOptions),
+    /// A writer or a reader of the torture of objects (started by it)
+    #[command(hide = true)]
+    TortureObject(ObjectMemberOptions),
 }
 
 /// Options of `demo`.
@@ -308,6 +324,14 @@ pub struct LsOptions {
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `metrics`.
+#[derive(Arguments, Debug)]
+pub struct MetricsOptions {
+    /// Where the sessions are.
+    #[command(flatten)]
+    pub place: Where,
 }
 
 /// Options of `top`.

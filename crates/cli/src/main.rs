@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Ls(options) => sessions::ls::run(&options),
         Command::Top(options) => sessions::top::run(&options),
+        Command::Metrics(options) => sessions::metrics::run(&options),
         Command::Snapshot(options) => sessions::snapshot::run(&options),
         Command::Keep(options) => objects::keep::run(&options),
         Command::Broker(options) => objects::serve::run(&options),
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::DoctorConsumer(options) => doctor::consumer::run(&options),
         Command::Torture(options) => torture::run(&options),
         Command::TortureMember(options) => torture::run_member(&options),
+        Command::TortureObject(options) => torture::objects::run_member(&options),
         Command::DoctorNamespaces => doctor::namespaces::run(),
     };
     ExitCode::from(outcome as u8)

@@ -107,3 +107,39 @@ fn a_run_that_is_interrupted_leaves_nothing() {
     assert!(value["error"].as_str().is_some_and(|why| why.contains("interrupted")), "{value}");
     assert_eq!(names(dir.path()), [""; 0]);
 }
+
+#[test]
+fn every_object_is_whole_and_none_is_lost() {
+    let (status, value, complaints) = torture(&["--broker", "--seconds", "10", "--seed", "5"]);
+    assert_eq!(status, Some(0), "{value} {complaints}");
+    for key in ["mixed", "lost", "backwards", "leaked", "hung", "crashes"] {
+        assert_eq!(number(&value, key), 0.0, "{key}: {complaints}");
+    }
+    // It proves nothing where nothing happens.
+    for key in ["commits", "hasty", "opens", "advances", "wakes", "broker_kills", "keeper_kills"] {
+        assert!(number(&value, key) > 0.0, "{key}: {value}");
+    }
+    assert_eq!(
+        (&value["seed"], &value["control"], &value["shortfalls"]),
+        (&5.into(), &false.into(), &Value::Array(Vec::new()))
+    );
+}
+
+#[test]
+fn a_broker_that_reads_no_slots_is_found_to_show_halves() {
+    let (status, value, complaints) =
+        torture(&["--broker", "--seconds", "60", "--seed", "3", "--control", "blind-broker"]);
+    assert_eq!(status, Some(1), "{value} {complaints}");
+    assert!(number(&value, "mixed") > 0.0, "{value}");
+    assert_eq!((number(&value, "lost"), number(&value, "hung")), (0.0, 0.0), "found something else: {value}");
+    assert_eq!((&value["control"], &value["ok"]), (&true.into(), &false.into()));
+}
+
+#[test]
+fn a_control_of_the_other_torture_is_refused() {
+    for args in [&["--control", "blind-broker"][..], &["--broker", "--control", "counter"]] {
+        let (status, value, _) = torture(args);
+        let why = value["error"].as_str().expect("a reason");
+        assert!(status == Some(1) && why.contains("blind-broker goes with --broker"), "{args:?}: {value}");
+    }
+}

@@ -3,9 +3,10 @@
 //! 1. `link`: the connection, its thread, and the questions that are on their way.
 //! 2. `retire`: addresses that are given back once the GPU is done with them.
 //! 3. `writer`: an object that is being filled. `commit`: from the last write to the epoch.
-//! 4. `reader`: an object that is mapped.
+//! 4. `reader`: an object that is mapped. `group`: one for each of several devices, all or none.
 
 mod commit;
+mod group;
 mod link;
 mod reader;
 mod retire;
@@ -19,6 +20,7 @@ use channel::os::socket::runtime_dir;
 use gpu_api::Gpu;
 
 pub use commit::Commit;
+pub use group::{GroupWriter, Roll};
 pub use reader::Reader;
 pub use writer::{CreateOptions, Scratch, Writer};
 
@@ -190,6 +192,29 @@ impl Client {
             ToClient::Outcome { standing, .. } => Ok(standing),
             _ => Err(link::nonsense()),
         }
+    }
+
+    /// Asks again for a commit that was refused because the keeper did not take it, and waits for the epoch: what was written
+    /// is still there.
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::Refused`] when the keeper still does not take it, or the object was given up;
+    /// [`ObjectError::WriterLost`] when the broker went meanwhile, and the object with it.
+    pub fn commit_again(&self, identity: Identity) -> Result<Epoch> {
+        match self.link.ask_here(|request| ToBroker::Commit { request, identity }, Vec::new())? {
+            (ToClient::Committed { epoch, .. }, _) => Ok(epoch),
+            _ => Err(link::nonsense()),
+        }
+    }
+
+    /// Gives up an object whose commit was refused: its memory goes.
+    ///
+    /// # Errors
+    ///
+    /// [`gpu_api::Error::Deadline`] without an answer.
+    pub fn give_up(&self, identity: Identity) -> Result<()> {
+        self.link.ask_here(|request| ToBroker::Abort { request, identity }, Vec::new()).map(drop)
     }
 
     /// Waits until a name has an epoch newer than `seen`; `None` when the time is over.

@@ -75,7 +75,8 @@ impl Opened {
             return Err(nonsense());
         }
         let gpu = link.gpu();
-        if manifest.backend != gpu.kind() || manifest.device != gpu.uuid() {
+        // What has no memory lies nowhere: the roll of a group is read on every device.
+        if !regions.is_empty() && (manifest.backend != gpu.kind() || manifest.device != gpu.uuid()) {
             return Err(Error::Mismatch {
                 what: "the object's device",
                 theirs: format!("{} {}", manifest.backend, manifest.device),
@@ -261,6 +262,7 @@ impl Reader {
         self.wait_for_streams()?;
         // SAFETY: `unmap` asks that no work touches the range: as in `move_to`.
         let unmapped = unsafe { self.range_mut()?.unmap() }.map_err(|error| self.swap_error(error))?;
+        trace_point!("sleep.unmapped");
         self.asleep = unmapped.or(self.asleep.take());
         if release {
             self.asleep = None;
@@ -301,8 +303,10 @@ impl Reader {
         if let Some(difference) = self.manifest.layout.difference(&manifest.layout) {
             return Err(ObjectError::LayoutDiffers { name: manifest.name, to: manifest.epoch, difference });
         }
+        trace_point!("wake.imported");
         self.range_mut()?.map(imported).map_err(|error| self.swap_error(error))?;
         self.link.hold(manifest.identity);
+        trace_point!("wake.mapped");
         if std::mem::replace(&mut self.leased, true) {
             self.link.let_go(self.manifest.identity);
         }

@@ -179,6 +179,14 @@ impl Writer {
         Ok(stream.synchronize()?)
     }
 
+    /// Asks for the commit while writes may be under way, as a participant could that lies: a broker must not hear it before
+    /// the write leases have ended. For tests of brokers.
+    #[doc(hidden)]
+    pub fn ask_before_the_writes_have_ended(&self) {
+        let identity = self.manifest.identity;
+        self.link.tell(|request| ToBroker::Commit { request, identity });
+    }
+
     /// Commits the object: queues the end of the write leases behind `streams` and those that were named before, and
     /// returns. It becomes visible, whole, once all that was queued there has finished.
     ///

@@ -17,6 +17,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use channel::os::socket::{SendOutcome, send};
+use channel::trace_point;
 use gpu_api::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -203,17 +204,30 @@ impl Keeper {
             (Request::Store(name), Some(fd)) => {
                 let taken = self.shelf.store(name, fd);
                 tracing::debug!(taken, kept = self.shelf.len(), "a descriptor came");
+                trace_point!("keeper.stored");
             }
-            (Request::Remove(name), _) => drop(self.shelf.remove(&name)),
+            (Request::Remove(name), _) => {
+                drop(self.shelf.remove(&name));
+                trace_point!("keeper.removed");
+            }
             (request @ (Request::List | Request::Read), Some(socket)) => {
                 if self.readers.len() >= MOST_READERS {
                     self.readers.pop_front();
                 }
                 let with_files = request == Request::Read;
                 self.readers.push_back(Reader { socket, with_files, after: None, done: false });
+                trace_point!("keeper.asked");
             }
-            (Request::Ready, _) => self.ready = true,
-            // A barrier is passed by closing what came with it.
+            (Request::Ready, _) => {
+                self.ready = true;
+                trace_point!("keeper.ready");
+            }
+            (Request::Barrier, Some(barrier)) => {
+                trace_point!("keeper.barrier");
+                // It is passed by closing what came with it.
+                drop(barrier);
+                trace_point!("keeper.barrier.passed");
+            }
             _ => {}
         }
     }

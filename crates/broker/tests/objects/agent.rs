@@ -21,6 +21,8 @@ const DIR: &str = "GPU_IPC_BROKER_DIR";
 const KILL_BROKER_AT: &str = "GPU_IPC_KILL_BROKER_AT";
 const MOST_KEPT: &str = "GPU_IPC_MOST_KEPT";
 const LIMIT: &str = "GPU_IPC_LIMIT";
+/// Another user who may connect.
+const ALLOW: &str = "GPU_IPC_ALLOW";
 /// Makes a broker that publishes without reading the slots.
 const BLIND: &str = "GPU_IPC_BLIND";
 
@@ -100,7 +102,11 @@ pub struct Agent {
 
 impl Agent {
     pub fn start(role: &str, dir: &Path, more: &[(&str, String)]) -> Agent {
-        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        Agent::run(Command::new(std::env::current_exe().expect("this binary")), role, dir, more)
+    }
+
+    /// Starts an agent by a command that runs this binary in the end.
+    pub fn run(mut command: Command, role: &str, dir: &Path, more: &[(&str, String)]) -> Agent {
         command
             .env(ROLE, role)
             .env(DIR, dir)
@@ -206,6 +212,10 @@ impl std::ops::Deref for Dir {
 
 /// Dies with the tests, however they end.
 fn die_with(tests: u64) {
+    if rustix::process::getpid().is_init() {
+        // In a namespace of its own, where nobody has that number: it dies with who made the namespace.
+        return;
+    }
     let pid = rustix::process::Pid::from_raw(tests as i32).expect("a process");
     let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
         std::process::exit(1);
@@ -225,6 +235,8 @@ pub fn run() {
         "keeper" => keep(&dir),
         "broker" => serve(dir),
         "writer" => write(&dir),
+        "reader" => read(&dir),
+        "stranger" => be_a_stranger(&dir),
         role => panic!("no role {role}"),
     }
 }
@@ -260,7 +272,7 @@ fn serve(dir: PathBuf) {
             reads_slots: std::env::var_os(BLIND).is_none(),
             ..Limits::default()
         },
-        allowed: Vec::new(),
+        allowed: number(ALLOW).into_iter().map(|uid| uid as u32).collect(),
         keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
     };
     match Broker::open(options) {
@@ -281,4 +293,83 @@ fn write(dir: &Path) {
             Err(error) => println!("error {error}"),
         }
     }
+}
+
+/// Opens, advances, sleeps and wakes, a step for each line, and answers with the epoch that it reaches.
+fn read(dir: &Path) {
+    let client = client(dir);
+    println!("ready");
+    let mut reader: Option<broker::Reader> = None;
+    for line in std::io::stdin().lines() {
+        let line = line.expect("a line");
+        match (line.as_str(), &mut reader) {
+            ("open", reader) => *reader = Some(client.open("model").expect("an object")),
+            ("advance", Some(reader)) => assert!(reader.advance().expect("a newer epoch")),
+            ("sleep", Some(reader)) => reader.sleep(true).expect("unmapped"),
+            ("wake", Some(reader)) => {
+                reader.wake_to(&broker::Selector::Latest("model".into())).expect("an object");
+            }
+            (line, _) => panic!("no such step, or nothing is open: {line}"),
+        }
+        let reader = reader.as_ref().expect("opened");
+        if !reader.is_asleep() {
+            seed_of(reader);
+        }
+        println!("ok {}", reader.epoch());
+    }
+}
+
+/// Does what it is told, and answers with `ok` or an error: a user to whom nothing belongs.
+fn be_a_stranger(dir: &Path) {
+    let connected = Client::builder(gpu()).dir(dir).name("stranger").connect();
+    let client = match connected {
+        Ok(client) => client,
+        Err(error) => return println!("error {error}"),
+    };
+    println!("ready");
+    for line in std::io::stdin().lines() {
+        let line = line.expect("a line");
+        let words: Vec<&str> = line.split(' ').collect();
+        let done = match words[..] {
+            ["open", name] => client.open(name).map(|reader| {
+                seed_of(&reader);
+                reader.epoch().to_string()
+            }),
+            ["put", name] => put(&client, name, 9, &CreateOptions::default()).map(|epoch| epoch.to_string()),
+            ["remove", name] => client.remove(name).map(|epoch| epoch.to_string()),
+            ["list"] => client.list().map(|list| {
+                let names: Vec<String> = list.objects.into_iter().map(|row| row.name).collect();
+                names.join(" ")
+            }),
+            ["look", bytes, word] => {
+                let (bytes, word) = (bytes.parse().expect("a number"), word.parse().expect("a number"));
+                look_for(&client, bytes, word).map(|found| found.to_string())
+            }
+            _ => panic!("no such thing: {line}"),
+        };
+        match done {
+            Ok(answer) => println!("ok {answer}"),
+            Err(error) => println!("error {error}"),
+        }
+    }
+}
+
+/// Counts a word in memory that this process was given and has not written to.
+fn look_for(client: &Client, bytes: u64, word: u64) -> broker::Result<u64> {
+    let spec = PartSpec::bytes("p0", bytes)?;
+    let writer = client.create("fresh", Layout::pack([spec], b"")?)?;
+    let at = writer.device_ptr("p0").expect("its part");
+    let stream = ipc_rc::Stream::create(client.gpu())?;
+    let mut buffer = vec![0u8; 16 << 20];
+    let mut found = 0;
+    for offset in (0..bytes).step_by(buffer.len()) {
+        let piece = buffer.len().min((bytes - offset) as usize);
+        let from = at.offset(offset);
+        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the piece
+        // lies in the part, the buffer is as long, and it is waited for.
+        unsafe { client.gpu().backend().copy_to_host(stream.raw(), buffer.as_mut_ptr(), from, piece) }?;
+        stream.synchronize()?;
+        found += buffer[..piece].chunks_exact(8).filter(|chunk| **chunk == word.to_le_bytes()).count() as u64;
+    }
+    Ok(found)
 }

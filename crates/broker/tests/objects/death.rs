@@ -15,6 +15,11 @@ pub const CASES: &[Case] = &[
     ("death::a_broker_at_every_step", a_broker_at_every_step),
     ("death::a_writer_at_every_step", a_writer_at_every_step),
     ("death::a_writers_memory_comes_back", a_writers_memory_comes_back),
+    ("death::a_reader_at_every_step", a_reader_at_every_step),
+    ("death::a_keeper_at_every_step", a_keeper_at_every_step),
+    ("death::a_broker_that_feeds_a_new_keeper_at_every_step", a_broker_that_feeds_a_new_keeper_at_every_step),
+    ("death::a_broker_that_buries_a_writer", a_broker_that_buries_a_writer),
+    ("death::every_step_is_named_here", every_step_is_named_here),
     ("death::at_random", at_random),
 ];
 
@@ -44,6 +49,24 @@ const BROKER_STEPS: &[&str] = &[
 
 /// Steps of a writer's.
 const WRITER_STEPS: &[&str] = &["created", "claimed", "commit.begun", "commit.queued", "commit.released"];
+
+/// Steps of a reader's, and what it is told before it comes to each.
+const READER_STEPS: &[(&str, &str)] = &[
+    ("opened", "open"),
+    ("mapped", "open"),
+    ("advance.imported", "advance"),
+    ("advance.done", "advance"),
+    ("sleep.unmapped", "sleep"),
+    ("wake.imported", "wake"),
+    ("wake.mapped", "wake"),
+];
+
+/// Steps of a keeper's.
+const KEEPER_STEPS: &[&str] =
+    &["keeper.ready", "keeper.asked", "keeper.stored", "keeper.barrier", "keeper.barrier.passed", "keeper.removed"];
+
+/// Steps of a broker that gives everything to a new keeper.
+const FEED_STEPS: &[&str] = &["feed.begun", "feed.regions", "feed.manifests", "feed.done"];
 
 fn connected(dir: &Dir) -> Client {
     until("the broker listens", || Client::builder(crate::agent::gpu()).dir(&**dir).connect().is_ok());
@@ -289,4 +312,155 @@ fn at_random() {
         "killed: broker {} keeper {} writer {}, stopped: broker {}; epoch {highest}",
         fell[0], fell[1], fell[2], fell[3]
     );
+}
+
+fn a_reader_at_every_step() {
+    let dir = Dir::new();
+    let _keeper = Agent::keeper(&dir);
+    let client = connected(&dir);
+    let mut seed = 1;
+    put(&client, "model", seed, &CreateOptions::default()).expect("a commit");
+    for (step, at) in READER_STEPS {
+        let mut reader = Agent::start("reader", &dir, &[(KILL_AT, (*step).into())]);
+        assert_eq!(reader.line(), "ready");
+        for told in ["open", "advance", "sleep", "wake"] {
+            if told == "advance" {
+                seed += 1;
+                put(&client, "model", seed, &CreateOptions::default()).expect("a commit");
+            }
+            reader.tell(told);
+            if told == *at {
+                break;
+            }
+            assert!(reader.line().starts_with("ok "), "{step}: alive until {at}");
+        }
+        reader.wait();
+        assert_eq!(reader.line(), "", "{step}: it died there");
+        until("its leases end", || {
+            let list = client.list().expect("a listing");
+            list.objects.iter().all(|row| row.readers.is_empty())
+        });
+        assert_eq!(seed_of(&client.open("model").expect("an object")), seed, "{step}: nothing happened to it");
+        until("the look at it ends", || {
+            client.list().expect("a listing").objects.iter().all(|row| row.readers.is_empty())
+        });
+    }
+}
+
+fn a_keeper_at_every_step() {
+    for step in KEEPER_STEPS {
+        let dir = Dir::new();
+        let mut keeper = Agent::keeper_with(&dir, &[(KILL_AT, (*step).into())]);
+        // Its broker serves without it, and goes on when another one is there. What was committed before is nowhere else.
+        let client = connected(&dir);
+        let mut asked = client.create("model", layout(1)).expect("memory");
+        fill(&mut asked, 1).expect("written");
+        let asked = asked.commit(&[]).expect("queued");
+        let mut removed = None;
+        if *step == "keeper.removed" {
+            assert_eq!(asked.wait().expect("a commit"), Epoch(1), "{step}");
+            put(&client, "gone", 9, &CreateOptions::default()).expect("a commit");
+            removed = Some(std::thread::spawn({
+                let client = client.clone();
+                move || client.remove("gone")
+            }));
+        }
+        // It ends by itself only there.
+        keeper.wait();
+        let _next = Agent::keeper(&dir);
+        until("the new keeper has everything", || client.list().is_ok_and(|list| list.keeper == "fed"));
+        if let Some(removed) = removed {
+            // Refused or done: asked again it is done.
+            let _ = removed.join().expect("an answer");
+            client.remove("gone").expect("it is ours");
+            assert!(client.open("gone").is_err(), "{step}");
+        }
+        until("the commit goes through", || client.open("model").is_ok());
+        assert_eq!(seed_of(&client.open("model").expect("committed")), 1, "{step}");
+        put(&client, "model", 2, &CreateOptions::default()).expect("commits go on");
+        let first = dir.broker();
+        dir.signal_broker(Signal::KILL);
+        until("another broker", || dir.broker() != first && client.list().is_ok());
+        assert_eq!(seed_of(&client.open("model").expect("kept by the new keeper")), 2, "{step}");
+        assert!(client.open("gone").is_err(), "{step}");
+    }
+}
+
+/// Broker and keeper die one soon after the other: what is mapped stays good, and what is found is whole.
+fn a_broker_that_feeds_a_new_keeper_at_every_step() {
+    for step in FEED_STEPS {
+        let dir = Dir::new();
+        let mut keeper = Agent::keeper_killing_broker_at(&dir, step);
+        let client = connected(&dir);
+        for seed in 1..=3 {
+            put(&client, &format!("model{seed}"), seed, &CreateOptions::default()).expect("a commit");
+        }
+        let reader = client.open("model2").expect("an object");
+        let first = dir.broker();
+        keeper.kill();
+        let _next = Agent::keeper(&dir);
+        until("another broker", || dir.broker() != first && client.list().is_ok());
+        let whole = (1..=3).filter(|seed| match client.open(&format!("model{seed}")) {
+            Ok(found) => seed_of(&found) == *seed,
+            Err(_) => false,
+        });
+        let whole = whole.count();
+        assert_eq!(seed_of(&reader), 2, "{step}: its mapping needs nobody");
+        let must = match *step {
+            "feed.done" => 3..=3,
+            // Some may be there and some not; none is there in part.
+            "feed.manifests" => 0..=3,
+            _ => 0..=0,
+        };
+        assert!(must.contains(&whole), "{step}: {whole} objects are left");
+        put(&client, "next", 7, &CreateOptions::default()).expect("commits go on");
+        assert_eq!(seed_of(&client.open("next").expect("an object")), 7, "{step}");
+    }
+}
+
+fn a_broker_that_buries_a_writer() {
+    let dir = Dir::new();
+    let _keeper = Agent::keeper_killing_broker_at(&dir, "writer.buried");
+    let client = connected(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    let first = dir.broker();
+    let mut writer = Agent::start("writer", &dir, &[(KILL_AT, "claimed".into())]);
+    assert_eq!(writer.line(), "ready");
+    writer.tell("model 2");
+    writer.wait();
+    until("another broker", || dir.broker() != first && client.list().is_ok());
+    let listing = client.list().expect("a listing");
+    assert_eq!((listing.objects.len(), listing.orphans), (1, 0), "{listing:?}");
+    assert_eq!(seed_of(&client.open("model").expect("kept")), 1);
+    assert_eq!(put(&client, "model", 3, &CreateOptions::default()).expect("a commit"), Epoch(2));
+}
+
+/// A step that nobody dies at would be a step that nobody has tried.
+fn every_step_is_named_here() {
+    let Some(sources) = std::option_env!("CARGO_MANIFEST_DIR").map(std::path::Path::new).filter(|dir| dir.exists())
+    else {
+        // A bundle has no sources.
+        return;
+    };
+    let mut left = vec![sources.join("src")];
+    let mut steps = std::collections::BTreeSet::new();
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            left.extend(std::fs::read_dir(&path).expect("a folder").map(|entry| entry.expect("an entry").path()));
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).expect("a source");
+        for call in text.split("trace_point!(\"").skip(1) {
+            steps.insert(call.split('"').next().expect("a name").to_owned());
+        }
+    }
+    let readers = READER_STEPS.iter().map(|(step, _)| *step);
+    let tried: std::collections::BTreeSet<&str> =
+        [BROKER_STEPS, WRITER_STEPS, KEEPER_STEPS, FEED_STEPS, &["writer.buried"]]
+            .concat()
+            .into_iter()
+            .chain(readers)
+            .collect();
+    let untried: Vec<&String> = steps.iter().filter(|step| !tried.contains(step.as_str())).collect();
+    assert!(untried.is_empty() && steps.len() > 30, "{untried:?} of {steps:?}");
 }

@@ -10,6 +10,7 @@ mod bad_input;
 mod death;
 mod objects;
 mod raw;
+mod rules;
 mod step;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -29,11 +30,21 @@ fn main() {
         agent::run();
         return;
     }
-    let trials = [objects::CASES, death::CASES, bad_input::CASES].concat().into_iter().map(|(name, case)| {
+    let arguments = Arguments::from_args();
+    let trial = |(name, case): Case, ignored| {
         Trial::test(name, move || std::panic::catch_unwind(case).map_err(|panic| Failed::from(text(&*panic))))
-            .with_ignored_flag(!agent::is_host() && HOST_ONLY.contains(&name))
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+            .with_ignored_flag(ignored)
+    };
+    let mut trials = Vec::new();
+    for case in [objects::CASES, death::CASES, bad_input::CASES, rules::CASES].concat() {
+        trials.push(trial(case, !agent::is_host() && HOST_ONLY.contains(&case.0)));
+    }
+    // Who lists them is asked whether it can be started at all, and must not ask the same of others.
+    let (lacks_namespaces, lacks_users) =
+        if arguments.list { (false, false) } else { (!rules::has_namespaces(), !rules::has_users()) };
+    trials.extend(rules::NAMESPACES.iter().map(|&case| trial(case, lacks_namespaces)));
+    trials.extend(rules::USERS.iter().map(|&case| trial(case, lacks_users)));
+    libtest_mimic::run(&arguments, trials).exit();
 }
 
 fn text(panic: &(dyn std::any::Any + Send)) -> String {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use broker::{CreateOptions, Epoch, Layout, ObjectError, PartSpec, Selector, Standing};
+use broker::{CreateOptions, Epoch, GroupWriter, Layout, ObjectError, PartSpec, Roll, Selector, Standing};
 
 use crate::agent::{Agent, Dir, PART_BYTES, client, fill, layout, put, seed_of};
 use crate::{Case, until};
@@ -23,6 +23,8 @@ pub const CASES: &[Case] = &[
     ("objects::a_stream_that_still_writes_holds_the_commit_back", a_stream_that_still_writes_holds_the_commit_back),
     ("objects::an_object_of_no_parts_and_one_of_many", an_object_of_no_parts_and_one_of_many),
     ("objects::sixty_four_readers_share_one_object", sixty_four_readers_share_one_object),
+    ("objects::a_group_is_there_as_a_whole_or_not_at_all", a_group_is_there_as_a_whole_or_not_at_all),
+    ("objects::a_group_without_room_for_all_takes_nothing", a_group_without_room_for_all_takes_nothing),
 ];
 
 fn an_object_is_put_and_opened() {
@@ -305,4 +307,52 @@ fn sixty_four_readers_share_one_object() {
     let readers: Vec<_> = (0..64).map(|_| client.open("model").expect("an object")).collect();
     assert!(readers.iter().all(|reader| seed_of(reader) == 1));
     assert_eq!(client.list().expect("a listing").bytes, client_bytes());
+}
+
+/// A group whose member of rank `n` has the seed `10 * seed + n`.
+fn group(client: &broker::Client, seed: u64) -> broker::Result<GroupWriter> {
+    let ranks = (0..3).map(|rank| (client.clone(), layout(10 * seed + rank))).collect();
+    let mut group = GroupWriter::create("model", ranks)?;
+    for (rank, writer) in (0..).zip(&mut group.writers) {
+        fill(writer, 10 * seed + rank)?;
+    }
+    Ok(group)
+}
+
+fn a_group_is_there_as_a_whole_or_not_at_all() {
+    let dir = Dir::new();
+    let _keeper = Agent::keeper(&dir);
+    until("the broker listens", || dir.join("broker").exists());
+    let client = client(&dir);
+    assert_eq!(group(&client, 1).expect("memory").commit(Some(Epoch(0))).expect("a commit"), Epoch(1));
+    let first = Roll::newest(&client, "model").expect("a roll");
+    assert_eq!((first.epoch, first.members.len()), (Epoch(1), 3));
+    let mut readers: Vec<_> = (0..3).map(|rank| first.open(rank, &client).expect("a member")).collect();
+    let at: Vec<_> = readers.iter().map(|reader| reader.device_ptr("p2")).collect();
+    // Members that were committed without a roll are nothing to who reads the group.
+    let unfinished = group(&client, 2).expect("memory");
+    let error = unfinished.commit(Some(Epoch(7))).expect_err("the group is at 1").to_string();
+    assert!(error.contains("model is at epoch 1, not at 7"), "{error}");
+    assert_eq!(Roll::newest(&client, "model").expect("a roll"), first);
+    assert_eq!(group(&client, 3).expect("memory").commit(Some(Epoch(1))).expect("a commit"), Epoch(2));
+    let second = Roll::newest(&client, "model").expect("a roll");
+    for (rank, reader) in readers.iter_mut().enumerate() {
+        assert_eq!(seed_of(reader), 10 + rank as u64);
+        assert!(second.advance(rank, reader).expect("its next"));
+        assert_eq!((seed_of(reader), reader.device_ptr("p2")), (30 + rank as u64, at[rank]));
+    }
+    assert!(second.open(3, &client).expect_err("there are three").to_string().contains("3 of a group of 3"));
+    put(&client, "plain", 1, &CreateOptions::default()).expect("a commit");
+    assert!(Roll::newest(&client, "plain").expect_err("no roll").to_string().contains("the roll of a group"));
+}
+
+fn a_group_without_room_for_all_takes_nothing() {
+    let dir = Dir::new();
+    let _keeper = Agent::limited(&dir, 2 * client_bytes());
+    until("the broker listens", || dir.join("broker").exists());
+    let client = client(&dir);
+    let error = group(&client, 1).expect_err("room for two of three").to_string();
+    assert!(error.contains("limit"), "{error}");
+    until("all of it is given back", || client.list().is_ok_and(|list| list.objects.is_empty()));
+    assert!(GroupWriter::create("model", Vec::new()).expect_err("nobody").to_string().contains("at least one"));
 }

@@ -5,10 +5,12 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::check::Check;
+use crate::sessions::brokers::{BrokerState, SeenBroker, look, summary};
 use lab::size;
 
 /// Descriptors below which no session can be opened beside what a program has open.
@@ -17,12 +19,35 @@ const TOO_FEW_DESCRIPTORS: u64 = 64;
 const FEW_DESCRIPTORS: u64 = 1024;
 /// The longest runtime directory: a socket's address has 107 bytes, and 38 are a slash and the socket's name.
 const LONGEST_DIR: usize = 69;
+/// How long a broker has to answer.
+const GLANCE: Duration = Duration::from_secs(2);
 /// What Docker gives, and what runs out there.
 const SMALL_SHM: u64 = 64 << 20;
 
 /// Looks at all of them.
 pub fn checks() -> Vec<Check> {
-    vec![descriptors(), locked_memory(), shm(Path::new("/dev/shm")), runtime_dir()]
+    vec![descriptors(), locked_memory(), shm(Path::new("/dev/shm")), runtime_dir(), broker()]
+}
+
+/// The broker of this user: one that is stopped, or stuck in the driver, bars its successor.
+fn broker() -> Check {
+    let name = "broker";
+    let Some(SeenBroker { dir, state }) = look(GLANCE) else {
+        return Check::absent(name, "no broker has the default directory");
+    };
+    let dir = dir.display();
+    match state {
+        BrokerState::Serves(listing) if listing.keeper == "absent" => {
+            Check::warning(name, format!("{dir}: {}", summary(&listing)))
+                .why("commits wait until a keeper is there, and the broker's death would lose the objects")
+                .remedy(format!("start a keeper: gpu-ipc keep --dir {dir} -- gpu-ipc broker --dir {dir}"))
+        }
+        BrokerState::Serves(listing) => Check::ok(name, format!("{dir}: {}", summary(&listing))),
+        BrokerState::Hung(pid) => Check::warning(name, format!("{dir}: process {pid} does not answer"))
+            .why("it is stopped, or stuck in the driver; it has the directory's lock, so its successor waits for its end")
+            .remedy(format!("let it go on: kill -CONT {pid}; or end it: kill -KILL {pid}")),
+        BrokerState::Unknown(why) => Check::warning(name, format!("{dir}: {why}")),
+    }
 }
 
 fn limit(value: Option<u64>) -> String {

@@ -34,6 +34,9 @@ pub struct BrokerOptions {
     /// A user that may connect beside this one; may be given several times
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<u32>,
+    /// Publish at the commit's message, without reading the slots: the torture's control
+    #[arg(long, hide = true)]
+    pub publish_blindly: bool,
 }
 
 /// Serves until the process ends.
@@ -54,7 +57,7 @@ fn serve(options: &BrokerOptions) -> Result<Broker, String> {
             bytes: options.limit.unwrap_or(u64::MAX),
             bytes_per_uid: options.limit_per_uid.unwrap_or(u64::MAX),
             epochs: options.keep_epochs as usize,
-            ..Limits::default()
+            reads_slots: !options.publish_blindly,
         },
         allowed: options.allow_uid.clone(),
         keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),

@@ -1,10 +1,12 @@
 //! `gpu-ipc ls`: the sessions, once.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use rustix::termios::tcgetwinsize;
 use serde_json::{Value, json};
 
+use super::brokers;
 use super::columns::{HOLDER_COLUMNS, Shown};
 use super::gather::{Answer, Seen, gather};
 use super::text::{bytes, cut, flow, time};
@@ -22,13 +24,20 @@ pub fn run(options: &LsOptions) -> Outcome {
         Ok(seen) => seen,
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
+    let broker = if options.place.sessions.is_empty() {
+        brokers::look(Duration::from_secs_f64(options.place.timeout))
+    } else {
+        None
+    };
     // Who names a session wants to know whether it is well.
     let ok = options.place.sessions.is_empty() || seen.iter().all(|one| matches!(one.answer, Answer::Alive(_)));
     let text = if options.json {
-        json!({ "ok": ok, "sessions": to_json(&seen) }).to_string()
+        let brokers: Vec<Value> = broker.iter().map(brokers::to_json).collect();
+        json!({ "ok": ok, "sessions": to_json(&seen), "brokers": brokers }).to_string()
     } else {
         let terminal = tcgetwinsize(std::io::stdout()).map(|size| size.ws_col).ok().filter(|&columns| columns > 0);
-        table(&seen, terminal.map_or(WIDTH, |columns| columns.clamp(LEAST_WIDTH, WIDTH)))
+        let sessions = table(&seen, terminal.map_or(WIDTH, |columns| columns.clamp(LEAST_WIDTH, WIDTH)));
+        broker.iter().fold(sessions, |text, broker| format!("{text}\n{}", brokers::table(broker)))
     };
     output::conclude(text.trim_end(), if ok { Outcome::Good } else { Outcome::Finding })
 }

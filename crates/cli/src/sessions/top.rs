@@ -10,6 +10,7 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState, Wrap};
 
+use super::brokers::{BrokerState, SeenBroker, look, summary};
 use super::columns::{Column, HOLDER_COLUMNS, Shown, digits, number, words};
 use super::gather::{Answer, Seen, gather};
 use super::text::{bytes, cut, fitting, time};
@@ -59,6 +60,11 @@ fn watch(options: &TopOptions, terminal: &mut ratatui::DefaultTerminal) -> Resul
     loop {
         if !view.paused {
             view.take(gather(&options.place)?);
+            view.broker = if options.place.sessions.is_empty() {
+                look(Duration::from_secs_f64(options.place.timeout))
+            } else {
+                None
+            };
         }
         let due = Instant::now() + interval;
         loop {
@@ -93,6 +99,7 @@ struct View {
     seen: Vec<Seen>,
     selected: usize,
     paused: bool,
+    broker: Option<SeenBroker>,
 }
 
 impl View {
@@ -121,13 +128,22 @@ impl View {
             Constraint::Length(1),
             Constraint::Length(sessions),
             Constraint::Min(3),
+            Constraint::Length(u16::from(self.broker.is_some())),
             Constraint::Length(1),
         ]);
-        let [title, list, detail, keys] = areas.areas(frame.area());
+        let [title, list, detail, broker, keys] = areas.areas(frame.area());
         frame.render_widget(Line::styled(self.title(title.width), Style::new().add_modifier(Modifier::BOLD)), title);
         let mut state = TableState::new().with_selected((!self.seen.is_empty()).then_some(self.selected));
         frame.render_stateful_widget(self.list(list.width), list, &mut state);
         self.draw_detail(frame, detail);
+        if let Some(seen) = &self.broker {
+            let text = match &seen.state {
+                BrokerState::Serves(listing) => format!("BROKER {}", summary(listing)),
+                BrokerState::Hung(pid) => format!("BROKER process {pid} does not answer: it hangs or is stopped"),
+                BrokerState::Unknown(why) => format!("BROKER {why}"),
+            };
+            frame.render_widget(Line::raw(cut(&text, broker.width.into())), broker);
+        }
         let mut parts = vec!["q quit", "p pause", "↑↓ choose a session"];
         if self.paused {
             parts.insert(0, "PAUSED");
@@ -294,6 +310,16 @@ mod tests {
             assert!(listed.contains("1.00 MiB") && listed.contains("process 4321 (engine) listens"), "{listed}");
         }
         drop(held);
+    }
+
+    #[test]
+    fn a_broker_has_a_line() {
+        let state = BrokerState::Serves(Box::new(crate::sessions::brokers::tests::listing()));
+        let mut view = View { broker: Some(SeenBroker { dir: "/run/objects".into(), state }), ..View::default() };
+        let text = drawn(&view);
+        assert!(text.contains("BROKER process 4194304, 2 objects of 10.0 GiB, keeper has all"), "{text}");
+        view.broker = Some(SeenBroker { dir: "/run/objects".into(), state: BrokerState::Hung(12) });
+        assert!(drawn(&view).contains("BROKER process 12 does not answer"));
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Arena {
     fn is_back(&self, block: usize, since: Instant) -> bool {
         match self.control {
             Control::Counter => self.cells.0[block].holders.load(Ordering::Acquire) == 0,
-            Control::BlindTimeout => since.elapsed() >= BLIND,
+            Control::BlindTimeout | Control::BlindBroker => since.elapsed() >= BLIND,
         }
     }
 }

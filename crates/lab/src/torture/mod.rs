@@ -7,6 +7,8 @@
 //! 3. `shared_stats`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`: which
 //!    bytes a session takes and gives back; `vitals`: what a process takes; `fork`: children that live on; `rng`: chance.
 //!
+//! `objects` is the same for a broker: writers, readers, brokers and keepers.
+//!
 //! Every block is filled with its generation. A holder compares all bytes before and after; returned bytes are overwritten
 //! at once where the CPU can reach them. docs/TESTING.md lists what is done, and to which process.
 
@@ -17,6 +19,7 @@ mod control;
 mod fork;
 mod lender;
 mod message;
+pub mod objects;
 mod process;
 mod producer;
 mod report;
@@ -58,6 +61,9 @@ pub struct TortureOptions {
     /// Which backend to use
     #[arg(long, value_enum, default_value = "host")]
     pub backend: BackendChoice,
+    /// Torment writers and readers of objects, their broker and its keeper, instead of sessions
+    #[arg(long)]
+    pub broker: bool,
     /// Lend memory by a method known to be wrong instead of by the library; the run must find the defect
     #[arg(long, value_enum)]
     pub control: Option<Control>,
@@ -74,6 +80,8 @@ pub enum Control {
     Counter,
     /// A time-out that frees what a stopped process holds.
     BlindTimeout,
+    /// With --broker: a broker that publishes at the commit's message, without reading the slots.
+    BlindBroker,
 }
 
 /// Options of a process of a run.
@@ -149,10 +157,18 @@ impl Place {
 
 /// Runs a torture.
 pub fn run(options: &TortureOptions) -> Outcome {
+    let of_brokers = options.control.map(|control| control == Control::BlindBroker);
+    if of_brokers.is_some_and(|of_brokers| of_brokers != options.broker) {
+        let why = "--control blind-broker goes with --broker, and the other controls without it";
+        return output::fail(why, options.json, Outcome::Finding);
+    }
     let gpu = match device::choose(options.backend) {
         Ok(gpu) => gpu,
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
+    if options.broker {
+        return objects::run(options, &gpu);
+    }
     let backend = match gpu.kind() {
         BackendKind::Cuda => Vendor::Cuda,
         BackendKind::Hip => Vendor::Hip,

@@ -8,7 +8,7 @@ use super::lender::Sessions;
 use super::message::Outbox;
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
-use super::{Control, PATIENCE, Place};
+use super::{PATIENCE, Place};
 
 /// How a producer gives out memory: by the library, or as a control does.
 pub trait Lender {
@@ -33,7 +33,7 @@ pub trait Lender {
 pub fn run(place: &Place) -> Result<(), String> {
     match place.control {
         None => serve(place, &mut Sessions::open(place)?),
-        Some(Control::Counter | Control::BlindTimeout) => serve(place, &mut Arena::create(place)?),
+        Some(_) => serve(place, &mut Arena::create(place)?),
     }
 }
 

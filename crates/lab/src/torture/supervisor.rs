@@ -75,7 +75,7 @@ pub fn run(options: &TortureOptions, backend: Vendor, device: &str) -> Result<(R
     Ok((torment.finished(), std::mem::take(&mut torment.crashes)))
 }
 
-fn chosen_seed() -> u64 {
+pub(super) fn chosen_seed() -> u64 {
     let mut bytes = [0; 8];
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     // Short enough to be typed.
@@ -83,10 +83,10 @@ fn chosen_seed() -> u64 {
 }
 
 /// The directory of a run, which goes with it.
-struct Dir(PathBuf);
+pub(super) struct Dir(pub(super) PathBuf);
 
 impl Dir {
-    fn new() -> Result<Dir, String> {
+    pub(super) fn new() -> Result<Dir, String> {
         sweep(&std::env::temp_dir());
         let path = std::env::temp_dir().join(format!("{FOLDER}{}", std::process::id()));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
@@ -202,7 +202,7 @@ impl Torment<'_> {
         match self.options.control {
             Some(Control::Counter) => drop(command.args(["--control", "counter"])),
             Some(Control::BlindTimeout) => drop(command.args(["--control", "blind-timeout"])),
-            None => {}
+            Some(Control::BlindBroker) | None => {}
         }
         if role == Role::Visitor {
             command.arg("--visitor");

@@ -1,0 +1,161 @@
+//! The broker of this user, as one looks at it from outside.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpu_ipc::broker::client::broker_dir;
+use gpu_ipc::broker::server::listing::Listing;
+use gpu_ipc::broker::server::lock;
+use gpu_ipc::broker::{Client, ObjectError};
+use gpu_ipc::{BackendKind, Error};
+
+use super::text::{bytes, cut, time};
+use lab::device::explain;
+
+/// A broker's directory, and what came of asking there.
+#[derive(Clone, Debug)]
+pub struct SeenBroker {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The answer.
+    pub state: BrokerState,
+}
+
+/// What came of asking a broker.
+#[derive(Clone, Debug)]
+pub enum BrokerState {
+    /// It answered.
+    Serves(Box<Listing>),
+    /// This process has the directory's lock and does not answer: it hangs or is stopped, and bars its successor.
+    Hung(u32),
+    /// It cannot be asked: why, and what to do.
+    Unknown(String),
+}
+
+/// Asks the broker of the default directory; none where nobody listens.
+pub fn look(timeout: Duration) -> Option<SeenBroker> {
+    let dir = broker_dir(None).ok()?;
+    let holder = lock::holder(&dir.join("lock"))?;
+    let state = match ask(&dir, timeout) {
+        Ok(listing) => BrokerState::Serves(Box::new(listing)),
+        // Nobody listens: the last one is gone.
+        Err(ObjectError::Gpu(Error::Connect { .. })) => return None,
+        Err(ObjectError::Gpu(Error::Deadline { .. })) => BrokerState::Hung(holder),
+        Err(error) => BrokerState::Unknown(explain(&error)),
+    };
+    Some(SeenBroker { dir, state })
+}
+
+fn ask(dir: &std::path::Path, timeout: Duration) -> Result<Listing, ObjectError> {
+    // The question is about no memory: any device will do.
+    let gpu = gpu_ipc::backend::detect_only(BackendKind::Host)?.first(BackendKind::Host)?;
+    Client::builder(gpu).dir(dir).name("gpu-ipc").patience(timeout).connect()?.list()
+}
+
+/// Writes what people read: at most 80 columns, but for paths and reasons.
+pub fn table(seen: &SeenBroker) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_table(&mut text, seen);
+    text
+}
+
+fn write_table(text: &mut String, seen: &SeenBroker) -> std::fmt::Result {
+    let dir = seen.dir.display();
+    let listing = match &seen.state {
+        BrokerState::Serves(listing) => listing,
+        BrokerState::Hung(pid) => {
+            writeln!(text, "HUNG     {dir}")?;
+            return writeln!(text, "         its broker, process {pid}, does not answer: it hangs or is stopped");
+        }
+        BrokerState::Unknown(why) => {
+            writeln!(text, "UNKNOWN  {dir}")?;
+            return writeln!(text, "         {why}");
+        }
+    };
+    writeln!(text, "BROKER   {dir}")?;
+    writeln!(text, "         {}", summary(listing))?;
+    if listing.objects.is_empty() {
+        return Ok(());
+    }
+    writeln!(text, "  {:<30} {:>8} {:>10} {:>8}  STATE", "OBJECT", "EPOCH", "BYTES", "READERS")?;
+    for row in &listing.objects {
+        let epoch = if row.epoch == 0 { "-".into() } else { row.epoch.to_string() };
+        let (name, size) = (cut(&row.name, 30), bytes(row.bytes));
+        writeln!(text, "  {name:<30} {epoch:>8} {size:>10} {:>8}  {}", row.readers.len(), row.state)?;
+    }
+    Ok(())
+}
+
+/// Says in a line what a broker has.
+pub fn summary(listing: &Listing) -> String {
+    let keeper = match listing.keeper.as_str() {
+        "fed" => "keeper has all",
+        "absent" => "KEEPER IS AWAY",
+        _ => "no keeper",
+    };
+    let age = time(Duration::from_secs(listing.age_s));
+    format!(
+        "process {}, {} objects of {}, {keeper}, for {age}",
+        listing.pid,
+        listing.objects.len(),
+        bytes(listing.bytes)
+    )
+}
+
+/// Makes what programs read.
+pub fn to_json(seen: &SeenBroker) -> serde_json::Value {
+    let dir = seen.dir.display().to_string();
+    match &seen.state {
+        BrokerState::Serves(listing) => serde_json::json!({ "dir": dir, "state": "alive", "broker": listing }),
+        BrokerState::Hung(pid) => serde_json::json!({ "dir": dir, "state": "hung", "pid": pid }),
+        BrokerState::Unknown(why) => serde_json::json!({ "dir": dir, "state": "unknown", "why": why }),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use gpu_ipc::broker::server::listing::Row;
+
+    pub fn listing() -> Listing {
+        let row = |name: &str, epoch, state: &str| Row {
+            name: name.into(),
+            epoch,
+            identity: "0".repeat(32),
+            bytes: 5 << 30,
+            owner: 1000,
+            state: state.into(),
+            writer: None,
+            readers: Vec::new(),
+        };
+        Listing {
+            pid: 4_194_304,
+            age_s: 61,
+            keeper: "fed".into(),
+            bytes: 10 << 30,
+            limit: None,
+            restored: 1,
+            orphans: 0,
+            commits: 3,
+            opens: 4,
+            aborted: 5,
+            objects: vec![row("a-name-that-is-longer-than-thirty-characters", 7, "visible"), row("next", 0, "filling")],
+        }
+    }
+
+    #[test]
+    fn a_broker_fits_80_columns() {
+        let state = BrokerState::Serves(Box::new(listing()));
+        let text = table(&SeenBroker { dir: "/run/objects".into(), state });
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        for word in
+            ["BROKER   /run/objects", "process 4194304, 2 objects of 10.0 GiB, keeper has all", "5.00 GiB", "filling"]
+        {
+            assert!(text.contains(word), "no {word:?} in\n{text}");
+        }
+        let hung = table(&SeenBroker { dir: "/run/objects".into(), state: BrokerState::Hung(12) });
+        assert!(hung.contains("HUNG     /run/objects") && hung.contains("process 12, does not answer"), "{hung}");
+    }
+}
