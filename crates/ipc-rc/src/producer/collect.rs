@@ -14,7 +14,7 @@ use crate::shard::own_shard;
 use channel::os::clock::Tick;
 use channel::trace_point;
 
-/// Every so many drops one looks at a few dirty words, so many: what is in no near cache costs it as much as all else.
+/// Every 4th drop checks 4 dirty words. Reading words that are in no near cache costs a drop as much as all else.
 const GLANCES: usize = 4;
 const GLANCE: usize = 4;
 

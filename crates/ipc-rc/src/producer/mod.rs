@@ -6,7 +6,7 @@
 //! |---|---|
 //! | open a session, allocate or adopt | [`builder`], [`session`], [`blocks`] |
 //! | share: fence, grant, descriptor | [`share`], [`fences`], [`grants`] |
-//! | share with whoever asks | [`grants::ticket`], [`fences::ticket_event`] |
+//! | share by ticket | [`grants::ticket`], [`fences::ticket_event`] |
 //! | drop: limbo | [`sent_block`], [`blocks`] |
 //! | collect, retire, give back | [`collect`], [`grants`], [`blocks`] |
 //! | who connects, what they ask, and what they were told | [`service`], [`roster`] |

@@ -29,8 +29,8 @@ use channel::wire::message::{TicketId, ToParticipant};
 pub enum To {
     /// A participant that is connected: nobody else can claim it, and its claim is one atomic operation.
     Participant(ParticipantId),
-    /// Whoever of the session's participants claims first, so often: for queues and broadcasts whose readers are not
-    /// known. Each claim asks the producer.
+    /// The session's participants that claim first, up to a number of claims: for queues and broadcasts whose readers are
+    /// not known. Each claim asks the producer.
     Ticket(Claims),
 }
 
@@ -59,8 +59,7 @@ impl Default for ShareOptions {
 }
 
 impl ShareOptions {
-    /// Puts 64 bytes of the user's own into the descriptor: shape, dtype, frame number. Whoever has the descriptor reads them
-    /// by [`Descriptor::user`].
+    /// Puts 64 user bytes into the descriptor: shape, dtype, frame number. [`Descriptor::user`] reads them.
     #[must_use]
     pub fn user(mut self, bytes: [u8; 64]) -> ShareOptions {
         self.user = bytes;

@@ -2,10 +2,10 @@
 //!
 //! | step | what | when it fails |
 //! |---|---|---|
-//! | accept | the kernel says who connected, and whoever is not allowed is told so; nothing that they sent is read | the connection is closed |
+//! | accept | the kernel identifies the process; one that is not allowed is told so, and nothing that it sent is read | the connection is closed |
 //! | greet | the hello is read, with its descriptors | the connection is closed |
 //! | prepare | version, vendor and device are checked; a counter file is made and registered. Nobody sees any of it | refused |
-//! | seat | the welcome is sent, and the participant is in the table: one step for whoever looks it up | [let go](Service::let_go) |
+//! | seat | the welcome is sent, and the participant is in the table: one step for a thread that looks it up | [let go](Service::let_go) |
 //!
 //! The way out is [`Service::let_go`] for everybody, whatever went wrong. What another process sent, and every connection,
 //! is [`Foreign`]: its close never keeps this thread.
@@ -87,8 +87,8 @@ impl Service {
         }
     }
 
-    /// Makes room for a connection: of the process that has the most silent ones the oldest goes. Who connects says hello
-    /// at once, so whoever says nothing keeps out nobody but itself.
+    /// Makes room for a connection: the process with the most silent connections loses its oldest. A participant says hello
+    /// at once, so a silent process keeps out only itself.
     fn hang_up_on_a_silent_one(&mut self) {
         let mut silent: HashMap<Credentials, (usize, u64)> = HashMap::new();
         for (&key, greeting) in &self.greetings {
@@ -122,7 +122,7 @@ impl Service {
         match ToProducer::decode(&bytes[..len], fds.len()) {
             Ok(ToProducer::Inspect { request, from }) => {
                 let len = self.core.report(request, from).encode(&mut bytes);
-                // Whoever asks reads one answer before it asks again; the room for one is always there.
+                // The other side reads one answer before it asks again; there is always room for one.
                 let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
                 self.greetings.insert(key, greeting);
             }
@@ -254,7 +254,7 @@ fn internal(error: &Error) -> Refused {
     (RefusalCode::Failed, format!("{error}{cause}"))
 }
 
-/// Tells whoever is refused why. Who is not there to hear it needs no telling.
+/// Tells a refused process why. An error is ignored: the process is gone.
 fn refuse(socket: &Foreign, (code, why): Refused) {
     let pid = socket::credentials(socket.as_fd()).map_or(0, |of| of.pid);
     tracing::warn!(pid, %why, "a participant is refused");

@@ -146,8 +146,8 @@ impl Service {
         });
     }
 
-    /// While somebody may wait for a word that a stream of ours has yet to write, asks whether the context still works.
-    /// Once it does not, whoever waits is told.
+    /// While a participant may wait for a word that a stream of ours has yet to write, asks whether the context still works.
+    /// Once it does not, the waiting participants are told.
     pub(super) fn watch_context(&mut self) {
         let peers = self.core.roster.peers();
         let awaited = || peers.iter().flatten().filter(|peer| peer.words.are_awaited());
@@ -157,7 +157,7 @@ impl Service {
         if !self.broken {
             let Err(error) = self.probe.is_passed() else { return };
             self.broken = true;
-            tracing::error!(%error, "the producer's context is broken; whoever waits for its streams is told");
+            tracing::error!(%error, "the producer's context is broken; participants that wait for its streams are told");
         }
         awaited().for_each(|peer| peer.words.poison());
     }

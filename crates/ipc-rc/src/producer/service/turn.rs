@@ -38,7 +38,7 @@ pub(crate) fn start(core: Arc<Core>, listener: Listener, allowed: Vec<u32>) -> R
 impl Service {
     /// Runs until nothing is left to do, ever.
     fn run(mut self) {
-        // Whatever panics, a source of regions or whoever listens to the log, somebody is told.
+        // A source of regions or a subscriber of the log may panic: the caller is told.
         let ran = catch_unwind(AssertUnwindSafe(|| {
             while !self.is_finished() {
                 self.turn();
