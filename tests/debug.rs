@@ -24,7 +24,7 @@ const DIGITS: usize = 80;
 /// Names that are no types: an alias and a trait.
 const NO_VALUES: [&str; 2] = ["Contents", "Result"];
 
-/// Shows a value of each type, of a session that has so many blocks and grants.
+/// Shows a value of each type, of a session that has this many blocks and grants.
 fn shown(grants: usize) -> BTreeMap<&'static str, String> {
     let dir = tempfile::tempdir().expect("a directory");
     let host = HostBackend::new(HostConfig::default()).expect("it opens");

@@ -1,7 +1,7 @@
 //! What the way through C adds to share, claim and close, on the host backend, both in one run:
 //! `cargo bench --profile dist -p gpu-ipc-capi`.
 //!
-//! `cost rust 1000` and `cost c 1000` go through so many cycles of one way and tell nothing, for counters of instructions:
+//! `cost rust 1000` and `cost c 1000` run this many cycles of one way and print nothing, for counters of instructions:
 //! the difference of two counts is that of the cycles (`valgrind --tool=callgrind`).
 
 use std::ffi::CString;
@@ -89,7 +89,7 @@ impl C {
             let bytes = black_box(unsafe { descriptor.assume_init() }.bytes);
             let received = made(|received| {
                 let (bytes, len) = (bytes.as_ptr().cast(), bytes.len());
-                // SAFETY: `gpu_ipc_claim` asks for so many bytes.
+                // SAFETY: `gpu_ipc_claim` asks for this many bytes.
                 unsafe { claim(self.participant, bytes, len, GPU_IPC_WAIT, null_mut(), -1, Some(received)) }
             });
             assert_eq!(close(received), GPU_IPC_OK);

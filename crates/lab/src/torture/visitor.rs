@@ -79,7 +79,7 @@ struct Visitor {
     own: OwnedFd,
 }
 
-/// Says whether the producer is still there, for whoever could not connect to it.
+/// Says whether the producer is still there, for a process that could not connect to it.
 fn is_there(path: &Path) -> bool {
     !matches!(dial(path), Err(Errno::CONNREFUSED | Errno::NOENT))
 }
