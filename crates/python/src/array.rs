@@ -47,6 +47,17 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// Returns the handle of the stream that the array's pending work is on; `asked` is where `__dlpack__` was told to
+    /// have it waited for.
+    pub fn pending(&self, asked: impl Fn() -> PyResult<Option<u64>>) -> PyResult<Option<u64>> {
+        match self.source {
+            Source::Exchange(raw) if self.device.kind != CPU => Ok(Some(raw)),
+            Source::Interface(raw) => Ok(raw),
+            Source::Dlpack if self.device.kind != CPU => asked(),
+            _ => Ok(None),
+        }
+    }
+
     /// Returns the first byte that belongs to the array, how many do, and the layout from there on.
     pub fn span(&self) -> PyResult<(u64, u64, Layout)> {
         let reach = self.layout.reach().and_then(|(before, after)| {

@@ -15,6 +15,7 @@ use crate::array::{Keeper, Source, View};
 use crate::block::Lent;
 use crate::errors::{OrRaise, invalid, no_buffer, unsupported};
 use crate::layout::{Dtype, Layout, MOST_DIMENSIONS};
+use crate::part::Owner;
 use crate::plain::Plain;
 
 /// Host memory (`kDLCPU`).
@@ -117,6 +118,8 @@ pub(crate) enum Holder {
     Lent(Lent),
     /// Memory of another allocator.
     Plain(Arc<Plain>),
+    /// Addresses of an object.
+    Part(Owner),
 }
 
 /// What a capsule that was given out points at. The deleter takes no lock of Python's.

@@ -2,6 +2,7 @@
 //!
 //! The classes are Python's own, in `gpu_ipc._errors`, because most have a second base (`TimeoutError`, `MemoryError`).
 
+use gpu_ipc::broker::ObjectError;
 use gpu_ipc::{ClaimError, Error};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -9,7 +10,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
 /// Names the class of each code.
-const CLASSES: [(i32, &str); 24] = [
+const CLASSES: [(i32, &str); 31] = [
     (1, "OutOfMemory"),
     (2, "Exhausted"),
     (3, "NotCompiled"),
@@ -34,6 +35,13 @@ const CLASSES: [(i32, &str); 24] = [
     (103, "AlreadyClaimed"),
     (104, "Stale"),
     (105, "WrongParticipant"),
+    (201, "NotFound"),
+    (202, "Conflict"),
+    (203, "WriterLost"),
+    (204, "Aborted"),
+    (205, "LayoutDiffers"),
+    (206, "Poisoned"),
+    (207, "Asleep"),
 ];
 
 /// Turns the library's results into Python's.
@@ -51,6 +59,30 @@ impl<T> OrRaise<T> for Result<T, ClaimError> {
     fn or_raise(self) -> PyResult<T> {
         self.map_err(raise_claim)
     }
+}
+
+impl<T> OrRaise<T> for Result<T, ObjectError> {
+    fn or_raise(self) -> PyResult<T> {
+        self.map_err(raise_object)
+    }
+}
+
+/// Makes the exception of what went wrong with an object.
+fn raise_object(error: ObjectError) -> PyErr {
+    let code = match &error {
+        ObjectError::OutOfMemory { .. } => 1,
+        ObjectError::Refused { .. } => 11,
+        ObjectError::NotFound { .. } => 201,
+        ObjectError::Conflict { .. } => 202,
+        ObjectError::WriterLost { .. } => 203,
+        ObjectError::Aborted { .. } => 204,
+        ObjectError::LayoutDiffers { .. } => 205,
+        ObjectError::Poisoned { .. } => 206,
+        ObjectError::Asleep { .. } => 207,
+        ObjectError::Gpu(error) => error.code(),
+        _ => 0,
+    };
+    exception(code, text_of(&error))
 }
 
 /// Makes the exception of an error.

@@ -5,13 +5,42 @@ use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
 use crate::array::{Keeper, Source, View};
-use crate::dlpack::{Device, Export, ManagedVersioned, Tensor, Version, view_of};
+use crate::dlpack::{CPU, Device, Export, ManagedVersioned, Tensor, Version, view_of};
+use crate::errors::unsupported;
 use crate::layout::Dtype;
 
 const NAME: &CStr = c"dlpack_exchange_api";
+
+/// Returns the type of PyTorch's tensors.
+fn torch_tensor(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    TENSOR.import(py, "torch", "Tensor")
+}
+
+/// Returns the handle of PyTorch's current stream; `None` for host memory, which has none.
+pub(crate) fn current_stream(py: Python<'_>, device: Device) -> PyResult<Option<u64>> {
+    if device.kind == CPU {
+        return Ok(None);
+    }
+    if let Some(table) = Table::of(torch_tensor(py)?) {
+        return Ok(Some(table.stream(device)));
+    }
+    let current = py.import("torch.cuda")?.call_method1("current_stream", (device.id,))?;
+    current.getattr("cuda_stream")?.extract().map(Some)
+}
+
+/// Makes a tensor of PyTorch's, the fast way where its version has it.
+pub(crate) fn tensor<'py>(py: Python<'py>, export: Export<'_>) -> PyResult<Bound<'py, PyAny>> {
+    if let Some(table) = Table::of(torch_tensor(py)?).filter(|table| table.object_from_managed.is_some()) {
+        return table.object(py, export);
+    }
+    let capsule = export.capsule(py, true)?;
+    py.import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
+}
 
 /// `DLPackExchangeAPI`. It lives as long as the process, so it is copied nowhere.
 #[repr(C)]
@@ -74,16 +103,18 @@ impl Table {
     }
 
     /// Makes an array of the table's type.
-    pub fn object<'py>(&self, py: Python<'py>, export: Export<'_>) -> Option<PyResult<Bound<'py, PyAny>>> {
-        let function = self.object_from_managed?;
+    fn object<'py>(&self, py: Python<'py>, export: Export<'_>) -> PyResult<Bound<'py, PyAny>> {
+        let Some(function) = self.object_from_managed else {
+            return Err(unsupported("a tensor by this table", "it makes none", "update PyTorch"));
+        };
         let mut object = ptr::null_mut();
         let managed = export.versioned();
         // SAFETY: the standard asks for a struct that it takes over, and for a place to write an owned reference to.
         let code = unsafe { function(managed, &raw mut object) };
         if code != 0 {
-            return Some(Err(PyErr::fetch(py)));
+            return Err(PyErr::fetch(py));
         }
         // SAFETY: `from_owned_ptr_or_err` asks for an owned reference: the standard gives one.
-        Some(unsafe { Bound::from_owned_ptr_or_err(py, object.cast()) })
+        unsafe { Bound::from_owned_ptr_or_err(py, object.cast()) }
     }
 }

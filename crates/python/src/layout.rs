@@ -55,6 +55,12 @@ impl Dtype {
         if self.lanes == 1 { name } else { format!("{name}x{}", self.lanes) }
     }
 
+    /// Finds an element type by its name.
+    pub fn of_name(name: &str) -> Option<Dtype> {
+        let known = NAMES.iter().find(|(known, ..)| *known == name);
+        known.map(|&(_, code, bits)| Dtype { code, bits, lanes: 1 })
+    }
+
     /// Returns the bytes of an element; `None` for those that are packed into parts of bytes.
     pub fn bytes(self) -> Option<u64> {
         let bits = u64::from(self.bits) * u64::from(self.lanes);

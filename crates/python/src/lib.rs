@@ -11,6 +11,7 @@
 //! | `session`, `shared`, `sharing`, `block`, `addressee` | the producer |
 //! | `participant`, `received` | the consumer |
 //! | `notice` | what each side is told |
+//! | `object`, `part` | objects of a broker, and the arrays in them |
 //! | `stats` | who holds what |
 //! | `torch_pool` | PyTorch's allocator on memory of a session |
 //! | `timing`, `plain` | for comparison and tests: the same calls without Python, somebody else's memory |
@@ -35,6 +36,8 @@ mod keeper;
 mod layout;
 mod logging;
 mod notice;
+mod object;
+mod part;
 mod participant;
 mod plain;
 mod process;
@@ -63,6 +66,10 @@ mod _gpu_ipc {
     use crate::keeper::{keep, stop};
     #[pymodule_export]
     use crate::notice::{Notice, SessionNotice};
+    #[pymodule_export]
+    use crate::object::{Broker, Object, ObjectWriter, connect_broker, serve_broker};
+    #[pymodule_export]
+    use crate::part::Part;
     #[pymodule_export]
     use crate::participant::{Participant, connect};
     #[pymodule_export]

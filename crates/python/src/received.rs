@@ -7,18 +7,16 @@ use std::sync::{Mutex, PoisonError};
 use gpu_ipc::{ClaimError, Error, Gpu, ReceivedBlock, State, Wait};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::addressee;
 use crate::descriptor::Descriptor;
-use crate::dlpack::{CPU, Device, Export, Holder};
+use crate::dlpack::{Device, Export, Holder};
 use crate::errors::{OrRaise, poisoned, unsupported};
-use crate::exchange::Table;
 use crate::layout::Layout;
 use crate::streams::{self, ConsumerStream};
 use crate::waiting::{aside, duration, in_slices};
-use crate::{buffer, dlpack, interface};
+use crate::{buffer, dlpack, exchange, interface};
 
 /// An array of another process, under a lease that ends when the last array made of it is dropped.
 ///
@@ -189,7 +187,6 @@ impl Received {
     ///     Unsupported: the lease is read-only; PyTorch has no such tensors. ``received.without_read_only_flag().torch()``
     ///         makes one all the same; a write to it ends the process' GPU context.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         if self.read_only {
             return Err(unsupported(
                 "a PyTorch tensor of a read-only lease",
@@ -197,29 +194,15 @@ impl Received {
                 "connect without `read_only`, or use received.without_read_only_flag().torch() and never write to it",
             ));
         }
-        let tensor = TENSOR.import(py, "torch", "Tensor")?;
-        let (block, device) = (self.block()?, Device::of(&self.gpu));
-        let table = Table::of(tensor);
-        if device.kind == CPU {
-            self.wait_on_host(py, &block, None)?;
-        } else {
-            let raw = match table {
-                Some(table) => table.stream(device),
-                None => {
-                    let current = py.import("torch.cuda")?.call_method1("current_stream", (device.id,))?;
-                    current.getattr("cuda_stream")?.extract()?
-                }
-            };
-            let stream = streams::borrow(py, &self.gpu, raw, None)?;
-            self.wait_on_stream(py, &block, &stream)?;
+        let block = self.block()?;
+        match exchange::current_stream(py, Device::of(&self.gpu))? {
+            None => self.wait_on_host(py, &block, None)?,
+            Some(raw) => {
+                let stream = streams::borrow(py, &self.gpu, raw, None)?;
+                self.wait_on_stream(py, &block, &stream)?;
+            }
         }
-        if let Some(table) = table
-            && let Some(made) = table.object(py, self.export(block.clone()))
-        {
-            return made;
-        }
-        let capsule = self.export(block).capsule(py, true)?;
-        py.import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
+        exchange::tensor(py, self.export(block))
     }
 
     /// Hand out the same lease without the mark that it is read-only, to libraries that do not know the mark.

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{After, Error, To};
+use gpu_ipc::{After, Error, Gpu, To};
 use pyo3::prelude::*;
 
-use crate::array::{self, Keeper, Source, View};
+use crate::array::{self, Keeper, View};
 use crate::block::{Block, Lent};
 use crate::errors::{OrRaise, invalid, raise, unsupported};
 use crate::layout::Layout;
@@ -73,12 +73,7 @@ impl Shared {
             None => py.detach(|| self.own_stream().map(|stream| Some(stream.raw().handle))).or_raise(),
         };
         let view = array::read(&self.gpu, x, order)?;
-        let pending = match view.source {
-            Source::Exchange(raw) if view.device.kind != dlpack::CPU => Some(raw),
-            Source::Interface(raw) => raw,
-            Source::Dlpack if view.device.kind != dlpack::CPU => order()?,
-            _ => None,
-        };
+        let pending = view.pending(order)?;
         let (first, len, layout) = view.span()?;
         if len == 0 {
             // A block is never empty, and an empty array reads none of its bytes.
@@ -155,33 +150,17 @@ impl Shared {
         given: Option<&gpu_ipc::Stream>,
         pending: Option<u64>,
     ) -> PyResult<Lent> {
-        let ours = dlpack::Device::of(&self.gpu);
-        if view.device != ours && !matches!(view.device.kind, dlpack::CPU | dlpack::CUDA_HOST) {
-            return Err(
-                array::refusal(ours, view.device, len).unwrap_or_else(|| invalid("a device", "another", "ours"))
-            );
-        }
         let lent = self.allocate(py, len, Some(Duration::ZERO))?;
         let stream = match (given, pending) {
             (Some(given), _) => given.clone(),
             (None, Some(raw)) => streams::borrow(py, &self.gpu, raw, None)?,
             (None, None) => py.detach(|| self.own_stream().cloned()).or_raise()?,
         };
-        let on_device = view.device == ours && ours.kind != dlpack::CPU;
+        let device = view.device;
         py.detach(|| {
-            let (backend, to) = (self.gpu.backend(), lent.block().device_ptr());
-            if on_device {
-                // SAFETY: `copy` asks for a live stream and ranges that are valid until it is done: `view` and `lent` are
-                // held beyond the wait below.
-                unsafe { backend.copy(stream.raw(), to, DevicePtr(first), len) }?;
-            } else {
-                let from = std::ptr::with_exposed_provenance::<u8>(first as usize);
-                // SAFETY: as above.
-                unsafe { backend.copy_to_device(stream.raw(), to, from, len as usize) }?;
-            }
-            stream.synchronize()
-        })
-        .or_raise()?;
+            copy(&self.gpu, &stream, lent.block().device_ptr(), device, (first, len))?;
+            stream.synchronize().or_raise()
+        })?;
         Ok(lent)
     }
 
@@ -215,4 +194,30 @@ impl Shared {
         }
         Ok(granted.into_iter().map(|list| list.into_iter().flatten().collect()).collect())
     }
+}
+
+/// Queues a copy of an array's bytes to memory of a device. The caller keeps both until the stream has come that far.
+///
+/// # Errors
+///
+/// `Unsupported` for an array that is neither in host memory nor on the device.
+pub(crate) fn copy(
+    gpu: &Gpu,
+    stream: &gpu_ipc::Stream,
+    to: DevicePtr,
+    device: dlpack::Device,
+    (first, len): (u64, u64),
+) -> PyResult<()> {
+    let ours = dlpack::Device::of(gpu);
+    let backend = gpu.backend();
+    if device == ours && ours.kind != dlpack::CPU {
+        // SAFETY: `copy` asks for a live stream and ranges that are valid until it is done: the caller keeps both.
+        return unsafe { backend.copy(stream.raw(), to, DevicePtr(first), len) }.or_raise();
+    }
+    if !matches!(device.kind, dlpack::CPU | dlpack::CUDA_HOST) {
+        return Err(array::refusal(ours, device, len).unwrap_or_else(|| invalid("a device", "another", "ours")));
+    }
+    let from = std::ptr::with_exposed_provenance::<u8>(first as usize);
+    // SAFETY: as above.
+    unsafe { backend.copy_to_device(stream.raw(), to, from, len as usize) }.or_raise()
 }

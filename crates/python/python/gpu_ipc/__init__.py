@@ -22,6 +22,8 @@ the GPU work on it is done, or when the consumer's death is proven. Without a GP
 `Ticket`, `ParticipantId`   whom a grant is for
 `connect`, `Participant`    a consumer: claim, one or many, or in asyncio
 `Received`                  an array under a lease
+`connect_broker`, `Broker`  objects that outlive their writer: `put`, `create`, `open`, `watch`
+`Object`, `ObjectWriter`    one that is mapped, and one that is being filled; `Part`, an array in it
 `Stream`                    a stream, for programs without an array library
 `detect`                    which devices there are, and why not the others
 `sessions`, `inspect`       who holds what, from outside
@@ -31,23 +33,29 @@ the GPU work on it is done, or when the consumer's death is proven. Without a GP
 What the library has to say goes to the logger ``gpu_ipc`` of `logging`.
 """
 
-from gpu_ipc import _threads
+from gpu_ipc import _objects, _threads
 from gpu_ipc._errors import (
+    Aborted,
     AlreadyClaimed,
+    Asleep,
     BadDescriptor,
     Capturing,
     Closed,
+    Conflict,
     ConnectFailed,
     DriverFailed,
     Error,
     Exhausted,
     Forked,
     Invalid,
+    LayoutDiffers,
     Mismatch,
     NoDevice,
     NotCompiled,
+    NotFound,
     OutOfMemory,
     ParticipantGone,
+    Poisoned,
     ProducerGone,
     Refused,
     Revoked,
@@ -57,16 +65,21 @@ from gpu_ipc._errors import (
     Unavailable,
     Unsupported,
     WouldBlock,
+    WriterLost,
     WrongParticipant,
 )
 from gpu_ipc._gpu_ipc import (
     Block,
+    Broker,
     Collected,
     Descriptor,
     Detected,
     Device,
     Holder,
     Notice,
+    Object,
+    ObjectWriter,
+    Part,
     Participant,
     ParticipantId,
     Received,
@@ -79,18 +92,23 @@ from gpu_ipc._gpu_ipc import (
     Stream,
     Ticket,
     connect,
+    connect_broker,
     detect,
     inspect,
     sessions,
 )
 
 __all__ = [
+    "Aborted",
     "AlreadyClaimed",
+    "Asleep",
     "BadDescriptor",
     "Block",
+    "Broker",
     "Capturing",
     "Closed",
     "Collected",
+    "Conflict",
     "ConnectFailed",
     "Descriptor",
     "Detected",
@@ -101,14 +119,20 @@ __all__ = [
     "Forked",
     "Holder",
     "Invalid",
+    "LayoutDiffers",
     "Mismatch",
     "NoDevice",
     "NotCompiled",
+    "NotFound",
     "Notice",
+    "Object",
+    "ObjectWriter",
     "OutOfMemory",
+    "Part",
     "Participant",
     "ParticipantGone",
     "ParticipantId",
+    "Poisoned",
     "ProducerGone",
     "Received",
     "Refused",
@@ -127,11 +151,14 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "WouldBlock",
+    "WriterLost",
     "WrongParticipant",
     "connect",
+    "connect_broker",
     "detect",
     "inspect",
     "sessions",
 ]
 
 _threads.prepare()
+_objects.register()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gpu_ipc._errors import Closed, Timeout, WouldBlock
-from gpu_ipc._gpu_ipc import Block, Notice, Participant, ParticipantId, Received, Session, SessionNotice
+from gpu_ipc._gpu_ipc import Block, Broker, Notice, Participant, ParticipantId, Received, Session, SessionNotice
 
 # Who waits asks again after this many seconds if nothing woke it: another thread may have taken the notice.
 _ASK_AGAIN = 1.0
@@ -103,3 +103,11 @@ async def released(session: Session, block: Block) -> None:
             return block.wait_released(0)
         except Timeout:
             await waiters.wait(session, waiters.askers)
+
+
+async def watch(broker: Broker, name: str, seen: int) -> int:
+    """Wait for an epoch newer than `seen`, on a thread that ends soon after a cancel."""
+    while True:
+        newer = await asyncio.to_thread(broker.watch, name, seen, _ASK_AGAIN)
+        if newer is not None:
+            return newer

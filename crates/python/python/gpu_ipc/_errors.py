@@ -154,6 +154,48 @@ class WrongParticipant(Refused):
     code = 105
 
 
+class NotFound(Error, LookupError):
+    """There is no such object that this user may open. ``broker.listing()`` shows what there is."""
+
+    code = 201
+
+
+class Conflict(Error):
+    """The name has another epoch than the one that was expected. Open that one and decide again."""
+
+    code = 202
+
+
+class WriterLost(Error, ConnectionError):
+    """The broker died while the object was being filled. Create it anew."""
+
+    code = 203
+
+
+class Aborted(Error):
+    """The object was aborted before it was committed. Create it anew."""
+
+    code = 204
+
+
+class LayoutDiffers(Error):
+    """Two epochs have different parts. Nothing changed; open the other one as an object of its own."""
+
+    code = 205
+
+
+class Poisoned(Error):
+    """Neither the new memory nor the old could be mapped: the addresses reach nothing. Open the object anew."""
+
+    code = 206
+
+
+class Asleep(Error):
+    """The object sleeps: its addresses reach nothing. Wake it first."""
+
+    code = 207
+
+
 def _name(known: dict[str, object]) -> None:
     for one in known.values():
         if isinstance(one, type) and issubclass(one, Error):

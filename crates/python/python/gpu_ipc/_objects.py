@@ -1,0 +1,51 @@
+"""Nested names of an object's parts, and its tensors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpu_ipc._errors import Invalid
+from gpu_ipc._gpu_ipc import Object
+
+# Between the keys on the way to a part. Names of PyTorch's parameters hold dots, so those tell nothing.
+SEPARATOR = "/"
+
+
+def flat(parts: Any, before: str = "") -> dict[str, Any]:
+    """Lay nested mappings out flat: ``{"model": {"w": x}}`` becomes ``{"model/w": x}``."""
+    if not isinstance(parts, Mapping):
+        raise Invalid(f"the parts are {type(parts).__name__}, but must be a mapping of names to arrays")
+    laid: dict[str, Any] = {}
+    items: Any = parts.items()
+    for key, value in items:
+        if not isinstance(key, str) or SEPARATOR in key or not key:
+            raise Invalid(f"a part's key is {key!r}, but must be a text, not empty, without `{SEPARATOR}`")
+        if isinstance(value, Mapping):
+            if not value:
+                raise Invalid(f"the mapping {before + key!r} is empty, but must hold a part: an object has no others")
+            laid.update(flat(value, before + key + SEPARATOR))
+        else:
+            laid[before + key] = value
+    return laid
+
+
+def nested(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Make nested dictionaries of flat names again."""
+    whole: dict[str, Any] = {}
+    for name, value in parts.items():
+        *way, last = name.split(SEPARATOR)
+        inner = whole
+        for key in way:
+            inner = inner.setdefault(key, {})
+        inner[last] = value
+    return whole
+
+
+def tensors(of: Object) -> dict[str, Any]:
+    """Make PyTorch tensors of all parts, on memory that faults when it is written."""
+    return nested({name: part.without_read_only_flag().torch() for name, part in of.items()})
+
+
+def register() -> None:
+    """Let `isinstance(object, Mapping)` say what is so."""
+    mapping: Any = Mapping
+    mapping.register(Object)

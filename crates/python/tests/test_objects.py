@@ -1,0 +1,246 @@
+"""Objects of a broker: put, filled in place, opened, advanced, asleep and awake, watched, and what is refused."""
+
+import asyncio
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+import numpy
+import pytest
+from conftest import DEVICE, WATCHDOG, until
+
+import gpu_ipc
+
+SERVER = "import sys; from gpu_ipc import _gpu_ipc; _gpu_ipc._serve_broker(sys.argv[1], sys.argv[2])"
+
+
+def serve(directory: pathlib.Path) -> "subprocess.Popen[bytes]":
+    """Start a broker, and wait until it listens."""
+    server = subprocess.Popen([sys.executable, "-c", SERVER, str(directory), DEVICE])
+
+    def listens() -> bool:
+        assert server.poll() is None, "the broker ended"
+        try:
+            gpu_ipc.connect_broker(directory, DEVICE).close()
+        except gpu_ipc.ConnectFailed:
+            return False
+        return True
+
+    until(listens, "the broker does not listen")
+    return server
+
+
+@pytest.fixture
+def directory(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    directory = tmp_path / "broker"
+    directory.mkdir(mode=0o700)
+    server = serve(directory)
+    yield directory
+    server.kill()
+    server.wait()
+
+
+@pytest.fixture
+def broker(directory: pathlib.Path) -> Iterator[gpu_ipc.Broker]:
+    with gpu_ipc.connect_broker(directory, DEVICE, name="the test") as broker:
+        yield broker
+
+
+def weights(value: float) -> dict[str, numpy.ndarray]:
+    return {
+        "layer.0.weight": numpy.full((4, 6), value, numpy.float32),
+        "layer.0.bias": numpy.full(4, value + 1, numpy.float64),
+        "step": numpy.array(int(value)),
+    }
+
+
+def test_what_is_put_is_there_whole(broker: gpu_ipc.Broker, directory: pathlib.Path) -> None:
+    given = weights(3)
+    assert broker.put("model", given, meta=b"step 3") == 1
+    with gpu_ipc.connect_broker(directory, DEVICE) as other:
+        model = other.open("model")
+        assert isinstance(model, Mapping) and dict(model).keys() == given.keys() == set(model.keys())
+        assert (model.name, model.epoch, model.meta, len(model), model.asleep) == ("model", 1, b"step 3", 3, False)
+        assert "step" in model and "no" not in model and list(model) == sorted(given)
+        for name, part in model.items():
+            made = numpy.from_dlpack(part)
+            assert made.dtype == given[name].dtype and numpy.array_equal(made, given[name])
+            assert not made.flags.writeable and memoryview(part).readonly
+            assert (part.shape, part.nbytes) == (given[name].shape, given[name].nbytes)
+        with pytest.raises(KeyError):
+            model["no"]
+    # The addresses stay as long as somebody has an array.
+    del model
+    assert numpy.array_equal(made, given[name])
+
+
+def test_views_and_nested_names_arrive(broker: gpu_ipc.Broker) -> None:
+    base = numpy.arange(24.0).reshape(4, 6)
+    parts = {"model": {"w": base[:, ::2], "t": base.T}, "optimizer": {"state": {"m": base[1:3]}}, "empty": base[:0]}
+    broker.put("all", parts)
+    opened = broker.open("all")
+    assert opened.keys() == ["empty", "model/t", "model/w", "optimizer/state/m"]
+    assert numpy.array_equal(opened["model/w"], base[:, ::2]) and numpy.array_equal(opened["model/t"], base.T)
+    assert numpy.array_equal(opened["optimizer/state/m"], base[1:3]) and opened["empty"].shape == (0, 6)
+    from gpu_ipc._objects import nested
+
+    assert nested(opened)["optimizer"]["state"]["m"].shape == (2, 6)
+    for bad in ({"a/b": base}, {"": base}, {1: base}, {"a": {}}, [base]):
+        with pytest.raises(gpu_ipc.Invalid):
+            broker.put("bad", bad)  # type: ignore[arg-type]
+    with pytest.raises(gpu_ipc.Unsupported, match="contiguous"):
+        broker.put("bad", {"w": memoryview(base[::-1])})
+    with pytest.raises(gpu_ipc.NotFound):
+        broker.open("bad")
+
+
+def test_an_object_is_filled_in_place(broker: gpu_ipc.Broker) -> None:
+    like = numpy.empty((2, 3), numpy.int32)
+    with broker.create("made", {"a": like, "b": ("bfloat16", (5,))}, expect=0) as writer:
+        assert writer.keys() == ["a", "b"] and writer["b"].dtype == "bfloat16"
+        array = numpy.from_dlpack(writer["a"])
+        array[:] = numpy.arange(6).reshape(2, 3)
+        with pytest.raises(gpu_ipc.NotFound):
+            broker.open("made")
+        with pytest.raises(gpu_ipc.Invalid, match="alive"):
+            writer.commit()
+        del array
+        assert writer.commit() == 1
+    with pytest.raises(gpu_ipc.Invalid, match="committed"):
+        writer.commit()
+    assert numpy.array_equal(broker.open("made")["a"], numpy.arange(6).reshape(2, 3))
+    with broker.create("aborted", {"a": like}):
+        pass
+    with pytest.raises(gpu_ipc.NotFound):
+        broker.open("aborted")
+    with pytest.raises(gpu_ipc.Conflict):
+        broker.put("made", {"a": like}, expect=0)
+    with pytest.raises(gpu_ipc.Invalid, match="bfloat16"):
+        broker.create("bad", {"a": ("float12", (1,))})
+
+
+def test_arrays_keep_the_addresses_and_not_the_epoch(broker: gpu_ipc.Broker) -> None:
+    broker.put("model", weights(1))
+    model = broker.open("model")
+    array = numpy.from_dlpack(model["layer.0.weight"])
+    at = model["layer.0.weight"].data_ptr
+    assert (array == 1).all() and model.advance() is False
+    broker.put("model", weights(2))
+    assert (array == 1).all()
+    assert model.advance() is True and model.epoch == 2
+    assert (array == 2).all() and model["layer.0.weight"].data_ptr == at
+    model.sleep()
+    assert model.asleep and "asleep" in repr(model)
+    model.wake()
+    assert (array == 2).all()
+    model.sleep(release=True)
+    broker.put("model", weights(3))
+    model.wake(3)
+    assert (array == 3).all() and model.epoch == 3
+    assert model.advance(2) is True and (array == 2).all()
+    broker.put("model", {"other": numpy.zeros(1)})
+    with pytest.raises(gpu_ipc.LayoutDiffers):
+        model.advance()
+    assert model.epoch == 2 and (array == 2).all()
+    assert broker.remove("model") == 4
+    assert (array == 2).all()
+    with pytest.raises(gpu_ipc.NotFound):
+        broker.open("model")
+
+
+def test_a_newer_epoch_is_waited_for(broker: gpu_ipc.Broker) -> None:
+    assert broker.watch("model", timeout=0.01) is None
+
+    async def main() -> list[int]:
+        async with asyncio.timeout(WATCHDOG):
+            first = asyncio.create_task(broker.watch_async("model"))
+            await asyncio.sleep(0)
+            put = await asyncio.to_thread(broker.put, "model", weights(1))
+            second = asyncio.create_task(broker.watch_async("model", put))
+            await asyncio.to_thread(broker.put, "model", weights(2))
+            return [await first, await second]
+
+    assert asyncio.run(main()) in ([1, 2], [2, 2])
+    assert broker.watch("model", 1) == 2
+
+
+def test_the_listing_says_who_reads(broker: gpu_ipc.Broker) -> None:
+    broker.put("model", weights(1))
+    model = broker.open("model")
+    (row,) = broker.listing()["objects"]
+    assert (row["name"], row["epoch"], row["state"]) == ("model", 1, "visible")
+    assert [reader["name"] for reader in row["readers"]] == ["the test"]
+    del model
+
+
+def test_readers_go_on_when_the_broker_dies(directory: pathlib.Path) -> None:
+    second = directory.parent / "second"
+    second.mkdir(mode=0o700)
+    server = serve(second)
+    broker = gpu_ipc.connect_broker(second, DEVICE, timeout=WATCHDOG)
+    broker.put("model", weights(1))
+    array = numpy.from_dlpack(broker.open("model")["layer.0.weight"])
+    writer = broker.create("unfinished", {"a": numpy.zeros(4)})
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    assert (array == 1).all()
+    with pytest.raises((gpu_ipc.WriterLost, gpu_ipc.Timeout)):
+        writer.commit()
+    # There was no keeper, so its successor has nothing; the connection finds it by itself.
+    server = serve(second)
+    until(lambda: broker.listing()["objects"] == [], "the client finds the next broker")
+    assert broker.put("model", weights(2)) >= 1
+    assert (array == 1).all()
+    broker.close()
+    server.kill()
+    server.wait()
+
+
+def test_without_a_broker_it_says_so(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(gpu_ipc.ConnectFailed, match="broker"):
+        gpu_ipc.connect_broker(tmp_path, DEVICE)
+
+
+def test_a_forked_child_is_refused(broker: gpu_ipc.Broker) -> None:
+    broker.put("model", weights(1))
+    model = broker.open("model")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for attempt in (lambda: broker.open("model"), lambda: model.sleep(), lambda: broker.put("m", weights(1))):
+                try:
+                    attempt()
+                except gpu_ipc.Forked:
+                    continue
+                os._exit(2)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (numpy.from_dlpack(model["layer.0.weight"]) == 1).all()
+
+
+def test_tensors_come_nested_and_keep_the_object(broker: gpu_ipc.Broker) -> None:
+    torch = pytest.importorskip("torch")
+    state = {"model": {"w": torch.arange(12.0).reshape(3, 4).t(), "h": torch.ones(3, dtype=torch.bfloat16)}}
+    broker.put("state", state)
+    opened = broker.open("state")
+    with pytest.raises(gpu_ipc.Unsupported, match="tensors"):
+        opened["model/w"].torch()
+    got = opened.tensors()
+    del opened
+    assert got["model"]["h"].dtype == torch.bfloat16
+    assert all(torch.equal(got["model"][name], state["model"][name]) for name in ("w", "h"))
+    module = torch.nn.Linear(4, 3)
+    broker.put("linear", module.state_dict())
+    other = torch.nn.Linear(4, 3)
+    other.load_state_dict(broker.open("linear").tensors())
+    assert torch.equal(other.weight, module.weight)
+    with broker.create("filled", {"w": module.weight.detach()}) as writer:
+        writer["w"].torch().copy_(module.weight.detach())
+        writer.commit()
+    assert torch.equal(broker.open("filled").tensors()["w"], module.weight)
