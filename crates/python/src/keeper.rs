@@ -25,6 +25,9 @@ use crate::shared::Shared;
 /// How often storages that are lent are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// How long references and lines may gather before the thread takes them.
+const BURST: Duration = Duration::from_millis(2);
+
 /// Lines kept for a thread that does not come; what is logged on top is dropped.
 const MOST_LINES: usize = 1024;
 
@@ -159,11 +162,16 @@ impl Keeper {
     fn next(&self) -> Option<Work> {
         loop {
             let (wake, watched, looks) = {
-                let mut queue = self.lock();
+                let queue = self.lock();
                 if queue.is_stopped {
                     return None;
                 }
                 if !queue.garbage.is_empty() || !queue.lines.is_empty() {
+                    // What is given up comes in bursts, and each turn of this thread costs its caller the interpreter's lock:
+                    // it takes its turn once for a burst.
+                    drop(queue);
+                    std::thread::sleep(BURST);
+                    let mut queue = self.lock();
                     let (garbage, lines) = (std::mem::take(&mut queue.garbage), std::mem::take(&mut queue.lines));
                     return Some(Work { garbage, lines, heard: Vec::new(), lenders: Vec::new() });
                 }

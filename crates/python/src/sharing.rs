@@ -109,18 +109,16 @@ impl Shared {
     ) -> PyResult<Lent> {
         let token = self.draw_token();
         self.keep(token, keeper);
-        let (adopted, returned) = py.detach(|| {
+        let adopted = py.detach(|| {
             // SAFETY: `adopt` asks that the range stays allocated until its token is back: the keeper holds the memory of its
             // allocator, and is dropped with the token; and that no other block overlaps it: two adoptions of one
             // array are two leases on memory that neither of them gives away.
             let adopt = || unsafe { self.session.adopt(DevicePtr(first), len, token) };
-            let adopted = match segment {
+            match segment {
                 Some(segment) => segment.block().part(first - segment.start(), len, token),
                 None => adopt(),
-            };
-            (adopted, self.take_back())
+            }
         });
-        drop(returned);
         match adopted {
             Ok(block) => {
                 process().keeper.look_after(self);
