@@ -13,8 +13,8 @@
 //! | slow | one at a time, for four ticks each; the rest wait in its queue | a ticket that one process may claim |
 //!
 //! When the slow one has the whole pool in its queue, the camera drops frames; it never waits and never writes into a
-//! frame that somebody may still look at. Every pixel carries the number of its frame, and every subscriber compares all
-//! of them when it gets a frame and again before it lets go: none is ever torn.
+//! frame that somebody may still look at. Every pixel carries the number of its frame, and every subscriber compares
+//! all of them when it gets a frame and again before it lets go: none is ever torn.
 
 use std::collections::VecDeque;
 use std::error::Error;

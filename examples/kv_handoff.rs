@@ -1,13 +1,15 @@
-//! KV hand-off: an engine fills the KV cache of sequences and hands it to a decoder; the engine is killed and restarted.
+//! KV hand-off: an engine fills the KV cache of sequences and hands it to a decoder; the engine is killed and
+//! restarted.
 //!
 //! ```text
 //! cargo run --example kv_handoff -- [--backend host|cuda|hip] [--rounds 10]
 //! ```
 //!
 //! The decoder is this process; it outlives every engine. In each round it starts an engine, takes over a batch of
-//! sequences, and one more whose KV the engine's GPU is still computing. Then the engine is killed. The decoder is told,
-//! keeps the KV that it has, learns that the last one is garbage, lets go of everything, and has all of its memory back
-//! before the next engine starts, which is asked for the lost sequence again. In the end every sequence was decoded once.
+//! sequences, and one more whose KV the engine's GPU is still computing. Then the engine is killed. The decoder is
+//! told, keeps the KV that it has, learns that the last one is garbage, lets go of everything, and has all of its
+//! memory back before the next engine starts, which is asked for the lost sequence again. In the end every sequence was
+//! decoded once.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! The producer is this process, the consumer another. Each polls the descriptor of its session or participant beside a
-//! pipe of its own. The descriptor is readable while a notice is unread: at the producer that a block of its pool is free
-//! again, at the consumer that the answer to a claim has come. Grants go to the consumer through a pipe, as bytes; the
-//! numbers that it found in the blocks come back.
+//! pipe of its own. The descriptor is readable while a notice is unread: at the producer that a block of its pool is
+//! free again, at the consumer that the answer to a claim has come. Grants go to the consumer through a pipe, as bytes;
+//! the numbers that it found in the blocks come back.
 
 use std::collections::VecDeque;
 use std::error::Error;

@@ -1,5 +1,5 @@
-//! An event loop of tokio: a producer and a consumer on single-threaded runtimes, whose tasks never block their thread on
-//! the other side.
+//! An event loop of tokio: a producer and a consumer on single-threaded runtimes, whose tasks never block their thread
+//! on the other side.
 //!
 //! ```text
 //! cargo run --example tokio -- [--backend host|cuda|hip] [--rounds 1000]
@@ -79,8 +79,8 @@ fn open(backend: &str) -> Result<Gpu, Box<dyn Error>> {
 /// Reads notices whenever there are some.
 async fn listen(fd: AsyncFd<OwnedFd>, mut read_all: impl FnMut()) {
     while let Ok(mut readable) = fd.readable().await {
-        // Cleared before the notices are read: one that comes meanwhile makes the descriptor readable again. All are read,
-        // because the runtime tells of changes alone.
+        // Cleared before the notices are read: one that comes meanwhile makes the descriptor readable again. All are
+        // read, because the runtime tells of changes alone.
         readable.clear_ready();
         read_all();
     }

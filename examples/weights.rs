@@ -1,13 +1,15 @@
-//! Weight hot-swap: a trainer publishes generation after generation of weights, and readers go over to each as it comes.
+//! Weight hot-swap: a trainer publishes generation after generation of weights, and readers go over to each as it
+//! comes.
 //!
 //! ```text
 //! cargo run --example weights -- [--backend host|cuda|hip] [--rounds 20] [--readers 4]
 //! ```
 //!
 //! The trainer is this process; each reader is a process of its own. A generation is one block, shared with one ticket
-//! that anybody may claim (a broadcast), so the trainer needs no list of its readers. A reader claims the generation that
-//! is announced while it still holds the one before, checks it, and lets the old one go. In each tenth round a reader is
-//! killed in the middle of its swap and another takes its place. No generation is lost to the dead, and memory stays flat.
+//! that anybody may claim (a broadcast), so the trainer needs no list of its readers. A reader claims the generation
+//! that is announced while it still holds the one before, checks it, and lets the old one go. In each tenth round a
+//! reader is killed in the middle of its swap and another takes its place. No generation is lost to the dead, and
+//! memory stays flat.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -97,7 +99,8 @@ fn trainer(options: &Options) -> Result<(), Box<dyn Error>> {
     for generation in 1..=options.rounds {
         let block = session.alloc(WEIGHTS as u64)?;
         train(&stream, &block, generation)?;
-        // One descriptor for everybody, for as long as `block` lives. Those who claim it wait for the stream themselves.
+        // One descriptor for everybody, for as long as `block` lives. Those who claim it wait for the stream
+        // themselves.
         let ticket = block.share(To::Ticket(Claims::Unlimited), After::Stream(&stream))?;
         let hex: String = ticket.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         let announcement = format!("{generation} {hex}");

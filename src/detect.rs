@@ -172,8 +172,8 @@ impl Detected {
     ///
     /// # Errors
     ///
-    /// Why a GPU that this machine shows cannot be used, if no other can and nobody asked for host devices: what is meant
-    /// for a GPU must not end up in shared memory unsaid.
+    /// Why a GPU that this machine shows cannot be used, if no other can and nobody asked for host devices: what is
+    /// meant for a GPU must not end up in shared memory unsaid.
     pub(crate) fn into_gpus(self) -> Result<Vec<Gpu>> {
         let host_is_wanted = std::env::var_os("GPU_IPC_HOST_DEVICES").is_some();
         self.gpus_unless(host_is_wanted, shows_hardware)
@@ -224,8 +224,8 @@ impl Detected {
     ///
     /// # Errors
     ///
-    /// As [`backend`](Detected::backend), [`Error::Unavailable`] when it has no device, and the first device's own error
-    /// when none works.
+    /// As [`backend`](Detected::backend), [`Error::Unavailable`] when it has no device, and the first device's own
+    /// error when none works.
     pub fn first(&self, kind: BackendKind) -> Result<Gpu> {
         if let Some(gpu) = self.gpus.iter().find(|gpu| gpu.kind() == kind) {
             return Ok(gpu.clone());

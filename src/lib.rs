@@ -1,8 +1,9 @@
-//! Share GPU memory between processes without copying it, and free it when the last process is done, even after a crash.
+//! Share GPU memory between processes without copying it, and free it when the last process is done, even after a
+//! crash.
 //!
 //! A producer allocates a block, shares it and drops it. The block stays in *limbo* until every process that claimed it
-//! has let go and its GPU work is done. A consumer that is killed gives back what it held, one that is stopped keeps it,
-//! and a descriptor that nobody claims is taken back after a time.
+//! has let go and its GPU work is done. A consumer that is killed gives back what it held, one that is stopped keeps
+//! it, and a descriptor that nobody claims is taken back after a time.
 //!
 //! ```
 //! use std::time::Duration;
@@ -49,9 +50,9 @@
 //! | memory that outlives its maker | `broker` | `Client` |
 //! | tensors shared with PyTorch | `torch` | `TensorMessage` |
 //!
-//! `docs/EMBEDDING.md` goes through a whole program, and says what the library does inside a process: its threads, which
-//! call runs where, forks, containers. Sessions, participants, streams and what they give are `Send + Sync`, and all but
-//! [`SentBlock`] are cheap to clone. Sizes and offsets are bytes.
+//! `docs/EMBEDDING.md` goes through a whole program, and says what the library does inside a process: its threads,
+//! which call runs where, forks, containers. Sessions, participants, streams and what they give are `Send + Sync`, and
+//! all but [`SentBlock`] are cheap to clone. Sizes and offsets are bytes.
 //!
 //! # Features
 //!
@@ -73,9 +74,10 @@
 //!
 //! # Logs
 //!
-//! The library speaks through `tracing`. Its targets are the modules of its crates: `ipc_rc` (sessions and participants),
-//! `channel` (sockets and threads) and `broker`. What an error calls *the log* is `WARN` and `ERROR` there; `DEBUG` tells
-//! of connections, deaths and closings. The target `gpu_ipc::step` at `TRACE` names each step of a block's life.
+//! The library speaks through `tracing`. Its targets are the modules of its crates: `ipc_rc` (sessions and
+//! participants), `channel` (sockets and threads) and `broker`. What an error calls *the log* is `WARN` and `ERROR`
+//! there; `DEBUG` tells of connections, deaths and closings. The target `gpu_ipc::step` at `TRACE` names each step of a
+//! block's life.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod detect;

@@ -55,8 +55,8 @@ fn names_a_test_of_a_file(words: &BTreeSet<String>) -> bool {
     words.iter().any(|word| !word.is_empty() && is_there(word))
 }
 
-/// Every row of the death table names its cases, every case that it names is in a list of its folder, and every case of a
-/// death is in the table.
+/// Every row of the death table names its cases, every case that it names is in a list of its folder, and every case of
+/// a death is in the table.
 #[test]
 fn the_death_table_and_the_cases_name_each_other() {
     let folders = ["processes", "faults", "security"];

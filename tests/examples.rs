@@ -1,7 +1,7 @@
 //! The examples do what they say, on the host backend.
 //!
-//! Each checks itself and fails with a message; here its last line is compared with what it should have done, so that one
-//! that does nothing does not pass.
+//! Each checks itself and fails with a message; here its last line is compared with what it should have done, so that
+//! one that does nothing does not pass.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! The examples of objects do what they say, on the host backend.
 //!
-//! Each checks every answer itself and fails with a message; here its last line is compared with what it should have done.
+//! Each checks every answer itself and fails with a message; here its last line is compared with what it should have
+//! done.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

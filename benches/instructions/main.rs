@@ -1,12 +1,12 @@
 //! What the paths of a lease cost in instructions, against upper bounds: `ci/instructions`.
 //!
-//! A count says the same on a slow machine and on a busy one, so it can fail a build where a time cannot. Each case runs
-//! in a process of its own, which is stepped through what is measured; `bounds.csv` holds the bounds. Beforehand the
-//! library's threads are stopped where they sleep, so none of them runs beside the case.
+//! A count says the same on a slow machine and on a busy one, so it can fail a build where a time cannot. Each case
+//! runs in a process of its own, which is stepped through what is measured; `bounds.csv` holds the bounds. Beforehand
+//! the library's threads are stopped where they sleep, so none of them runs beside the case.
 //!
 //! ```text
 //! instructions                  counts every case and compares it with its bound
-//! instructions --burden N       the first case, with N turns of a loop more in each operation: a control, which must fail
+//! instructions --burden N       the first case with N more turns of a loop in each operation: a control that must fail
 //! instructions --calls          counts the system calls of 10,000 cycles and of 20,000, which must be the same
 //! instructions --times          nanoseconds instead, the least of many rounds
 //! instructions --profile NAME   the addresses of one case's instructions, for addr2line, and how often each came

@@ -1,7 +1,7 @@
 //! Counts what a child process executes between two marks, one instruction after the other.
 //!
-//! A step is what callgrind calls an instruction, and the kernel's own clock functions are stepped through too. Valgrind
-//! itself would not do: most releases know no `pidfd_open`, and the library has no path without it.
+//! A step is what callgrind calls an instruction, and the kernel's own clock functions are stepped through too.
+//! Valgrind itself would not do: most releases know no `pidfd_open`, and the library has no path without it.
 
 use std::collections::HashMap;
 use std::io;
@@ -117,8 +117,8 @@ pub fn count(command: &mut Command, what: What) -> Result<Steps, String> {
     }
 }
 
-/// Stops every other thread of a stopped child where it waits in the kernel, for the rest of the child's life: there none
-/// holds a lock that the counted thread may need.
+/// Stops every other thread of a stopped child where it waits in the kernel, for the rest of the child's life: there
+/// none holds a lock that the counted thread may need.
 fn hold_others(pid: libc::pid_t) -> Result<(), String> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).map_err(|e| format!("no threads: {e}"))?;
     let numbers = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse::<libc::pid_t>().ok());
@@ -138,8 +138,8 @@ fn hold(thread: libc::pid_t) -> io::Result<()> {
         if waited != thread || !libc::WIFSTOPPED(status) {
             return Err(io::Error::last_os_error());
         }
-        // An interrupted wait for descriptors or for a futex without a competitor; a lock that is contended is not held by
-        // the thread that waits for it either.
+        // An interrupted wait for descriptors or for a futex without a competitor; a lock that is contended is not held
+        // by the thread that waits for it either.
         let call = registers(thread).orig_rax.cast_signed();
         if [libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_futex].contains(&call) {
             return Ok(());

@@ -4,9 +4,9 @@
 //! cargo run --features broker --example crash_and_return -- [--backend host|cuda|hip] [--bytes 40GiB] [--parts 200]
 //! ```
 //!
-//! Keeper, broker, loader and engines are processes of their own. The loader puts the weights and ends. The first engine
-//! is killed while it answers; the second is timed from its start to its first right answer, which takes every byte of
-//! the weights. Beside it, a process without a broker copies as many bytes from pinned host memory.
+//! Keeper, broker, loader and engines are processes of their own. The loader puts the weights and ends. The first
+//! engine is killed while it answers; the second is timed from its start to its first right answer, which takes every
+//! byte of the weights. Beside it, a process without a broker copies as many bytes from pinned host memory.
 
 mod shared;
 
@@ -106,7 +106,8 @@ fn engine(dir: &str, backend: &str) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Copies as many bytes from pinned host memory to the device, from one piece to one place: there may be no room for more.
+/// Copies as many bytes from pinned host memory to the device, from one piece to one place: there may be no room for
+/// more.
 fn copier(backend: &str, bytes: &str) -> Result<(), Box<dyn Error>> {
     die_with_parent()?;
     let (gpu, bytes) = (open(backend)?, bytes.parse::<u64>()?);
@@ -116,8 +117,8 @@ fn copier(backend: &str, bytes: &str) -> Result<(), Box<dyn Error>> {
     let from = gpu.backend().host_alloc(gpu.device(), piece as usize, pinned)?;
     let to = gpu.backend().alloc(gpu.device(), piece, Sharing::Fd)?.base;
     let copy = |len: u64| {
-        // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: both have
-        // `piece` bytes and stay until this process ends.
+        // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: both
+        // have `piece` bytes and stay until this process ends.
         unsafe {
             gpu.backend().copy_to_device(stream.raw(), to, std::ptr::with_exposed_provenance(from.0), len as usize)
         }

@@ -1,13 +1,14 @@
 //! Hot swap: new weights under a captured graph, from a trainer that dies in the middle of every third commit.
 //!
 //! ```text
-//! cargo run --features broker --example hot_swap -- [--backend host|cuda|hip] [--bytes 8GiB] [--rounds 6] [--every 1000]
+//! cargo run --features broker --example hot_swap -- [--backend host|cuda|hip] [--bytes 8GiB] [--rounds 6] \
+//!     [--every 1000]
 //! ```
 //!
 //! The engine answers in a loop: on an NVIDIA GPU each answer is one launch of a graph that was captured once. A thread
 //! of it watches for a newer epoch, and the loop advances between two answers, at the same addresses. Each answer takes
-//! every byte of the weights, and must be that of the one epoch which is mapped. A trainer that is killed half-way leaves
-//! nothing that anybody sees: another one takes its place.
+//! every byte of the weights, and must be that of the one epoch which is mapped. A trainer that is killed half-way
+//! leaves nothing that anybody sees: another one takes its place.
 
 mod shared;
 

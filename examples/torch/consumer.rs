@@ -4,9 +4,9 @@
 //! python3 examples/torch/trainer.py --consumer PATH_OF_THIS_PROGRAM
 //! ```
 //!
-//! It connects to the socket it is given and does what each frame says, as `consumer.py` does in the other direction: look,
-//! bytes, fill, hold, again, drop, pair, stream, lost, and `decline`, which lets a tensor go without opening it. Frames are those of
-//! `gpu_tensors.py`. Each is answered by `ok` or by what is wrong.
+//! It connects to the socket it is given and does what each frame says, as `consumer.py` does in the other direction:
+//! look, bytes, fill, hold, again, drop, pair, stream, lost, and `decline`, which lets a tensor go without opening it.
+//! Frames are those of `gpu_tensors.py`. Each is answered by `ok` or by what is wrong.
 
 use std::collections::VecDeque;
 use std::error::Error;

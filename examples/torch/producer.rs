@@ -5,9 +5,9 @@
 //!     [--consumer examples/torch/consumer.py] [--count 10000] [--big-mib 1024]
 //! ```
 //!
-//! This program binds a socket, starts the consumer, and sends it tensors of every type, views with offsets and strides,
-//! one of no bytes and a large one; then many in a row; then it kills consumers that hold something. The frames are those
-//! of `gpu_tensors.py`. Each check is a line; the last line sums up.
+//! This program binds a socket, starts the consumer, and sends it tensors of every type, views with offsets and
+//! strides, one of no bytes and a large one; then many in a row; then it kills consumers that hold something. The
+//! frames are those of `gpu_tensors.py`. Each check is a line; the last line sums up.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;

@@ -127,8 +127,8 @@ pub fn upload(stream: &Stream, to: DevicePtr, bytes: &[u8]) -> Result<()> {
 pub fn download(stream: &Stream, from: DevicePtr, len: u64) -> Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(len)?];
     if !bytes.is_empty() {
-        // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: the caller
-        // holds as many bytes there, and the stream is synchronised below.
+        // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: the
+        // caller holds as many bytes there, and the stream is synchronised below.
         unsafe { stream.gpu().backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), from, bytes.len()) }?;
         stream.synchronize()?;
     }

@@ -111,8 +111,8 @@ fn is_out_of_memory(result: gpu_ipc::Result<Piece>) -> String {
     }
 }
 
-/// How often a consumer lets go just before an allocation. The session's own thread looks after a while: that it is first
-/// each time is out of the question.
+/// How often a consumer lets go just before an allocation. The session's own thread looks after a while: that it is
+/// first each time is out of the question.
 const ROUNDS: u64 = 100;
 
 fn limbo() {

@@ -115,8 +115,8 @@ fn limit(resource: Resource, most: u64) {
 fn interrupt_every(microseconds: u64) {
     extern "C" fn nothing(_: libc::c_int) {}
     let mut action: libc::sigaction = {
-        // SAFETY: `zeroed` asks for a type of which zeroes are a value: a structure of integers, a set and a pointer that
-        // may be null.
+        // SAFETY: `zeroed` asks for a type of which zeroes are a value: a structure of integers, a set and a pointer
+        // that may be null.
         unsafe { std::mem::zeroed() }
     };
     action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -167,8 +167,8 @@ fn live(gpu: &Gpu, socket: &str) -> Result<()> {
 pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::backend::DevicePtr) -> Result<u64> {
     // Given up when nobody can say that the copy is done.
     let bytes = Box::leak(Box::new([0; 8]));
-    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: `bytes` is never
-    // freed, and every block here has 8 bytes and is held by the caller, who names the stream that uses it.
+    // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: `bytes` is
+    // never freed, and every block here has 8 bytes and is held by the caller, who names the stream that uses it.
     unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), ptr, 8) }?;
     stream.synchronize()?;
     Ok(u64::from_le_bytes(*bytes))
@@ -178,8 +178,8 @@ pub fn read_stamp(gpu: &Gpu, stream: &Stream, ptr: gpu_ipc::backend::DevicePtr) 
 pub fn write_stamp(gpu: &Gpu, stream: &Stream, block: &SentBlock, stamp: u64) -> Result<()> {
     let bytes = Box::leak(Box::new(stamp.to_le_bytes()));
     block.used_on(stream).expect("a stream of its own");
-    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: `bytes` is never
-    // freed, and the block, which has 8 bytes, is kept for the stream, whether or not that can be waited for.
+    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: `bytes` is
+    // never freed, and the block, which has 8 bytes, is kept for the stream, whether or not that can be waited for.
     unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), bytes.as_ptr(), 8) }?;
     stream.synchronize()
 }

@@ -54,8 +54,8 @@ struct Ledger {
 
 /// Passes every call on to another backend, but for one.
 ///
-/// A call that fails has done nothing, which is the worst that a failed `free` can mean: who tries again succeeds, and is
-/// found out.
+/// A call that fails has done nothing, which is the worst that a failed `free` can mean: who tries again succeeds, and
+/// is found out.
 #[derive(Debug)]
 pub struct Faulty<B> {
     backend: Arc<B>,

@@ -125,8 +125,8 @@ pub fn scribble(gpu: &Gpu, socket: &str, seed: u64) {
     let (start, end) = counters.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
     let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).expect("hex"));
     let word = |index: usize| {
-        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid: one of a mapping that the participant
-        // keeps, and every other user accesses it atomically.
+        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid: one of a mapping that the
+        // participant keeps, and every other user accesses it atomically.
         unsafe { AtomicU64::from_ptr((start + index * 8) as *mut u64) }
     };
     println!("scribbling");

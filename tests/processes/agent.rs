@@ -163,8 +163,8 @@ pub fn is_host() -> bool {
     std::env::var(BACKEND).map_or(true, |backend| backend == "host")
 }
 
-/// Opens the first device of the backend that is tested: of a GPU's, once in a process, as an application would. A driver
-/// waits for the whole process before some of its calls, and only one object of ours can know what it waits for.
+/// Opens the first device of the backend that is tested: of a GPU's, once in a process, as an application would. A
+/// driver waits for the whole process before some of its calls, and only one object of ours can know what it waits for.
 pub fn open_gpu() -> Gpu {
     static OPENED: OnceLock<Gpu> = OnceLock::new();
     if is_host() {

@@ -47,8 +47,8 @@ fn this_binary() -> Command {
     Command::new(std::env::current_exe().expect("a test binary has a path"))
 }
 
-/// A command that runs this binary, with what is added to it, in namespaces of its own, with `shared` at /mnt and an empty
-/// /tmp: nothing else that can be written is seen by another.
+/// A command that runs this binary, with what is added to it, in namespaces of its own, with `shared` at /mnt and an
+/// empty /tmp: nothing else that can be written is seen by another.
 ///
 /// The binary is opened before the mounts, one of which may cover it.
 fn contained(shared: &Path) -> Command {
@@ -69,7 +69,8 @@ fn agent_with(fd: &OwnedFd) -> Agent {
     let number = fd.as_raw_fd();
     let mut command = this_binary();
     let keep = move || {
-        // SAFETY: `fcntl(F_SETFD)` asks for a descriptor of this process: the child's copy of one that the parent keeps.
+        // SAFETY: `fcntl(F_SETFD)` asks for a descriptor of this process: the child's copy of one that the parent
+        // keeps.
         if unsafe { libc::fcntl(number, libc::F_SETFD, 0) } == 0 {
             Ok(())
         } else {

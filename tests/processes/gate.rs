@@ -11,8 +11,8 @@ const PAGE: usize = 4096;
 
 /// Holds a stream up. The stream goes on when this is dropped.
 ///
-/// On a device with stream words it waits for a word. A host function that does not return would do as well on the host,
-/// but not on a GPU: there one thread of the driver runs them all.
+/// On a device with stream words it waits for a word. A host function that does not return would do as well on the
+/// host, but not on a GPU: there one thread of the driver runs them all.
 pub struct Gate {
     word: Option<&'static AtomicU64>,
     _function: Option<Sender<()>>,
@@ -26,7 +26,8 @@ impl Gate {
             let wait = Box::new(move || {
                 let _ = gate.recv();
             });
-            // SAFETY: `host_function` asks for a live stream that nobody captures: the caller keeps it until the gate opens.
+            // SAFETY: `host_function` asks for a live stream that nobody captures: the caller keeps it until the gate
+            // opens.
             unsafe { gpu.backend().host_function(stream.raw(), wait) }.expect("queued");
             return Gate { word: None, _function: Some(open) };
         }

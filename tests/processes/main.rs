@@ -81,8 +81,8 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-/// Makes trials of cases. What this machine cannot do shows as ignored. On a GPU the cases that are not about it are left
-/// out: a list without anything ignored has run all that it could.
+/// Makes trials of cases. What this machine cannot do shows as ignored. On a GPU the cases that are not about it are
+/// left out: a list without anything ignored has run all that it could.
 fn trials(cases: &[Case], possible: bool) -> Vec<Trial> {
     let elsewhere = |name| !agent::is_host() && HOST_ONLY.contains(&name);
     cases

@@ -431,8 +431,8 @@ fn keeper_that_drops() {
     let gpu = open_host().1;
     let stream = Stream::create(&gpu).expect("a stream");
     let borrow = |inside| {
-        // SAFETY: `borrow` asks for a stream that lives as long as its keeper: it lives to the end of this function, which
-        // waits for all that needs it.
+        // SAFETY: `borrow` asks for a stream that lives as long as its keeper: it lives to the end of this function,
+        // which waits for all that needs it.
         unsafe { Stream::borrow(&gpu, stream.raw().handle, std::sync::Arc::new(Keeper(inside))) }.expect("a stream")
     };
     let receive = || {

@@ -111,8 +111,8 @@ fn mappings() {
     stage.end();
 }
 
-/// A process that asks and never reads is answered while its socket has room, and a few hundred times more. Processes that
-/// read are answered as before.
+/// A process that asks and never reads is answered while its socket has room, and a few hundred times more. Processes
+/// that read are answered as before.
 fn messages() {
     let stage = Stage::new();
     let idler = Idler::new();

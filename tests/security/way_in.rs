@@ -283,8 +283,8 @@ fn owed_words() {
     for index in 512..1024 {
         // SAFETY: `add` stays in the mapping of 1,024 words, which is never unmapped.
         let word = unsafe { words.add(index) };
-        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid and that everybody uses atomically: one of a
-        // counter file.
+        // SAFETY: `AtomicU64::from_ptr` asks for an aligned word that stays valid and that everybody uses atomically:
+        // one of a counter file.
         unsafe { AtomicU64::from_ptr(word) }.store(1 << 60, Ordering::Relaxed);
     }
     assert!(block.cancel(&descriptor).expect("it is ours"));

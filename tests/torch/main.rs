@@ -1,7 +1,8 @@
 //! Against PyTorch's own code, without a GPU.
 //!
 //! Needs a Python with PyTorch built for CUDA (the functions that speak of counters are only there): `python3`, or the
-//! program that `GPU_IPC_PYTHON` names. Everything shows as ignored without one; with `REQUIRE_TORCH=1` that is a failure.
+//! program that `GPU_IPC_PYTHON` names. Everything shows as ignored without one; with `REQUIRE_TORCH=1` that is a
+//! failure.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! System calls of this process' own threads that fail, wait or kill, the n-th of them.
 //!
-//! A filter of the kernel's (seccomp, `SECCOMP_RET_USER_NOTIF`) asks a thread of this process about every call that takes
-//! something: a descriptor, memory, a thread, a place in a socket. The library that runs is the one that ships; nothing in it
-//! knows of this. The filter belongs to the thread that made it and to those that this one starts.
+//! A filter of the kernel's (seccomp, `SECCOMP_RET_USER_NOTIF`) asks a thread of this process about every call that
+//! takes something: a descriptor, memory, a thread, a place in a socket. The library that runs is the one that ships;
+//! nothing in it knows of this. The filter belongs to the thread that made it and to those that this one starts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -169,7 +169,8 @@ fn answer(listener: &AtomicI32, plan: &Mutex<Option<Plan>>) {
             fd => break fd,
         }
     };
-    // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: `install` made it for this thread.
+    // SAFETY: `OwnedFd::from_raw_fd` asks for an open descriptor that nobody else closes: `install` made it for this
+    // thread.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     loop {
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
@@ -234,8 +235,8 @@ impl Plan {
 
 /// Says whether a path at this address begins with `/proc/` and a number.
 fn is_other_process(path: u64) -> bool {
-    // SAFETY: `CStr::from_ptr` asks for a string that ends with a zero and stays: a thread of this process waits in a call
-    // that was given it.
+    // SAFETY: `CStr::from_ptr` asks for a string that ends with a zero and stays: a thread of this process waits in a
+    // call that was given it.
     let path = unsafe { std::ffi::CStr::from_ptr(path as usize as *const libc::c_char) };
     path.to_bytes().strip_prefix(b"/proc/").and_then(|rest| rest.first()).is_some_and(u8::is_ascii_digit)
 }

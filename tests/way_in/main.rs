@@ -1,10 +1,10 @@
-//! The way in and the way out, step by step: each system call that connect and welcome make fails, or stands still, or is the
-//! last of its process, on both sides, on the code that ships.
+//! The way in and the way out, step by step: each system call that connect and welcome make fails, or stands still, or
+//! is the last of its process, on both sides, on the code that ships.
 //!
 //! 1. `injector`: whose n-th call fails, waits or kills, for n = 1, 2, ... until a whole life passes.
-//! 2. `steps`: what must hold after each of them: of a connect that failed no row, no descriptor, no mapped or registered file
-//!    and no thread is left at either side; one that succeeded can be shared with; who was there is served, and so is
-//!    the next who comes.
+//! 2. `steps`: what must hold after each of them: of a connect that failed no row, no descriptor, no mapped or
+//!    registered file and no thread is left at either side; one that succeeded can be shared with; who was there is
+//!    served, and so is the next who comes.
 //! 3. `deaths`: the same when a process dies there. `agent`: that process.
 
 mod agent;

@@ -1,4 +1,5 @@
-//! The benchmarks that TensorFlow's allocator has, by their names: `cargo bench --profile dist -p gpu-ipc-allocators --bench original`.
+//! The benchmarks that TensorFlow's allocator has, by their names: `cargo bench --profile dist -p gpu-ipc-allocators
+//! --bench original`.
 
 use std::sync::Barrier;
 use std::time::Instant;

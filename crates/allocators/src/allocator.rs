@@ -12,10 +12,11 @@ use crate::{AllocatorStats, Bfc, Memory, Placed, Request, Snapshot, SubAllocator
 ///
 /// # Safety
 ///
-/// For implementors. Wrappers such as [`Guard`](crate::Guard) read and write what an allocator hands out, from safe code:
+/// For implementors. Wrappers such as [`Guard`](crate::Guard) read and write what an allocator hands out, from safe
+/// code:
 ///
-/// - What `alloc` hands out, [`Placed::bytes`] from [`Placed::address`] on, overlaps nothing that was handed out and not
-///   taken back since.
+/// - What `alloc` hands out, [`Placed::bytes`] from [`Placed::address`] on, overlaps nothing that was handed out and
+///   not taken back since.
 /// - If `memory` succeeds, it can be read and written through that until it is taken back.
 pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     /// Returns what reports call it.
@@ -38,8 +39,8 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     fn free(&self, address: u64) -> Result<()>;
 
     /// Takes an allocation back whose bytes may be used again once all of this work, and what was
-    /// [noted](Allocator::record_work) before, has finished. When a single stream's work is left, that stream may use them
-    /// at once, in its order ([`Request::on`]).
+    /// [noted](Allocator::record_work) before, has finished. When a single stream's work is left, that stream may use
+    /// them at once, in its order ([`Request::on`]).
     ///
     /// Work stands for what was queued before this call.
     ///

@@ -9,11 +9,11 @@ use crate::keepers::Keepers;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::upstream::{RoomListener, RoomListeners};
 
-/// A limit that several allocators share: what one takes the others cannot. Returned bytes wake every request that waits
-/// for memory under it.
+/// A limit that several allocators share: what one takes the others cannot. Returned bytes wake every request that
+/// waits for memory under it.
 pub struct Budget {
     limit: u64,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
     given_back: Condvar,
     /// The waiters that may find room when bytes come back.
     listeners: RoomListeners,
@@ -21,7 +21,7 @@ pub struct Budget {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BudgetState {
     used: u64,
     waiters: u32,
 }
@@ -31,7 +31,7 @@ impl Budget {
     pub fn new(limit: u64) -> Budget {
         Budget {
             limit,
-            state: Mutex::new(State::default()),
+            state: Mutex::new(BudgetState::default()),
             given_back: Condvar::new(),
             listeners: RoomListeners::default(),
             keepers: Keepers::default(),
@@ -120,7 +120,7 @@ impl Budget {
         self.keepers.add(keeper);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

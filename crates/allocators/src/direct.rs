@@ -18,10 +18,10 @@ use crate::{
 pub struct Direct<U: SubAllocator> {
     name: String,
     upstream: U,
-    state: Mutex<State<U::Token>>,
+    state: Mutex<DirectState<U::Token>>,
 }
 
-struct State<T> {
+struct DirectState<T> {
     live: HashMap<u64, (Placed, T)>,
     counters: Counters,
     number: u64,
@@ -30,7 +30,7 @@ struct State<T> {
 impl<U: SubAllocator> Direct<U> {
     /// Hands out what comes from there.
     pub fn new(name: impl Into<String>, upstream: U) -> Direct<U> {
-        let state = State { live: HashMap::new(), counters: Counters::default(), number: 0 };
+        let state = DirectState { live: HashMap::new(), counters: Counters::default(), number: 0 };
         Direct { name: name.into(), upstream, state: Mutex::new(state) }
     }
 
@@ -39,13 +39,14 @@ impl<U: SubAllocator> Direct<U> {
         &self.upstream
     }
 
-    fn state(&self) -> MutexGuard<'_, State<U::Token>> {
+    fn state(&self) -> MutexGuard<'_, DirectState<U::Token>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// SAFETY: `Allocator` asks that what is handed out does not overlap: each is an extent of its own, which the promises of
-// `SubAllocator` keep apart until it is freed, and each is freed once, when it is taken back. `memory` is upstream's.
+// SAFETY: `Allocator` asks that what is handed out does not overlap: each is an extent of its own, which the promises
+// of `SubAllocator` keep apart until it is freed, and each is freed once, when it is taken back. `memory` is
+// upstream's.
 unsafe impl<U: SubAllocator> Allocator for Direct<U> {
     fn name(&self) -> &str {
         &self.name

@@ -14,8 +14,8 @@ const ADDRESSES: u64 = 2;
 /// Memory of a device that no other process sees, in pieces that lie side by side.
 ///
 /// Addresses for more than the device has are reserved at the first piece, and each piece is mapped at the lowest place
-/// that is free. A [`Bfc`](crate::Bfc) over it uses neighbouring pieces as one region, so what is free in several of them
-/// serves a request that is larger than each, and it gives the last pieces of a region back when nobody uses them.
+/// that is free. A [`Bfc`](crate::Bfc) over it uses neighbouring pieces as one region, so what is free in several of
+/// them serves a request that is larger than each, and it gives the last pieces of a region back when nobody uses them.
 /// PyTorch's expandable segments are the same.
 ///
 /// # Examples
@@ -59,8 +59,8 @@ impl GrowingMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on a device without [`Caps::ranges`](gpu_api::Caps::ranges); [`Error::System`] when the kernel
-    /// has no page for the fork guard.
+    /// [`Error::Unsupported`] on a device without [`Caps::ranges`](gpu_api::Caps::ranges); [`Error::System`] when the
+    /// kernel has no page for the fork guard.
     pub fn new(gpu: Gpu) -> Result<GrowingMemory> {
         if !gpu.caps().ranges {
             return Err(Error::Unsupported {
@@ -118,8 +118,8 @@ impl GrowingMemory {
             Some(at) => {
                 // SAFETY: `map_memory` asks for
                 // - memory that is not yet released: it was created just now;
-                // - a place within one range from `reserve_range`, at a multiple of the granularity, with nothing mapped on
-                //   it: `place` looked for it among the pieces, whose lengths are multiples.
+                // - a place within one range from `reserve_range`, at a multiple of the granularity, with nothing
+                //   mapped on it: `place` looked for it among the pieces, whose lengths are multiples.
                 unsafe { backend.map_memory(DevicePtr(range.base.0 + at), memory, Access::ReadWrite) }.map(|()| at)
             }
             None => Err(Error::OutOfMemory {
@@ -159,8 +159,8 @@ impl Mapped {
     }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is a piece of its own at a place of
-// its own in the range. `memory` reaches them: it copies on the device that they are mapped for.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is a piece of its own at a place
+// of its own in the range. `memory` reaches them: it copies on the device that they are mapped for.
 unsafe impl SubAllocator for GrowingMemory {
     type Token = ();
 
@@ -188,8 +188,8 @@ unsafe impl SubAllocator for GrowingMemory {
             must: "one that is out",
         })?;
         let backend = self.gpu.backend();
-        // SAFETY: `unmap_memory` asks for a place from `map_memory` that is not yet unmapped, which the table says, and that
-        // no work touches it: the free of its last piece stated that its bytes may be used again.
+        // SAFETY: `unmap_memory` asks for a place from `map_memory` that is not yet unmapped, which the table says, and
+        // that no work touches it: the free of its last piece stated that its bytes may be used again.
         unsafe { backend.unmap_memory(DevicePtr(extent.base)) }?;
         // SAFETY: `release_memory` asks for memory that is not yet released: it is taken out of the table, once.
         let released = unsafe { backend.release_memory(memory) };
@@ -239,7 +239,8 @@ impl Drop for GrowingMemory {
         }
         let mapped = self.mapped.get_mut().unwrap_or_else(PoisonError::into_inner);
         let Some(range) = mapped.range.filter(|_| mapped.pieces.is_empty()) else { return };
-        // SAFETY: `release_range` asks for what `reserve_range` gave, once, with nothing mapped on it: the table is empty.
+        // SAFETY: `release_range` asks for what `reserve_range` gave, once, with nothing mapped on it: the table is
+        // empty.
         if let Err(error) = unsafe { self.gpu.backend().release_range(range) } {
             tracing::warn!(%error, "a range of addresses is leaked");
         }

@@ -33,8 +33,8 @@ fn out_of_memory(asked: u64, why: &str) -> Error {
     Error::OutOfMemory { device: DeviceId(0), asked, free: 0, hint: format!("host memory: {why}") }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed, which the system's allocator promises,
-// and that `memory` reaches them: they are in this process, and initialised.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed, which the system's allocator
+// promises, and that `memory` reaches them: they are in this process, and initialised.
 unsafe impl SubAllocator for HostHeap {
     type Token = Layout;
 
@@ -56,8 +56,8 @@ unsafe impl SubAllocator for HostHeap {
     fn free(&self, extent: Extent, layout: Layout) -> Result<()> {
         self.check_owner()?;
         let start = ptr::with_exposed_provenance_mut(extent.base as usize);
-        // SAFETY: `dealloc` asks for a block of this layout from `alloc_zeroed` that is not yet freed: `alloc` gave both, and
-        // `SubAllocator::free` gets each extent once.
+        // SAFETY: `dealloc` asks for a block of this layout from `alloc_zeroed` that is not yet freed: `alloc` gave
+        // both, and `SubAllocator::free` gets each extent once.
         unsafe { dealloc(start, layout) };
         Ok(())
     }
@@ -110,8 +110,8 @@ impl NodePages {
     }
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is a mapping of its own, which its
-// token keeps. `memory` reaches them: they are mapped in this process.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is a mapping of its own, which
+// its token keeps. `memory` reaches them: they are mapped in this process.
 unsafe impl SubAllocator for NodePages {
     type Token = Arc<KernelPages>;
 

@@ -99,8 +99,8 @@ unsafe impl SubAllocator for HostPages {
             got: format!("{extent:?}"),
             must: "one that is out",
         })?;
-        // SAFETY: `host_free` asks for memory from `host_alloc` that is not yet freed: the table had it, and it was taken
-        // out once; and that nothing touches it: the free of the last piece stated so.
+        // SAFETY: `host_free` asks for memory from `host_alloc` that is not yet freed: the table had it, and it was
+        // taken out once; and that nothing touches it: the free of the last piece stated so.
         unsafe { self.gpu.backend().host_free(HostPtr(start)) }
     }
 

@@ -30,8 +30,8 @@ pub enum Rounding {
     PowerOfTwo,
     /// The next multiple, of at least 1.
     MultipleOf(u64),
-    /// A rule of your own: from what is asked for to at least as much, or `None` for more than can be said. Less than what
-    /// is asked for counts as `None`.
+    /// A rule of your own: from what is asked for to at least as much, or `None` for more than can be said. Less than
+    /// what is asked for counts as `None`.
     Custom(fn(u64) -> Option<u64>),
 }
 
@@ -124,7 +124,7 @@ struct Out {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     out: HashMap<u64, Out>,
     /// The buffers of each kind, the last put last.
     kept: HashMap<Kind, VecDeque<(u64, u64)>>,
@@ -144,8 +144,8 @@ struct State {
 /// Keeps buffers that were freed for the next request of the same size and alignment.
 ///
 /// What was put first is the first to go, when there are too many buffers or bytes. Zero buffers make it pass
-/// everything through. When upstream has no room, all that is kept goes back before it is asked once more; while somebody
-/// waits for it, nothing is kept.
+/// everything through. When upstream has no room, all that is kept goes back before it is asked once more; while
+/// somebody waits for it, nothing is kept.
 ///
 /// # Examples
 ///
@@ -167,7 +167,7 @@ pub struct Pool<A: Allocator> {
 struct Core<A> {
     options: PoolOptions,
     upstream: A,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 impl<A: Allocator> Pool<A> {
@@ -175,7 +175,8 @@ impl<A: Allocator> Pool<A> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a pool of no buffers that is to grow: it would keep nothing, and never learn how many it needs.
+    /// [`Error::Invalid`] for a pool of no buffers that is to grow: it would keep nothing, and never learn how many it
+    /// needs.
     pub fn new(options: PoolOptions, upstream: A) -> Result<Pool<A>> {
         if options.auto_resize && options.buffers == 0 {
             return Err(Error::Invalid {
@@ -184,7 +185,7 @@ impl<A: Allocator> Pool<A> {
                 must: "at least 1, or `auto_resize(false)` to pass everything through",
             });
         }
-        let state = State { limit: options.buffers, ..State::default() };
+        let state = PoolState { limit: options.buffers, ..PoolState::default() };
         let core = Arc::new(Core { options, upstream, state: Mutex::new(state) });
         let keeper: Weak<dyn Trim> = Arc::<Core<A>>::downgrade(&core);
         core.upstream.register_keeper(keeper);
@@ -215,7 +216,7 @@ impl<A: Allocator> Pool<A> {
         self.core.clear()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.core.state()
     }
 
@@ -256,7 +257,7 @@ impl<A: Allocator> Core<A> {
         failed.map_or(Ok(freed), Err)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -273,7 +274,7 @@ impl<A: Allocator> Trim for Core<A> {
     }
 }
 
-impl State {
+impl PoolState {
     fn reuse(&mut self, kind: Kind) -> Option<u64> {
         let (turn, address) = self.kept.get_mut(&kind)?.pop_back()?;
         self.forget(turn, kind);

@@ -76,8 +76,8 @@ impl Recorded {
         Ok(Work::on(identity, recorded))
     }
 
-    /// Takes an allocation back whose bytes may be used again once the work that is queued on these streams has finished,
-    /// and in a stream's order at once when there is one. Does not wait.
+    /// Takes an allocation back whose bytes may be used again once the work that is queued on these streams has
+    /// finished, and in a stream's order at once when there is one. Does not wait.
     ///
     /// # Errors
     ///

@@ -3,7 +3,8 @@
 //! 1. Free blocks.
 //! 2. What sessions have in limbo and nothing holds any more ([`Reclaim::collect_all`]).
 //! 3. More from the driver, for which the allocator gives its own idle regions back if that makes room.
-//! 4. Mappings that consumers do not use ([`Reclaim::ask_to_unmap`]), and idle regions of every allocator of the device.
+//! 4. Mappings that consumers do not use ([`Reclaim::ask_to_unmap`]), and idle regions of every allocator of the
+//!    device.
 //! 5. Waiting: as long as the request allows, and a short time for consumers that were asked to unmap.
 //! 6. An error that names the holders of the memory.
 //!
@@ -25,8 +26,8 @@ use crate::{Allocator, Bfc, Placed, Request, SubAllocator, Work};
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// How often they are asked.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// How long the first wait between two looks is, and the longest, of one that has neighbours: nobody tells of what those
-/// give back.
+/// How long the first wait between two looks is, and the longest, of one that has neighbours: nobody tells of what
+/// those give back.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 
 /// The most leases of which a snapshot says where their blocks lie.

@@ -47,8 +47,8 @@ impl Request {
         self
     }
 
-    /// Waits until then for somebody to free memory, when there is none. Allocators that ask the system for each request
-    /// ([`Direct`](crate::Direct)) do not: nobody would tell them.
+    /// Waits until then for somebody to free memory, when there is none. Allocators that ask the system for each
+    /// request ([`Direct`](crate::Direct)) do not: nobody would tell them.
     #[must_use]
     pub fn wait_until(mut self, deadline: Instant) -> Request {
         self.until = Some(deadline);

@@ -60,7 +60,8 @@ impl RoomListeners {
 ///
 /// # Safety
 ///
-/// For implementors. Wrappers such as [`Guard`](crate::Guard) read and write what an allocator hands out, from safe code:
+/// For implementors. Wrappers such as [`Guard`](crate::Guard) read and write what an allocator hands out, from safe
+/// code:
 ///
 /// - An extent overlaps nothing that is not yet freed.
 /// - If `memory` succeeds, an extent can be read and written through it until it is freed.
@@ -107,7 +108,8 @@ pub unsafe trait SubAllocator: fmt::Debug + Send + Sync + 'static {
         u64::MAX
     }
 
-    /// Tells somebody whenever room may have come from elsewhere: what others gave back that share a limit, for instance.
+    /// Tells somebody whenever room may have come from elsewhere: what others gave back that share a limit, for
+    /// instance.
     fn subscribe(&self, listener: Weak<dyn RoomListener>) {
         let _ = listener;
     }

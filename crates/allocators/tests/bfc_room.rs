@@ -181,8 +181,8 @@ fn no_buffer_is_kept_from_who_waits_at_another_pool() {
 #[test]
 fn a_large_request_is_not_starved_by_small_ones() {
     watched(|| {
-        // Of 256 blocks 220 are exchanged without end, and those above are free but for a few, so that no 16 of them lie side
-        // by side. The large request needs 16 of the lower ones, of which two are free at one time.
+        // Of 256 blocks 220 are exchanged without end, and those above are free but for a few, so that no 16 of them
+        // lie side by side. The large request needs 16 of the lower ones, of which two are free at one time.
         const BLOCK: u64 = 4 * KIB;
         let bfc = Bfc::new(BfcOptions::new("bfc").limit(256 * BLOCK).growth(Growth::Whole), Simulated::new());
         let mut all: Vec<u64> = (0..256).map(|_| bfc.alloc(Request::new(BLOCK)).expect("room").address).collect();
@@ -220,8 +220,8 @@ fn a_large_request_is_not_starved_by_small_ones() {
 #[test]
 fn who_holds_and_waits_goes_on_beside_a_large_request_that_cannot_have_it() {
     watched(|| {
-        // The small one holds more than the large one leaves, and wants another before it gives any back: what is withheld
-        // for the large one would let both wait for ever.
+        // The small one holds more than the large one leaves, and wants another before it gives any back: what is
+        // withheld for the large one would let both wait for ever.
         let bfc = Bfc::new(BfcOptions::new("bfc").limit(MIB).growth(Growth::Whole), Simulated::new());
         thread::scope(|scope| {
             scope.spawn(|| {

@@ -311,8 +311,8 @@ struct Stream {
 
 #[test]
 fn nobody_gets_bytes_early_or_waits_in_vain_while_streams_finish() {
-    // Three threads with a stream each share four blocks, which they free while their stream still works on them. Streams
-    // finish at any time: before somebody is out of memory, while he asks, or while he waits.
+    // Three threads with a stream each share four blocks, which they free while their stream still works on them.
+    // Streams finish at any time: before somebody is out of memory, while he asks, or while he waits.
     watched(|| {
         let bfc = room_for(4);
         let streams: Arc<[Stream; 3]> = Arc::default();

@@ -308,8 +308,8 @@ fn a_forked_child_leaves_everything_alone() {
     let (fake, state) = state();
     let device = state.allocator(FIRST, on_device()).expect("made");
     let placed = device.alloc(Request::new(1)).expect("room");
-    // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal handler: the calls return
-    // before they lock or allocate anything, and `_exit` follows.
+    // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal handler: the calls
+    // return before they lock or allocate anything, and `_exit` follows.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let refused = matches!(device.alloc(Request::new(1)), Err(Error::Forked { .. }))

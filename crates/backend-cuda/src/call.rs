@@ -2,8 +2,8 @@
 //!
 //! A call of ours must neither change the context that the application made current on its thread nor destroy a
 //! stream capture that it has under way (several calls do, from any thread, unless the calling thread's mode is
-//! relaxed: measured on driver 580). [`Scope`] sets both, or what of them the calls depend on, and puts both back, whatever
-//! happens in between.
+//! relaxed: measured on driver 580). [`Scope`] sets both, or what of them the calls depend on, and puts both back,
+//! whatever happens in between.
 
 use std::marker::PhantomData;
 use std::mem;
@@ -39,8 +39,8 @@ impl Driver {
         scope.enter_device(device)
     }
 
-    /// Leaves the current context as it is, for calls about physical memory, which is no context's: a process that makes none
-    /// costs the device no more than that memory.
+    /// Leaves the current context as it is, for calls about physical memory, which is no context's: a process that
+    /// makes none costs the device no more than that memory.
     pub(crate) fn without_context(&self, device: DeviceId) -> Result<Scope<'_>> {
         let mut scope = self.relaxed()?;
         scope.device = Some(device);
@@ -52,17 +52,18 @@ impl Driver {
         self.on_device(raw.device)
     }
 
-    /// Leaves context and mode as they are, for `cuStreamIsCapturing`: it asks about captures and ends none, and takes what
-    /// it needs from the stream that it is given.
+    /// Leaves context and mode as they are, for `cuStreamIsCapturing`: it asks about captures and ends none, and takes
+    /// what it needs from the stream that it is given.
     ///
     /// A default stream is that of a context, as in [`on_stream`](Driver::on_stream).
     pub(crate) fn asking_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
         if raw.is_default() { self.on_stream(raw) } else { Ok(self.untouched(Some(raw.device))) }
     }
 
-    /// Makes ready for `cuStreamIsCapturing` and `cuStreamBatchMemOp`, which take what they need from the stream that they
-    /// are given, whatever context is current: the manual lists no `CUDA_ERROR_INVALID_CONTEXT` for them, and on driver
-    /// 580 they work without any. To ask for the current context and compare it costs 40 ns, a fifteenth of the batch.
+    /// Makes ready for `cuStreamIsCapturing` and `cuStreamBatchMemOp`, which take what they need from the stream that
+    /// they are given, whatever context is current: the manual lists no `CUDA_ERROR_INVALID_CONTEXT` for them, and on
+    /// driver 580 they work without any. To ask for the current context and compare it costs 40 ns, a fifteenth of the
+    /// batch.
     ///
     /// A default stream is that of a context, as in [`on_stream`](Driver::on_stream).
     pub(crate) fn beside_stream(&self, raw: RawStream) -> Result<Scope<'_>> {

@@ -14,8 +14,8 @@ fn event(raw: RawEvent) -> CUevent {
     ptr::with_exposed_provenance_mut(raw.0 as usize)
 }
 
-// SAFETY: the condition of `GpuEvents`: `query_event` says `true` on success only, which the manual gives to work that has
-// completed.
+// SAFETY: the condition of `GpuEvents`: `query_event` says `true` on success only, which the manual gives to work that
+// has completed.
 unsafe impl GpuEvents for CudaBackend {
     fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
         let flags = match kind {

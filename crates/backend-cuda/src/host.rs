@@ -65,7 +65,8 @@ unsafe impl PinnedMemory for CudaBackend {
         self.pass_own_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.cuMemHostUnregister, |function| {
-            // SAFETY: `cuMemHostUnregister` asks for what `cuMemHostRegister` took and nobody uses: our caller vouches for it.
+            // SAFETY: `cuMemHostUnregister` asks for what `cuMemHostRegister` took and nobody uses: our caller vouches
+            // for it.
             unsafe { function(start) }
         })
     }

@@ -8,9 +8,9 @@
 //! | `CUcontext` | `u64` | its address: [`CudaBackend::context`], [`CudaBackend::device_of_context`] |
 //!
 //! A stream must be of its device's primary context, which the CUDA runtime, and so PyTorch, and cudarc use: others are
-//! refused, because the driver records an event on streams of the event's own context only (`cuEventRecord`). Memory must
-//! come from `cuMemAlloc`, or from `cuMemCreate` with a POSIX file descriptor among its handle types, to be exported;
-//! `classify` says what an address is.
+//! refused, because the driver records an event on streams of the event's own context only (`cuEventRecord`). Memory
+//! must come from `cuMemAlloc`, or from `cuMemCreate` with a POSIX file descriptor among its handle types, to be
+//! exported; `classify` says what an address is.
 
 use std::ptr;
 

@@ -57,8 +57,8 @@ impl Streams {
     }
 }
 
-// SAFETY: the condition of `GpuStreams`: `true` and success are `cuStreamQuery`'s and `cuStreamSynchronize`'s, which the
-// manual gives to work that has completed.
+// SAFETY: the condition of `GpuStreams`: `true` and success are `cuStreamQuery`'s and `cuStreamSynchronize`'s, which
+// the manual gives to work that has completed.
 unsafe impl GpuStreams for CudaBackend {
     fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
         let scope = self.driver.on_device(device)?;
@@ -182,8 +182,8 @@ unsafe impl GpuStreams for CudaBackend {
 }
 
 impl CudaBackend {
-    /// Finds the context that a stream is of, and its device: for a default stream the device's primary one, unless another
-    /// context of the same device is current, which is what the caller's own calls would mean.
+    /// Finds the context that a stream is of, and its device: for a default stream the device's primary one, unless
+    /// another context of the same device is current, which is what the caller's own calls would mean.
     ///
     /// # Safety
     ///

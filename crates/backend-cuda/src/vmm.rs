@@ -195,8 +195,8 @@ impl CudaBackend {
         // A device that is given access meanwhile has seen the entry in the table: it must find the mapping too.
         let _peers = self.peers();
         for at in (base.0..base.0 + entry.len).step_by(piece as usize) {
-            // SAFETY: `unmap` asks for a whole mapping that nothing uses: the entry is made of such, taken out of the table
-            // once, and our caller vouches for the rest.
+            // SAFETY: `unmap` asks for a whole mapping that nothing uses: the entry is made of such, taken out of the
+            // table once, and our caller vouches for the rest.
             unsafe { unmap(&scope, at, piece as usize) }?;
         }
         // SAFETY: `unreserve` asks for a whole reservation without a mapping: all were unmapped above.
@@ -415,8 +415,8 @@ pub(crate) fn open(
     set_access(scope, base, size, &descriptions)
 }
 
-/// Says it of the descriptor where the driver refuses to map memory: a mapping is of the whole, and driver 580 gives 801
-/// to a shorter one and to a longer one.
+/// Says it of the descriptor where the driver refuses to map memory: a mapping is of the whole, and driver 580 gives
+/// 801 to a shorter one and to a longer one.
 pub(crate) fn wrong_length(error: Error, len: u64) -> Error {
     match error {
         Error::Driver { call: "cuMemMap", source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {

@@ -50,8 +50,8 @@ impl Driver {
         Ok(scope)
     }
 
-    /// Makes a stream's device current: the default streams are those of the current device, and the runtime does not check
-    /// what it is given of the others.
+    /// Makes a stream's device current: the default streams are those of the current device, and the runtime does not
+    /// check what it is given of the others.
     pub(crate) fn on_stream(&self, raw: RawStream) -> Result<Scope<'_>> {
         self.on_device(raw.device)
     }

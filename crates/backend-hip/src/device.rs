@@ -17,8 +17,9 @@ use crate::sys::{ATTRIBUTE_VIRTUAL_MEMORY, Code, GRANULARITY_RECOMMENDED, Symbol
 /// The quarantine where the kernel shows when a dead process' queues are gone.
 const SHOWN: Duration = Duration::from_millis(100);
 
-/// The quarantine where it does not. Kernels from 6.0 to 6.18 remove queues on a work queue some time after the process' end,
-/// within no bound (amdkfd; guessed from the dates of both patches): long beside any delay of a work queue that is not stuck.
+/// The quarantine where it does not. Kernels from 6.0 to 6.18 remove queues on a work queue some time after the
+/// process' end, within no bound (amdkfd; guessed from the dates of both patches): long beside any delay of a work
+/// queue that is not stuck.
 const UNSEEN: Duration = Duration::from_secs(5);
 
 /// What every allocation is rounded up to at least: handles of some other sizes were refused (ROCm/hip#2257), and
@@ -309,8 +310,8 @@ fn device_files(symbols: &Symbols) -> Vec<&'static str> {
     files
 }
 
-/// Finds the folder that shows whose queues there are. Its pids are those of the first PID namespace: another one's process
-/// sees its own pids elsewhere, and would take the file of a stranger for a sign.
+/// Finds the folder that shows whose queues there are. Its pids are those of the first PID namespace: another one's
+/// process sees its own pids elsewhere, and would take the file of a stranger for a sign.
 fn signs(symbols: &Symbols) -> Option<PathBuf> {
     let folder = match symbols.signs_of_life.function {
         Some(function) => {

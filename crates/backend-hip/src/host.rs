@@ -65,7 +65,8 @@ unsafe impl PinnedMemory for HipBackend {
         self.pass_known_streams();
         let scope = self.driver.on_device(device)?;
         scope.call(&self.driver.symbols.hipHostUnregister, |function| {
-            // SAFETY: `hipHostUnregister` asks for what `hipHostRegister` took and nobody uses: our caller vouches for it.
+            // SAFETY: `hipHostUnregister` asks for what `hipHostRegister` took and nobody uses: our caller vouches for
+            // it.
             unsafe { function(start) }
         })
     }

@@ -21,8 +21,8 @@ impl HipBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a default stream, which has no end to be told of, and [`Error::Mismatch`] where the runtime
-    /// tells of another device than the stream's.
+    /// [`Error::Invalid`] for a default stream, which has no end to be told of, and [`Error::Mismatch`] where the
+    /// runtime tells of another device than the stream's.
     ///
     /// # Safety
     ///

@@ -6,7 +6,8 @@
 //! 1. `sys`: the runtime's functions as a table that may have gaps, its structures, and what changed between its
 //!    versions; `library`: finding it.
 //! 2. `call`: the calling thread around a call: its current device, its capture mode, its last error.
-//! 3. `kernel`: which driver the kernel has. `error`: the runtime's codes and what they become; `bugs`: what others reported of which version.
+//! 3. `kernel`: which driver the kernel has. `error`: the runtime's codes and what they become; `bugs`: what others
+//!    reported of which version.
 //! 4. [`proof`]: what may be used, and [`probe`]: how that is found out; `device`: the running runtime; `peer`.
 //! 5. `memory`: the table of what was allocated and opened; `vmm`, `dma_buf`, `legacy` and `host` fill it; `pointer`
 //!    looks at addresses that others allocated.

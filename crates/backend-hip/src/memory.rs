@@ -87,8 +87,8 @@ impl Given {
         self.fd.as_raw_fd()
     }
 
-    /// Closes it, unless the runtime has: its manual does not say, and of the runtimes that were read none does. A file that
-    /// another thread opened at the number meanwhile is another one.
+    /// Closes it, unless the runtime has: its manual does not say, and of the runtimes that were read none does. A file
+    /// that another thread opened at the number meanwhile is another one.
     pub(crate) fn give_back(self) {
         if self.file.is_none() || named(&self.fd) != self.file {
             let _ = self.fd.into_raw_fd();

@@ -115,8 +115,8 @@ pub fn run_if_asked() {
 ///
 /// # Errors
 ///
-/// Where the runtime cannot be loaded, as [`HipBackend::load`]; [`Error::System`] where `program` cannot be started. What
-/// a step does is never an error: it is a [`Finding`].
+/// Where the runtime cannot be loaded, as [`HipBackend::load`]; [`Error::System`] where `program` cannot be started.
+/// What a step does is never an error: it is a [`Finding`].
 pub fn prove(program: &Path, steps: &[Step], patience: Duration) -> Result<Findings> {
     prove_and_tell(program, steps, patience, |_| {})
 }

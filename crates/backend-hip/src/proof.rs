@@ -1,8 +1,9 @@
 //! What was seen to work on this machine, and so may be used.
 //!
 //! A HIP runtime says of several things that it can do them and then cannot, or brings the process down, by version
-//! and by driver. So nothing beyond plain memory with 64-byte handles is used on its word: [`prove`](crate::probe::prove) tries
-//! each [`Step`] in child processes, and what it saw is a [`Proof`] that later processes take in.
+//! and by driver. So nothing beyond plain memory with 64-byte handles is used on its word:
+//! [`prove`](crate::probe::prove) tries each [`Step`] in child processes, and what it saw is a [`Proof`] that later
+//! processes take in.
 
 use std::env;
 use std::fmt;
@@ -20,11 +21,11 @@ pub const PROOF: &str = "GPU_IPC_HIP_PROOF";
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Step {
-    /// The 64-byte handle of plain memory (`hipMalloc`) opens in another process. Used without a proof too: what is found is
-    /// told, for some runtimes give handles that nobody can open.
+    /// The 64-byte handle of plain memory (`hipMalloc`) opens in another process. Used without a proof too: what is
+    /// found is told, for some runtimes give handles that nobody can open.
     Handles,
-    /// Virtual memory (`hipMemCreate`) is exported as a file descriptor, imported, and outlives its exporter; mapping it
-    /// waits for no stream.
+    /// Virtual memory (`hipMemCreate`) is exported as a file descriptor, imported, and outlives its exporter; mapping
+    /// it waits for no stream.
     Vmm,
     /// An imported mapping can be read and not written. Trying it makes the GPU fault on purpose.
     ReadOnly,
@@ -32,8 +33,8 @@ pub enum Step {
     DmaBuf,
     /// Streams write words in registered shared memory, after the work before the write.
     Words,
-    /// Streams wait for such words: one more than the device has hardware queues, while others work. A process that is killed
-    /// at it leaves a wave that spins, and removing its queue may reset the GPU.
+    /// Streams wait for such words: one more than the device has hardware queues, while others work. A process that is
+    /// killed at it leaves a wave that spins, and removing its queue may reset the GPU.
     Waits,
     /// Streams wait for interprocess events, and not for nothing. Such a wait spins as [`Step::Waits`] does.
     Events,
@@ -44,8 +45,8 @@ impl Step {
     pub const ALL: [Step; 7] =
         [Step::Handles, Step::Vmm, Step::ReadOnly, Step::DmaBuf, Step::Words, Step::Waits, Step::Events];
 
-    /// The steps that cannot reset a GPU: all but those that make it fault ([`Step::ReadOnly`]) or spin ([`Step::Waits`],
-    /// [`Step::Events`]).
+    /// The steps that cannot reset a GPU: all but those that make it fault ([`Step::ReadOnly`]) or spin
+    /// ([`Step::Waits`], [`Step::Events`]).
     pub const HARMLESS: [Step; 4] = [Step::Handles, Step::Vmm, Step::DmaBuf, Step::Words];
 
     /// Returns the name that a proof's text has for it.
@@ -75,10 +76,10 @@ impl fmt::Display for Step {
 
 /// Which steps were seen to work, and with which runtime and kernel.
 ///
-/// As text: the runtime's version, the kernel's release, a key of what else changes the answer, the steps. The key is left
-/// out on a machine that has none of that: variables of AMD's (`GPU_MAX_HW_QUEUES`, `GPU_STREAMOPS_CP_WAIT`,
-/// `HSA_ENABLE_IPC_MODE_LEGACY`), a version of the amdgpu module, ROCm's own version file, GPUs that KFD lists. A proof of another
-/// machine is no proof: the backend then does what it does without one.
+/// As text: the runtime's version, the kernel's release, a key of what else changes the answer, the steps. The key is
+/// left out on a machine that has none of that: variables of AMD's (`GPU_MAX_HW_QUEUES`, `GPU_STREAMOPS_CP_WAIT`,
+/// `HSA_ENABLE_IPC_MODE_LEGACY`), a version of the amdgpu module, ROCm's own version file, GPUs that KFD lists. A proof
+/// of another machine is no proof: the backend then does what it does without one.
 ///
 /// # Examples
 ///

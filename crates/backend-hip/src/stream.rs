@@ -67,8 +67,8 @@ impl Streams {
     }
 }
 
-// SAFETY: the condition of `GpuStreams`: `true` and success are `hipStreamQuery`'s and `hipStreamSynchronize`'s, which the
-// manual gives to work that has completed.
+// SAFETY: the condition of `GpuStreams`: `true` and success are `hipStreamQuery`'s and `hipStreamSynchronize`'s, which
+// the manual gives to work that has completed.
 unsafe impl GpuStreams for HipBackend {
     fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
         let scope = self.driver.on_device(device)?;
@@ -84,8 +84,8 @@ unsafe impl GpuStreams for HipBackend {
 
     unsafe fn destroy_stream(&self, raw: RawStream) -> Result<()> {
         self.streams.remove(raw);
-        // AMD's waits for all that is queued (its header; `HostQueue::terminate`; ROCm/hip#3367), and may be held up by what
-        // the calling thread does next: a stream that is busy is destroyed on a thread that may block.
+        // AMD's waits for all that is queued (its header; `HostQueue::terminate`; ROCm/hip#3367), and may be held up by
+        // what the calling thread does next: a stream that is busy is destroyed on a thread that may block.
         // SAFETY: `query_stream` asks for a stream that is alive: our caller vouches for it.
         if !matches!(unsafe { self.query_stream(raw) }, Ok(true)) {
             return self.destroy_later(raw);
@@ -208,8 +208,8 @@ impl HipBackend {
         let thread = std::thread::Builder::new().name("gpu-ipc-hip-stream".into()).spawn(move || {
             // SAFETY: `hipSetDevice` refuses what is no device.
             if unsafe { set(ordinal) } == SUCCESS {
-                // SAFETY: `hipStreamDestroy` asks for a stream that is alive and that nobody uses afterwards: the caller of
-                // `destroy_stream` vouched for both. An error leaks it.
+                // SAFETY: `hipStreamDestroy` asks for a stream that is alive and that nobody uses afterwards: the
+                // caller of `destroy_stream` vouched for both. An error leaks it.
                 let _ = unsafe { destroy(call::stream(raw)) };
             }
         });

@@ -200,15 +200,15 @@ impl Version {
         self.at_least(7, 1)
     }
 
-    /// Says whether `hipMemRetainAllocationHandle` may be asked of any address, and retains. From 6.2 to 7.13 it follows a null
-    /// pointer for memory of `hipMalloc` (clr 6.2.2, `hip_vm.cpp`; ROCm/rocm-systems#5807), and up to 7.11 it hands out a
-    /// handle without retaining it (ROCm/rocm-systems#2696, change log of 7.12).
+    /// Says whether `hipMemRetainAllocationHandle` may be asked of any address, and retains. From 6.2 to 7.13 it
+    /// follows a null pointer for memory of `hipMalloc` (clr 6.2.2, `hip_vm.cpp`; ROCm/rocm-systems#5807), and up to
+    /// 7.11 it hands out a handle without retaining it (ROCm/rocm-systems#2696, change log of 7.12).
     pub(crate) const fn tells_virtual_memory(self) -> bool {
         self.at_least(7, 14)
     }
 
-    /// Says whether `hipMemMap` fails where the mapping does, and `hipMemUnmap` refuses what is not mapped. 6.2.2 succeeds, and
-    /// follows a null pointer (`hip_vm.cpp`).
+    /// Says whether `hipMemMap` fails where the mapping does, and `hipMemUnmap` refuses what is not mapped. 6.2.2
+    /// succeeds, and follows a null pointer (`hip_vm.cpp`).
     pub(crate) const fn tells_failed_mappings(self) -> bool {
         self.at_least(7, 0)
     }

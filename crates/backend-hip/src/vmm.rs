@@ -223,7 +223,8 @@ impl Drop for Building<'_, '_> {
                 || self
                     .scope
                     .call(&symbols.hipMemUnmap, |function| {
-                        // SAFETY: `hipMemUnmap` asks for a whole mapping that nothing uses: nobody has seen its address.
+                        // SAFETY: `hipMemUnmap` asks for a whole mapping that nothing uses: nobody has seen its
+                        // address.
                         unsafe { function(base, size) }
                     })
                     .is_ok();

@@ -28,8 +28,8 @@ impl Registrations {
     }
 }
 
-// SAFETY: the condition of `GpuWords`: `hipStreamWriteValue64` comes after all work queued before, says the manual, and is
-// used only where a probe saw it there.
+// SAFETY: the condition of `GpuWords`: `hipStreamWriteValue64` comes after all work queued before, says the manual, and
+// is used only where a probe saw it there.
 unsafe impl GpuWords for HipBackend {
     unsafe fn register_words(&self, start: HostPtr, len: usize) -> Result<WordPtr> {
         checks::whole_pages(start, len)?;

@@ -1,7 +1,7 @@
 //! The backend's view of AMD's headers against that of `hip-sys`, which was generated from those of HIP 5.4.
 //!
-//! Built only with `RUSTFLAGS="--cfg gpu_ipc_hip_sys"`, where ROCm's development files are (Debian's libamdhip64-dev with
-//! `HIP_PATH=/usr`). No function is called.
+//! Built only with `RUSTFLAGS="--cfg gpu_ipc_hip_sys"`, where ROCm's development files are (Debian's libamdhip64-dev
+//! with `HIP_PATH=/usr`). No function is called.
 
 #![cfg(gpu_ipc_hip_sys)]
 

@@ -372,7 +372,8 @@ unsafe impl GpuDescriptors for HostBackend {
     }
 }
 
-// SAFETY: `GpuEvents`: `query_event` compares with a number that the stream's worker sets after all operations before it.
+// SAFETY: `GpuEvents`: `query_event` compares with a number that the stream's worker sets after all operations before
+// it.
 unsafe impl GpuEvents for HostBackend {
     fn create_event(&self, device: DeviceId, kind: EventKind) -> Result<RawEvent> {
         self.check_device("create_event", device)?;
@@ -602,7 +603,7 @@ impl Drop for HostBackend {
 }
 
 fn move_bytes(from: usize, to: usize, len: usize) {
-    // SAFETY: `ptr::copy` asks for two ranges that are valid for `len` bytes: the caller of the copy keeps them so until
-    // it is done. Other processes may touch device memory at once; no reference to it exists.
+    // SAFETY: `ptr::copy` asks for two ranges that are valid for `len` bytes: the caller of the copy keeps them so
+    // until it is done. Other processes may touch device memory at once; no reference to it exists.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len) };
 }

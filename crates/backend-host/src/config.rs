@@ -86,8 +86,8 @@ impl HostConfig {
         self
     }
 
-    /// Names, in this folder, a file with each process' pid for a name, as a driver that shows for how long a process' GPU
-    /// work may run: [`GpuDevices::signs_of_life`](gpu_api::GpuDevices::signs_of_life).
+    /// Names, in this folder, a file with each process' pid for a name, as a driver that shows for how long a process'
+    /// GPU work may run: [`GpuDevices::signs_of_life`](gpu_api::GpuDevices::signs_of_life).
     #[must_use]
     pub fn signs_of_life(mut self, folder: impl Into<PathBuf>) -> HostConfig {
         self.signs_of_life = Some(folder.into());

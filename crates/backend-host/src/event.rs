@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 const WORDS: usize = 64;
 
 #[derive(Debug)]
-enum Place {
+enum Storage {
     Local(Box<[AtomicU64; WORDS]>),
     /// The words at the start of a page that several processes map.
     Shared {
@@ -24,14 +24,14 @@ enum Place {
 }
 
 /// An event. Each recording has a number and, of a ring of words, one that says whether its work is done: a later
-/// recording on another stream may be done first, and must not end a wait for an earlier one. The stores are Release and
-/// the loads Acquire, so that a thread that sees a recording done sees the work before it. An event of a process that died keeps
-/// what it had: it never completes, as on a GPU.
+/// recording on another stream may be done first, and must not end a wait for an earlier one. The stores are Release
+/// and the loads Acquire, so that a thread that sees a recording done sees the work before it. An event of a process
+/// that died keeps what it had: it never completes, as on a GPU.
 ///
 /// A recording counts as done when the one that is 63 later is; nobody here records so far ahead of a wait.
 #[derive(Debug)]
 pub struct Event {
-    place: Place,
+    place: Storage,
 }
 
 impl Event {
@@ -39,10 +39,10 @@ impl Event {
     pub fn new(kind: EventKind) -> Result<Event> {
         Ok(Event {
             place: match kind {
-                EventKind::Local => Place::Local(Box::new(std::array::from_fn(|_| AtomicU64::new(0)))),
+                EventKind::Local => Storage::Local(Box::new(std::array::from_fn(|_| AtomicU64::new(0)))),
                 EventKind::Interprocess => {
                     let file = memory::shared_file(PAGE)?;
-                    Place::Shared { map: memory::map(&file, PAGE, Access::ReadWrite)?, file }
+                    Storage::Shared { map: memory::map(&file, PAGE, Access::ReadWrite)?, file }
                 }
             },
         })
@@ -51,21 +51,21 @@ impl Event {
     /// Opens another process' event.
     pub fn open(device: DeviceId, handle: &EventHandle) -> Result<Event> {
         let (file, _) = Handle::open("open_event", device, &handle.0)?;
-        Ok(Event { place: Place::Shared { map: memory::map(&file, PAGE, Access::ReadWrite)?, file } })
+        Ok(Event { place: Storage::Shared { map: memory::map(&file, PAGE, Access::ReadWrite)?, file } })
     }
 
     /// Returns its handle; `None` for a local event.
     pub fn handle(&self) -> Option<Result<EventHandle>> {
         match &self.place {
-            Place::Local(_) => None,
-            Place::Shared { file, .. } => Some(Handle::of(file, PAGE).map(Handle::event)),
+            Storage::Local(_) => None,
+            Storage::Shared { file, .. } => Some(Handle::of(file, PAGE).map(Handle::event)),
         }
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
         match &self.place {
-            Place::Local(words) => &words[index],
-            Place::Shared { map, .. } => {
+            Storage::Local(words) => &words[index],
+            Storage::Shared { map, .. } => {
                 assert!(index < WORDS);
                 // SAFETY: `add` asks for an offset within one allocation: a page has 512 words.
                 let word = unsafe { map.as_ptr().cast::<AtomicU64>().add(index) };

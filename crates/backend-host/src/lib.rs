@@ -5,7 +5,8 @@
 //! is awkward, this does too: it refuses to open a handle where it was made, its unfinished writes can come after its
 //! process' death, its context can break, and its free can block while a stream waits.
 //!
-//! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `stream`, `event`, `late_write`, `backend`.
+//! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `stream`, `event`,
+//! `late_write`, `backend`.
 //!
 //! # Example
 //!

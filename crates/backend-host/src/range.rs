@@ -146,7 +146,8 @@ unsafe impl GpuStore for HostBackend {
     }
 }
 
-// SAFETY: the condition of `GpuRanges`: `mmap` gives addresses where nothing is mapped, and a mapping of a memfd shows it.
+// SAFETY: the condition of `GpuRanges`: `mmap` gives addresses where nothing is mapped, and a mapping of a memfd shows
+// it.
 unsafe impl GpuRanges for HostBackend {
     fn reserve_range(&self, device: DeviceId, len: u64, at: Option<DevicePtr>) -> Result<AddressRange> {
         self.check_device("reserve_range", device)?;
@@ -183,7 +184,8 @@ unsafe impl GpuRanges for HostBackend {
             Access::ReadOnly => ProtFlags::READ,
         };
         let (address, flags) = (with_exposed_provenance_mut(at.0 as usize), MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: `mmap` at a fixed address asks that it replace nothing in use: part of a reservation, without a piece.
+        // SAFETY: `mmap` at a fixed address asks that it replace nothing in use: part of a reservation, without a
+        // piece.
         unsafe { mmap(address, physical.len as usize, protection, flags, &physical.file, 0) }.map_err(unmapped)?;
         physical.holders += 1;
         let piece = Piece { handle: memory.handle, len: physical.len, device: memory.device };

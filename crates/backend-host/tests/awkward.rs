@@ -129,7 +129,8 @@ fn late_writes_are_counted() {
     assert!(matches!(arm(), Err(Error::Exhausted { limit: 32, .. })));
 }
 
-/// Returns the rights of the mapping that begins at an address, as the kernel writes them, and of the one that ends there.
+/// Returns the rights of the mapping that begins at an address, as the kernel writes them, and of the one that ends
+/// there.
 fn rights(at: DevicePtr) -> (String, String) {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("there is a proc");
     let find = |which: &dyn Fn(u64, u64) -> bool| {

@@ -84,8 +84,8 @@ pub enum ObjectError {
 }
 
 impl ObjectError {
-    /// Returns a number that stays the same in every version: those of [`gpu_api::Error::code`] where the meaning is the
-    /// same, and from 201 on what only objects have.
+    /// Returns a number that stays the same in every version: those of [`gpu_api::Error::code`] where the meaning is
+    /// the same, and from 201 on what only objects have.
     pub fn code(&self) -> i32 {
         match self {
             ObjectError::OutOfMemory { .. } => 1,

@@ -1,8 +1,8 @@
 //! GPU memory that outlives the process that filled it.
 //!
-//! An **object** is a name, an epoch and a list of parts with their layout. One writer fills it, it becomes visible whole
-//! at its commit, and never changes afterwards. A **broker** owns it: a process that does nothing with its bytes and
-//! needs no context of the driver's. A **keeper** holds the same descriptors, so that the broker may die too.
+//! An **object** is a name, an epoch and a list of parts with their layout. One writer fills it, it becomes visible
+//! whole at its commit, and never changes afterwards. A **broker** owns it: a process that does nothing with its bytes
+//! and needs no context of the driver's. A **keeper** holds the same descriptors, so that the broker may die too.
 //!
 //! Read in this order:
 //!

@@ -43,11 +43,12 @@ pub struct gpu_ipc_grant {
 /// Grants a lease on a block to one participant, and writes the descriptor by which it is claimed: plain bytes for any
 /// transport.
 ///
-/// The contents may be read after what is queued on `after` at this moment; null says that all work on the block is done.
-/// `options` may be null.
+/// The contents may be read after what is queued on `after` at this moment; null says that all work on the block is
+/// done. `options` may be null.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `CLOSING`,
-/// `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another device, `EXHAUSTED`, `DRIVER`. After an error nothing is granted.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`,
+/// `CLOSING`, `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another device, `EXHAUSTED`, `DRIVER`. After an error
+/// nothing is granted.
 ///
 /// # Safety
 ///
@@ -103,12 +104,13 @@ pub unsafe extern "C" fn gpu_ipc_share_ticket(
 /// Shares several blocks of a session after the same work, each with whom it names: one fence for each participant. The
 /// descriptors come in the order of the grants.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `MISMATCH` for a block
-/// of another session. After an error nothing is granted.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `MISMATCH` for
+/// a block of another session. After an error nothing is granted.
 ///
 /// # Safety
 ///
-/// There are `count` grants, and room for as many descriptors; `options` is null, or has as many bytes as its `size` says.
+/// There are `count` grants, and room for as many descriptors; `options` is null, or has as many bytes as its `size`
+/// says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpu_ipc_share_many(
     session: *mut gpu_ipc_session,
@@ -143,11 +145,11 @@ pub unsafe extern "C" fn gpu_ipc_share_many(
     })
 }
 
-/// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A ticket is ended before
-/// its last claim; leases that it gave stay.
+/// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A ticket is ended
+/// before its last claim; leases that it gave stay.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for one of another session or block,
-/// `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for one of another
+/// session or block, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_block_cancel(
     block: *mut gpu_ipc_block,
@@ -162,7 +164,8 @@ pub extern "C" fn gpu_ipc_block_cancel(
     })
 }
 
-/// Returns the address of a block's first byte in this process; null after an error. On the host backend the CPU may use it.
+/// Returns the address of a block's first byte in this process; null after an error. On the host backend the CPU may
+/// use it.
 ///
 /// Streams whose queued work touches the block are named with `gpu_ipc_block_used_on` before it is closed, unless the
 /// block was shared after that work.
@@ -185,17 +188,18 @@ pub extern "C" fn gpu_ipc_block_len(block: *mut gpu_ipc_block) -> u64 {
 
 /// Names a stream of this process whose queued work touches the block: it is not used again before that is done.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the per-thread
-/// default stream, `FORKED`.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the
+/// per-thread default stream, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_block_used_on(block: *mut gpu_ipc_block, stream: *mut gpu_ipc_stream) -> i32 {
     call(|process| Ok(process.get(block)?.used_on(&process.get(stream)?.stream)?))
 }
 
-/// Waits until no lease on the block is outstanding, so that it can be written again. With 0 it asks; when the answer is
-/// no, the session's notice `GPU_IPC_NOTICE_TRY_AGAIN` says when to ask again.
+/// Waits until no lease on the block is outstanding, so that it can be written again. With 0 it asks; when the answer
+/// is no, the session's notice `GPU_IPC_NOTICE_TRY_AGAIN` says when to ask again.
 ///
-/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`,
+/// `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_block_wait_released(block: *mut gpu_ipc_block, timeout_ns: i64) -> i32 {
     call(|process| Ok(process.get(block)?.wait_released(timeout(timeout_ns))?))
@@ -212,8 +216,8 @@ pub extern "C" fn gpu_ipc_block_outstanding(block: *mut gpu_ipc_block) -> usize 
 
 /// Copies `len` bytes into a block from `offset` on, after the work that is queued on the stream.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's end,
-/// `MISMATCH` for a stream of another device, `CAPTURING`, `DRIVER`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's
+/// end, `MISMATCH` for a stream of another device, `CAPTURING`, `DRIVER`.
 ///
 /// # Safety
 ///
@@ -239,8 +243,8 @@ pub unsafe extern "C" fn gpu_ipc_block_write(
 
 /// Copies `len` bytes of a block from `offset` on to the host, after the work that is queued on the stream.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: as `gpu_ipc_block_write`; then the bytes are as they
-/// were.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: as `gpu_ipc_block_write`; then the bytes
+/// are as they were.
 ///
 /// # Safety
 ///
@@ -333,7 +337,7 @@ pub(crate) unsafe fn room<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut
     if bytes.is_null() || isize::try_from(len).is_err() {
         return Err(null("bytes"));
     }
-    // SAFETY: `from_raw_parts_mut` asks for this many bytes that nothing else uses: so does this function. Bytes have no
-    // alignment.
+    // SAFETY: `from_raw_parts_mut` asks for this many bytes that nothing else uses: so does this function. Bytes have
+    // no alignment.
     Ok(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) })
 }

@@ -114,8 +114,8 @@ pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize, what: &'static 
     if !first.is_aligned() {
         return Err(Failure::invalid(what, format!("{first:?}"), "aligned for its type"));
     }
-    // SAFETY: `from_raw_parts` asks for an aligned array of this many values that nothing changes, of less than half of the
-    // addresses: looked at above, and for the rest this function asks.
+    // SAFETY: `from_raw_parts` asks for an aligned array of this many values that nothing changes, of less than half of
+    // the addresses: looked at above, and for the rest this function asks.
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
 }
 
@@ -142,8 +142,8 @@ pub(crate) unsafe fn put_text(text: &str, buffer: *mut c_char, capacity: usize) 
             "that of the text and a zero byte: below 4,096 for a path, 256 for a name",
         ));
     }
-    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: the buffer is larger, and
-    // the text is the library's own.
+    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: the buffer is larger,
+    // and the text is the library's own.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, text.len()) };
     // SAFETY: `add` asks to stay inside the buffer: the capacity is above the length.
     let end = unsafe { buffer.add(text.len()) };

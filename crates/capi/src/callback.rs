@@ -1,7 +1,7 @@
 //! Callbacks of borrowed streams, on a thread of their own.
 //!
-//! The last holder of a stream may be any thread of the library, inside any of its locks. So the end of a hold only queues
-//! the callback; a thread that holds nothing calls it, and it may call any function of the library.
+//! The last holder of a stream may be any thread of the library, inside any of its locks. So the end of a hold only
+//! queues the callback; a thread that holds nothing calls it, and it may call any function of the library.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -44,8 +44,8 @@ sized_struct!(gpu_ipc_descriptor_info: "gpu_ipc_descriptor_info");
 
 /// Reads what a descriptor says, of bytes that somebody sent.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_DESCRIPTOR` naming the first field that is wrong, `MISMATCH` for
-/// another version, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_DESCRIPTOR` naming the first field that is wrong, `MISMATCH`
+/// for another version, `INVALID`.
 ///
 /// # Safety
 ///

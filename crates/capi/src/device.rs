@@ -39,8 +39,8 @@ sized_struct!(gpu_ipc_device_info: "gpu_ipc_device_info");
 
 /// Finds the devices that this process can use, GPUs first, and opens each.
 ///
-/// Writes as many handles as fit into `capacity` and the number of all to `count`. Loads every vendor's driver that there is.
-/// `gpu_ipc_device_open` says of a vendor that is missing why.
+/// Writes as many handles as fit into `capacity` and the number of all to `count`. Loads every vendor's driver that
+/// there is. `gpu_ipc_device_open` says of a vendor that is missing why.
 ///
 /// Keeps: nothing; the handles are the caller's to close. Thread: any. Blocks: while drivers start, up to seconds.
 /// Errors: `INVALID`, `EXHAUSTED`.
@@ -76,8 +76,8 @@ pub unsafe extern "C" fn gpu_ipc_detect(
 ///
 /// Loads that vendor's driver alone.
 ///
-/// Keeps: nothing. Thread: any. Blocks: while the driver starts, up to seconds. Errors: `NOT_COMPILED`, `UNAVAILABLE` with the
-/// reason, `INVALID`, `DRIVER`.
+/// Keeps: nothing. Thread: any. Blocks: while the driver starts, up to seconds. Errors: `NOT_COMPILED`, `UNAVAILABLE`
+/// with the reason, `INVALID`, `DRIVER`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_device_open(
     backend: u32,

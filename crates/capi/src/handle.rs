@@ -10,8 +10,8 @@
 //! | 24 to 49 | generation | which use of the row, above 0 |
 //! | 0 to 23 | row | its place in the kind's table |
 //!
-//! A row whose generations are used up is not used again. So no two handles of a process are equal, before 2^50 were made
-//! of a kind.
+//! A row whose generations are used up is not used again. So no two handles of a process are equal, before 2^50 were
+//! made of a kind.
 
 use std::ptr;
 

@@ -43,8 +43,8 @@ sized_struct!(gpu_ipc_connect_options: "gpu_ipc_connect_options");
 /// Connects to a producer's session by the path of its socket, and starts the participant's thread.
 ///
 /// Keeps: nothing; texts are copied. Thread: any. Blocks: for the producer's welcome, as the options say. Errors:
-/// `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`, `MISMATCH` for another version, `UNSUPPORTED`,
-/// `INVALID`, `SYSTEM`.
+/// `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`, `MISMATCH` for another version,
+/// `UNSUPPORTED`, `INVALID`, `SYSTEM`.
 ///
 /// # Safety
 ///
@@ -68,13 +68,14 @@ pub unsafe extern "C" fn gpu_ipc_connect(
     })
 }
 
-/// Joins a session by a connection that somebody else made: one end of a socket pair (`SOCK_SEQPACKET`) whose other end the
-/// session accepted, or what another process passed on.
+/// Joins a session by a connection that somebody else made: one end of a socket pair (`SOCK_SEQPACKET`) whose other end
+/// the session accepted, or what another process passed on.
 ///
 /// Every other copy of it must be closed, this one by the caller after the call: as long as one is open this process'
 /// death is not proven.
 ///
-/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: as `gpu_ipc_connect`. Errors: as `gpu_ipc_connect`.
+/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: as `gpu_ipc_connect`. Errors: as
+/// `gpu_ipc_connect`.
 ///
 /// # Safety
 ///
@@ -118,13 +119,14 @@ pub extern "C" fn gpu_ipc_participant_fd(participant: *mut gpu_ipc_participant) 
 
 /// Claims what a descriptor grants.
 ///
-/// `wait` says what happens to the producer's work on the block: `GPU_IPC_WAIT` waits for it, on `stream` if there is one
-/// (which counts as used, so that the lease ends behind it), else on this thread; `GPU_IPC_NO_WAIT` does not.
+/// `wait` says what happens to the producer's work on the block: `GPU_IPC_WAIT` waits for it, on `stream` if there is
+/// one (which counts as used, so that the lease ends behind it), else on this thread; `GPU_IPC_NO_WAIT` does not.
 ///
-/// Keeps: the stream, until the work that the block was used for is done. Thread: any. Blocks: up to `timeout_ns`, below 0 for
-/// ever: for the producer's answer when the descriptor is a ticket or its region is not mapped yet, and for its work. Errors:
-/// `BAD_HANDLE`, `BAD_DESCRIPTOR`, `NOT_ADDRESSEE`, `REVOKED`, `ALREADY_CLAIMED`, `STALE`, `PRODUCER_GONE`, `CAPTURING`, `MISMATCH`,
-/// `FORKED`, `DRIVER`, and `DEADLINE`, after which the same claim can be made again.
+/// Keeps: the stream, until the work that the block was used for is done. Thread: any. Blocks: up to `timeout_ns`,
+/// below 0 for ever: for the producer's answer when the descriptor is a ticket or its region is not mapped yet, and for
+/// its work. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `NOT_ADDRESSEE`, `REVOKED`, `ALREADY_CLAIMED`, `STALE`,
+/// `PRODUCER_GONE`, `CAPTURING`, `MISMATCH`, `FORKED`, `DRIVER`, and `DEADLINE`, after which the same claim can be made
+/// again.
 ///
 /// # Safety
 ///
@@ -151,11 +153,11 @@ pub unsafe extern "C" fn gpu_ipc_claim(
     })
 }
 
-/// Claims what a descriptor grants if that needs no waiting; otherwise asks for what it needs and answers `WOULD_BLOCK`. When
-/// it may have come, the participant has the notice `GPU_IPC_NOTICE_TRY_AGAIN`.
+/// Claims what a descriptor grants if that needs no waiting; otherwise asks for what it needs and answers
+/// `WOULD_BLOCK`. When it may have come, the participant has the notice `GPU_IPC_NOTICE_TRY_AGAIN`.
 ///
-/// Keeps: as `gpu_ipc_claim`; what was asked for, 30 seconds or until `gpu_ipc_participant_abandon`. Thread: any. Blocks: no.
-/// Errors: `WOULD_BLOCK`, and those of `gpu_ipc_claim` but `DEADLINE`.
+/// Keeps: as `gpu_ipc_claim`; what was asked for, 30 seconds or until `gpu_ipc_participant_abandon`. Thread: any.
+/// Blocks: no. Errors: `WOULD_BLOCK`, and those of `gpu_ipc_claim` but `DEADLINE`.
 ///
 /// # Safety
 ///
@@ -183,11 +185,12 @@ pub unsafe extern "C" fn gpu_ipc_try_claim(
 
 /// Claims several descriptors, with one question for up to 64 tickets among them.
 ///
-/// Each gives a handle, or null, in `received`, and a code in `codes`, in the same order; one that fails does not touch the
-/// others. The call returns `GPU_IPC_OK` if all were claimed, else the code of the first that was not, of which the error's
-/// text tells.
+/// Each gives a handle, or null, in `received`, and a code in `codes`, in the same order; one that fails does not touch
+/// the others. The call returns `GPU_IPC_OK` if all were claimed, else the code of the first that was not, of which the
+/// error's text tells.
 ///
-/// Keeps: as `gpu_ipc_claim`. Thread: any. Blocks: as `gpu_ipc_claim`, all of them together. Errors: as `gpu_ipc_claim`.
+/// Keeps: as `gpu_ipc_claim`. Thread: any. Blocks: as `gpu_ipc_claim`, all of them together. Errors: as
+/// `gpu_ipc_claim`.
 ///
 /// # Safety
 ///
@@ -265,8 +268,8 @@ pub unsafe extern "C" fn gpu_ipc_participant_prefetch(
     })
 }
 
-/// Gives up what was asked for on behalf of a claim that answered `WOULD_BLOCK`, or of a prefetch. The claim can be made later
-/// all the same.
+/// Gives up what was asked for on behalf of a claim that answered `WOULD_BLOCK`, or of a prefetch. The claim can be
+/// made later all the same.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 ///
@@ -287,13 +290,13 @@ pub unsafe extern "C" fn gpu_ipc_participant_abandon(
     })
 }
 
-/// Closes a participant and waits until the producer has noted that: every block that it received is closed and its work
-/// done, everything is unmapped, and goodbye is said and heard. Null is passed over.
+/// Closes a participant and waits until the producer has noted that: every block that it received is closed and its
+/// work done, everything is unmapped, and goodbye is said and heard. Null is passed over.
 ///
 /// The handle is closed whatever the call returns; after `DEADLINE` the rest goes on by itself.
 ///
-/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` with what is still
-/// held, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` with
+/// what is still held, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_participant_leave(participant: *mut gpu_ipc_participant, timeout_ns: i64) -> i32 {
     call(|process| {
@@ -306,8 +309,8 @@ pub extern "C" fn gpu_ipc_participant_leave(participant: *mut gpu_ipc_participan
     })
 }
 
-/// Closes a participant; blocks that it received stay good. It says goodbye when the last of them is closed and its work
-/// done. Null is passed over.
+/// Closes a participant; blocks that it received stay good. It says goodbye when the last of them is closed and its
+/// work done. Null is passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]

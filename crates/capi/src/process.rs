@@ -1,7 +1,8 @@
 //! What a process has one of: the tables behind its handles, and its backends.
 //!
-//! A forked child starts with fresh ones. The parent's may be locked by a thread that the child does not have, so the child
-//! never touches them, and leaks them; it only knows its ancestors' handles by their instance, to say what they are.
+//! A forked child starts with fresh ones. The parent's may be locked by a thread that the child does not have, so the
+//! child never touches them, and leaks them; it only knows its ancestors' handles by their instance, to say what they
+//! are.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ptr;
@@ -107,7 +108,8 @@ impl Process {
         if handle.is_null() { Ok(None) } else { self.get(handle).map(Some) }
     }
 
-    /// Closes a handle; nothing for null, as `free` does. What it stands for is dropped, or by the last call that is in it.
+    /// Closes a handle; nothing for null, as `free` does. What it stands for is dropped, or by the last call that is in
+    /// it.
     #[inline]
     pub fn close<K: Kind>(&self, handle: *mut K) -> Result<(), Failure> {
         if handle.is_null() {

@@ -19,12 +19,12 @@ pub const GPU_IPC_STATE_READY_PRODUCER_GONE: u32 = 3;
 /// The producer died or broke before its work was finished: the contents are garbage.
 pub const GPU_IPC_STATE_POISONED: u32 = 4;
 
-/// Returns the address of a received block's first byte in this process; null after an error. On the host backend the CPU
-/// may use it.
+/// Returns the address of a received block's first byte in this process; null after an error. On the host backend the
+/// CPU may use it.
 ///
-/// Every stream whose work touches the block is named with `gpu_ipc_received_used_on` before the block is closed (the one
-/// that the claim waited on is), and work of the CPU is over by then. Otherwise the producer may use the bytes again
-/// meanwhile: undefined behaviour that no library can see. The address means nothing in a forked child.
+/// Every stream whose work touches the block is named with `gpu_ipc_received_used_on` before the block is closed (the
+/// one that the claim waited on is), and work of the CPU is over by then. Otherwise the producer may use the bytes
+/// again meanwhile: undefined behaviour that no library can see. The address means nothing in a forked child.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -42,8 +42,8 @@ pub extern "C" fn gpu_ipc_received_len(received: *mut gpu_ipc_received) -> u64 {
     value_or(0, |process| Ok(process.get(received)?.len()))
 }
 
-/// Returns the number of the region that a received block lies in, as `GPU_IPC_NOTICE_PLEASE_UNMAP` names it; 0 after an
-/// error.
+/// Returns the number of the region that a received block lies in, as `GPU_IPC_NOTICE_PLEASE_UNMAP` names it; 0 after
+/// an error.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -51,7 +51,8 @@ pub extern "C" fn gpu_ipc_received_region(received: *mut gpu_ipc_received) -> u6
     value_or(0, |process| Ok(process.get(received)?.region().0))
 }
 
-/// Says what the contents are worth at this moment: `GPU_IPC_STATE_...`. Who waited on a stream asks after synchronising it.
+/// Says what the contents are worth at this moment: `GPU_IPC_STATE_...`. Who waited on a stream asks after
+/// synchronising it.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 #[unsafe(no_mangle)]
@@ -71,8 +72,8 @@ pub extern "C" fn gpu_ipc_received_state(received: *mut gpu_ipc_received, state:
 /// Waits for the producer's work on a block after its claim: on this thread, or by queueing the wait on a stream, which
 /// counts as used.
 ///
-/// Keeps: the stream, until its work is done. Thread: any. Blocks: without a stream up to `timeout_ns`, below 0 for ever.
-/// Errors: `BAD_HANDLE`, `DEADLINE`, `CAPTURING`, `MISMATCH`, `FORKED`. The block stays held.
+/// Keeps: the stream, until its work is done. Thread: any. Blocks: without a stream up to `timeout_ns`, below 0 for
+/// ever. Errors: `BAD_HANDLE`, `DEADLINE`, `CAPTURING`, `MISMATCH`, `FORKED`. The block stays held.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_received_wait(
     received: *mut gpu_ipc_received,
@@ -87,8 +88,8 @@ pub extern "C" fn gpu_ipc_received_wait(
 
 /// Names a stream of this process whose work touches the block, of any device and vendor: the lease ends behind it.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the per-thread
-/// default stream, `FORKED`.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the
+/// per-thread default stream, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_received_used_on(received: *mut gpu_ipc_received, stream: *mut gpu_ipc_stream) -> i32 {
     call(|process| Ok(process.get(received)?.used_on(&process.get(stream)?.stream)?))
@@ -96,7 +97,8 @@ pub extern "C" fn gpu_ipc_received_used_on(received: *mut gpu_ipc_received, stre
 
 /// Makes another handle for a part of a received block, under the same lease, which ends with the last of them.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a range that is empty or not in the block.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a range that is empty or not in the
+/// block.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_received_slice(
     received: *mut gpu_ipc_received,
@@ -114,8 +116,8 @@ pub extern "C" fn gpu_ipc_received_slice(
 
 /// Copies `len` bytes into a received block from `offset` on, after the work that is queued on the stream.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's end and
-/// for a participant that maps read-only, `MISMATCH`, `CAPTURING`, `DRIVER`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's
+/// end and for a participant that maps read-only, `MISMATCH`, `CAPTURING`, `DRIVER`.
 ///
 /// # Safety
 ///
@@ -141,8 +143,8 @@ pub unsafe extern "C" fn gpu_ipc_received_write(
 
 /// Copies `len` bytes of a received block from `offset` on to the host, after the work that is queued on the stream.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID`, `MISMATCH`, `CAPTURING`,
-/// `DRIVER`; then the bytes are as they were.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID`, `MISMATCH`,
+/// `CAPTURING`, `DRIVER`; then the bytes are as they were.
 ///
 /// # Safety
 ///
@@ -169,7 +171,8 @@ pub unsafe extern "C" fn gpu_ipc_received_read(
 /// Asks the producer for a descriptor of a received block for somebody else: the participant of that number in the same
 /// session, or with 0 the first `claims` who ask (0: everybody). The new lease does not depend on this one.
 ///
-/// Waits for the producer's work on the block first. Work of this process on it must be done: the receiver waits for none.
+/// Waits for the producer's work on the block first. Work of this process on it must be done: the receiver waits for
+/// none.
 ///
 /// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `REFUSED` and
 /// `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage, `DEADLINE`, `FORKED`.
@@ -189,8 +192,8 @@ pub extern "C" fn gpu_ipc_received_forward(
     })
 }
 
-/// Closes a received block. The lease ends when its last handle is closed and all work on the streams that were named is
-/// done. Null is passed over.
+/// Closes a received block. The lease ends when its last handle is closed and all work on the streams that were named
+/// is done. Null is passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]
@@ -198,8 +201,8 @@ pub extern "C" fn gpu_ipc_received_close(received: *mut gpu_ipc_received) -> i32
     call(|process| process.close(received))
 }
 
-/// Closes many received blocks at the cost of a few: those that follow each other and were used on the same streams wait
-/// for one event on each, and one batch of stores ends them. Nulls are passed over.
+/// Closes many received blocks at the cost of a few: those that follow each other and were used on the same streams
+/// wait for one event on each, and one batch of stores ends them. Nulls are passed over.
 ///
 /// Every handle that is good is closed, whatever the call returns.
 ///

@@ -69,8 +69,8 @@ impl OpenSession {
 
 /// Opens a session: binds its socket and starts its thread.
 ///
-/// Keeps: nothing; texts are copied. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` when somebody listens on the
-/// path already, `UNSUPPORTED` on a device that shares no memory, `SYSTEM`.
+/// Keeps: nothing; texts are copied. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` when somebody listens on
+/// the path already, `UNSUPPORTED` on a device that shares no memory, `SYSTEM`.
 ///
 /// # Safety
 ///
@@ -112,8 +112,8 @@ pub unsafe extern "C" fn gpu_ipc_session_open(
 
 /// Writes the path of a session's socket, with a zero byte behind.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a buffer that is too small: 4,096 bytes are
-/// always enough.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a buffer that is too small: 4,096 bytes
+/// are always enough.
 ///
 /// # Safety
 ///
@@ -135,12 +135,12 @@ pub unsafe extern "C" fn gpu_ipc_session_path(
 
 /// Allocates a block of `len` bytes, aligned to 256.
 ///
-/// Before the device is asked for more, what leases have ended is collected; when it has no more, participants are asked to
-/// unmap what they do not use.
+/// Before the device is asked for more, what leases have ended is collected; when it has no more, participants are
+/// asked to unmap what they do not use.
 ///
 /// Keeps: nothing. Thread: any. Blocks: in the driver, and up to 100 ms for participants when memory is short; with
-/// `timeout_ns` above 0 up to that long for room. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY` with who holds it, `INVALID` for 0
-/// bytes, `CLOSING`, `FORKED`.
+/// `timeout_ns` above 0 up to that long for room. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY` with who holds it, `INVALID`
+/// for 0 bytes, `CLOSING`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_alloc(
     session: *mut gpu_ipc_session,
@@ -163,19 +163,19 @@ pub extern "C" fn gpu_ipc_alloc(
 
 /// Takes in memory of another allocator, so that it can be shared: `len` bytes at `memory` that lie in one allocation.
 ///
-/// The memory stays allocated, and no other block overlaps it, until `returned` was called, or the process ends. That is
-/// when the block was dropped, its last lease has ended, and nobody maps it.
+/// The memory stays allocated, and no other block overlaps it, until `returned` was called, or the process ends. That
+/// is when the block was dropped, its last lease has ended, and nobody maps it.
 ///
 /// Keeps: the memory, `returned` and `context`, until `returned` is called: once, inside a `gpu_ipc_session_collect` or
-/// `gpu_ipc_session_shutdown` of this session, on the thread of that call and with no lock held, so that it may call any
-/// function. A notice `GPU_IPC_NOTICE_TOKENS_RETURNED` says that a collect would. Thread: any. Blocks: no. Errors:
-/// `BAD_HANDLE`, `UNSUPPORTED` for memory that cannot be shared, with what to change; `INVALID`, `CLOSING`, `FORKED`. After
-/// an error `returned` is not called.
+/// `gpu_ipc_session_shutdown` of this session, on the thread of that call and with no lock held, so that it may call
+/// any function. A notice `GPU_IPC_NOTICE_TOKENS_RETURNED` says that a collect would. Thread: any. Blocks: no. Errors:
+/// `BAD_HANDLE`, `UNSUPPORTED` for memory that cannot be shared, with what to change; `INVALID`, `CLOSING`, `FORKED`.
+/// After an error `returned` is not called.
 ///
 /// # Safety
 ///
-/// The memory stays allocated, and overlaps no other block, as said above; `returned` may be called with `context` on the
-/// threads named.
+/// The memory stays allocated, and overlaps no other block, as said above; `returned` may be called with `context` on
+/// the threads named.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpu_ipc_adopt(
     session: *mut gpu_ipc_session,
@@ -196,8 +196,8 @@ pub unsafe extern "C" fn gpu_ipc_adopt(
             adopted.waiting.insert(token, Callback { function, context });
             token
         };
-        // SAFETY: `adopt` asks that the memory stays allocated until a collect returned the token, and that no other block
-        // overlaps it: so does this function, which tells of the token by `returned`.
+        // SAFETY: `adopt` asks that the memory stays allocated until a collect returned the token, and that no other
+        // block overlaps it: so does this function, which tells of the token by `returned`.
         let made = unsafe { open.session.adopt(DevicePtr(memory.addr() as u64), len, token) };
         let made = made.map_err(Failure::from).and_then(|made| Ok(process.open(made)?));
         if made.is_err() {
@@ -208,10 +208,11 @@ pub unsafe extern "C" fn gpu_ipc_adopt(
     })
 }
 
-/// Looks for leases that have ended, gives back what nothing holds any more, and calls `returned` of adopted memory that is
-/// its owner's again. The session's own thread collects too, but calls nothing back.
+/// Looks for leases that have ended, gives back what nothing holds any more, and calls `returned` of adopted memory
+/// that is its owner's again. The session's own thread collects too, but calls nothing back.
 ///
-/// Keeps: nothing. `collected` may be null. Thread: any. Blocks: no, but for the callbacks. Errors: `BAD_HANDLE`, `INVALID`.
+/// Keeps: nothing. `collected` may be null. Thread: any. Blocks: no, but for the callbacks. Errors: `BAD_HANDLE`,
+/// `INVALID`.
 ///
 /// # Safety
 ///
@@ -263,8 +264,8 @@ pub extern "C" fn gpu_ipc_session_trim(session: *mut gpu_ipc_session, bytes: Opt
 /// Lists the participants that are connected: as many numbers as fit into `capacity`, and how many there are. With a
 /// `least` above 0 it waits until that many are connected.
 ///
-/// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
-/// `DEADLINE`, `INVALID`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever. Errors:
+/// `BAD_HANDLE`, `DEADLINE`, `INVALID`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -301,8 +302,8 @@ pub unsafe extern "C" fn gpu_ipc_session_participants(
 
 /// Writes what a participant that is connected calls itself, or else the command that it runs, with a zero byte behind.
 ///
-/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for a buffer that is too small: 256
-/// bytes are always enough.
+/// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for a buffer that is
+/// too small: 256 bytes are always enough.
 ///
 /// # Safety
 ///
@@ -326,11 +327,11 @@ pub unsafe extern "C" fn gpu_ipc_session_participant_name(
 /// Takes in a connection that reached the application in another way than through the session's socket: one end of a
 /// socket pair (`SOCK_SEQPACKET`), or what another process passed on.
 ///
-/// Every other copy of it must be closed, this one by the caller after the call: as long as one is open the participant's
-/// death is not proven.
+/// Every other copy of it must be closed, this one by the caller after the call: as long as one is open the
+/// participant's death is not proven.
 ///
-/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for what is no such
-/// socket, `CLOSING`, `FORKED`, `SYSTEM`.
+/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for what
+/// is no such socket, `CLOSING`, `FORKED`, `SYSTEM`.
 ///
 /// # Safety
 ///
@@ -360,8 +361,8 @@ pub extern "C" fn gpu_ipc_session_fd(session: *mut gpu_ipc_session) -> c_int {
 ///
 /// Can be called again to wait longer. The handle stays open.
 ///
-/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` while something
-/// is held, with what and by whom; `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` while
+/// something is held, with what and by whom; `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_session_shutdown(session: *mut gpu_ipc_session, timeout_ns: i64) -> i32 {
     call(|process| {
@@ -375,9 +376,9 @@ pub extern "C" fn gpu_ipc_session_shutdown(session: *mut gpu_ipc_session, timeou
     })
 }
 
-/// Closes a session: its socket goes with the last use of it. Blocks that were allocated stay good, with this process and
-/// with others. Adopted memory whose `returned` was not called stays lent until the process ends: shut the session down
-/// first. Null is passed over.
+/// Closes a session: its socket goes with the last use of it. Blocks that were allocated stay good, with this process
+/// and with others. Adopted memory whose `returned` was not called stays lent until the process ends: shut the session
+/// down first. Null is passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]

@@ -53,8 +53,8 @@ pub(crate) unsafe fn read<T: SizedStruct>(given: *const T) -> Outcome<T> {
     // SAFETY: `size_of_given` asks for what this function asks for.
     let size = unsafe { size_of_given(given) }?;
     let known = size.min(size_of::<T>());
-    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: the caller's has `size`, ours
-    // its own size, and ours is on this frame. Any bytes are a value of integers and pointers.
+    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: the caller's has
+    // `size`, ours its own size, and ours is on this frame. Any bytes are a value of integers and pointers.
     unsafe { ptr::copy_nonoverlapping(given.cast::<u8>(), (&raw mut ours).cast(), known) };
     for at in known..size {
         // SAFETY: `add` asks to stay inside: the caller's structure has `size` bytes.
@@ -89,8 +89,8 @@ pub(crate) unsafe fn write<T: SizedStruct>(given: *mut T, ours: &T) -> Outcome {
     let from = unsafe { ptr::from_ref(ours).cast::<u8>().add(behind_size) };
     // SAFETY: `add` asks to stay inside: `size_of_given` found at least the size.
     let to = unsafe { given.cast::<u8>().add(behind_size) };
-    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: both have `known` behind
-    // their sizes, and ours is the library's.
+    // SAFETY: `copy_nonoverlapping` asks for this many bytes on both sides that do not overlap: both have `known`
+    // behind their sizes, and ours is the library's.
     unsafe { ptr::copy_nonoverlapping(from, to, known) };
     Ok(())
 }

@@ -10,7 +10,8 @@ use crate::callback::{Callback, Hold};
 use crate::engine::Stream;
 use crate::kinds::{gpu_ipc_device, gpu_ipc_stream};
 
-/// A stream, and the application's hold on one that it lent: the library lets go of a stream sooner when that has ended.
+/// A stream, and the application's hold on one that it lent: the library lets go of a stream sooner when that has
+/// ended.
 pub(crate) struct OpenStream {
     pub stream: Stream,
     _hold: Option<Arc<Hold>>,
@@ -41,13 +42,14 @@ pub extern "C" fn gpu_ipc_stream_create(
 /// Null and 1 are the legacy default stream of `device`. 2 is the calling thread's default stream of `device`, which is
 /// taken by calls that queue at once and refused by those where a later moment counts (`..._used_on`).
 ///
-/// The stream must live until `released` was called, which may be after `gpu_ipc_stream_close`: a lease that ends behind
-/// the stream's work still needs it. Without `released` it must live until the process ends. No thread may begin to
-/// capture it while another is in a call that was given it.
+/// The stream must live until `released` was called, which may be after `gpu_ipc_stream_close`: a lease that ends
+/// behind the stream's work still needs it. Without `released` it must live until the process ends. No thread may begin
+/// to capture it while another is in a call that was given it.
 ///
-/// Keeps: the stream, `released` and `context`, until `released` is called: once, on a thread of the library's own that holds
-/// no lock, so that it may call any function. Not in a forked child. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
-/// `INVALID`, `MISMATCH` for a stream of another device or context, `SYSTEM`. After an error `released` is not called.
+/// Keeps: the stream, `released` and `context`, until `released` is called: once, on a thread of the library's own that
+/// holds no lock, so that it may call any function. Not in a forked child. Thread: any. Blocks: no. Errors:
+/// `BAD_HANDLE`, `INVALID`, `MISMATCH` for a stream of another device or context, `SYSTEM`. After an error `released`
+/// is not called.
 ///
 /// # Safety
 ///
@@ -90,15 +92,15 @@ pub unsafe extern "C" fn gpu_ipc_stream_borrow(
 
 /// Blocks until all that is queued on a stream has finished.
 ///
-/// Keeps: nothing. Thread: any. Blocks: as long as the work takes. Errors: `BAD_HANDLE`, `DRIVER`, an error of earlier work among
-/// them.
+/// Keeps: nothing. Thread: any. Blocks: as long as the work takes. Errors: `BAD_HANDLE`, `DRIVER`, an error of earlier
+/// work among them.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_stream_synchronize(stream: *mut gpu_ipc_stream) -> i32 {
     call(|process| Ok(process.get(stream)?.stream.synchronize()?))
 }
 
-/// Closes a stream. What was used on it keeps it until that work is done; then one that was made here is destroyed, and of a
-/// borrowed one it is told. Null is passed over.
+/// Closes a stream. What was used on it keeps it until that work is done; then one that was made here is destroyed, and
+/// of a borrowed one it is told. Null is passed over.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 #[unsafe(no_mangle)]

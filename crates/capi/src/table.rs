@@ -20,10 +20,10 @@
 //! - **A pairs with B and D:** who finds the row open sees the value.
 //! - **C pairs with C and D:** who takes the value sees all that the calls inside did with it; every change of the word
 //!   since it was opened is a read-modify-write, so each earlier one is seen.
-//! - **A row is not free before its value is moved out,** and the list of free rows has a lock, so the next `open` comes
-//!   after.
-//! - **Not covered:** a thread that is killed inside a call (by `pthread_cancel` or a `longjmp` out of a callback): the value
-//!   stays for ever.
+//! - **A row is not free before its value is moved out,** and the list of free rows has a lock, so the next `open`
+//!   comes after.
+//! - **Not covered:** a thread that is killed inside a call (by `pthread_cancel` or a `longjmp` out of a callback): the
+//!   value stays for ever.
 //!
 //! Checked by the tests at the foot, under Miri and the thread sanitizer too.
 
@@ -63,8 +63,8 @@ struct FreeRows {
     fresh: u32,
 }
 
-// SAFETY: a value is put in by one thread, used by several at once and taken out by one, as the words order it. So it must
-// be `Send` and `Sync`; the rest of the table is atomics and a lock.
+// SAFETY: a value is put in by one thread, used by several at once and taken out by one, as the words order it. So it
+// must be `Send` and `Sync`; the rest of the table is atomics and a lock.
 unsafe impl<T: Send + Sync> Sync for Table<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Send for Table<T> {}
@@ -117,7 +117,8 @@ impl<T> Table<T> {
         }
     }
 
-    /// Closes a row, and drops its value, unless calls are inside: the last of them does. Says whether the row was open.
+    /// Closes a row, and drops its value, unless calls are inside: the last of them does. Says whether the row was
+    /// open.
     #[inline]
     pub fn close(&self, place: Place) -> bool {
         let Some(row) = self.row(place.row) else { return false };
@@ -159,8 +160,8 @@ impl<T> Table<T> {
     unsafe fn take(&self, row: &Row<T>, number: u32) -> T {
         // SAFETY: `&*` asks that nobody writes meanwhile: nobody puts a value in before the row is free, below.
         let kept = unsafe { &*row.value.get() };
-        // SAFETY: `assume_init_read` asks for a value that is there and not read twice: an open row has one, and the caller
-        // is the only one that takes it out.
+        // SAFETY: `assume_init_read` asks for a value that is there and not read twice: an open row has one, and the
+        // caller is the only one that takes it out.
         let value = unsafe { kept.assume_init_read() };
         if row.word.load(Ordering::Relaxed) >> GENERATION_SHIFT < u64::from(LAST_GENERATION) {
             self.lock().rows.push(number);
@@ -218,7 +219,8 @@ impl<T> Drop for Table<T> {
             if row.word.load(Ordering::Relaxed) & OPEN != 0 {
                 // SAFETY: `&mut *` asks to be the only one: the table is borrowed for its drop.
                 let kept = unsafe { &mut *row.value.get() };
-                // SAFETY: `assume_init_drop` asks for a value that is not used afterwards: the row is open, and its table goes.
+                // SAFETY: `assume_init_drop` asks for a value that is not used afterwards: the row is open, and its
+                // table goes.
                 unsafe { kept.assume_init_drop() };
             }
         }

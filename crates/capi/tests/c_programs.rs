@@ -1,5 +1,5 @@
-//! Programs in C and C++ against the library as it is installed: compiled with every warning, run on the host backend, and
-//! against sides in Rust.
+//! Programs in C and C++ against the library as it is installed: compiled with every warning, run on the host backend,
+//! and against sides in Rust.
 //!
 //! Without a compiler of the language its programs are ignored, and shown so; `ci/capi` requires both.
 

@@ -1,4 +1,5 @@
-//! What stands between two processes that share GPU memory: bytes, words in shared memory, a socket, and proof of death.
+//! What stands between two processes that share GPU memory: bytes, words in shared memory, a socket, and proof of
+//! death.
 //!
 //! Read in this order:
 //!

@@ -35,7 +35,8 @@ fn caller(shared: &Arc<Shared>, number: usize, tell: fn(&Sleep<AtomicU64>) -> bo
     })
 }
 
-/// Urgent work is seen by the look, or its caller wakes the thread, however long that means to sleep: DOZE pairs with NUDGE.
+/// Urgent work is seen by the look, or its caller wakes the thread, however long that means to sleep: DOZE pairs with
+/// NUDGE.
 #[test]
 fn urgent_work_is_seen_or_wakes() {
     loom::model(|| {

@@ -102,8 +102,8 @@ fn a_demo_that_fails_says_so_in_json_too() {
     }
 }
 
-/// A reader like `head` goes away early. Nothing is said about it, and the status is that of a program which SIGPIPE ends:
-/// a good end that nobody read is none.
+/// A reader like `head` goes away early. Nothing is said about it, and the status is that of a program which SIGPIPE
+/// ends: a good end that nobody read is none.
 #[test]
 fn a_verdict_that_nobody_read_is_not_good() {
     let demo = &["demo", "--backend", "host", "--blocks", "4", "--size", "8"][..];

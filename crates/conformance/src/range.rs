@@ -51,8 +51,8 @@ impl<'a> Range<'a> {
 
     fn map(&mut self, number: u64, memory: RawMemory, access: Access) {
         let at = self.place(number);
-        // SAFETY: `map_memory` asks for live memory and for reserved addresses where nothing is mapped: the cases map each
-        // place once, and release memory afterwards.
+        // SAFETY: `map_memory` asks for live memory and for reserved addresses where nothing is mapped: the cases map
+        // each place once, and release memory afterwards.
         unsafe { self.gpu.backend().map_memory(at, memory, access) }.expect("it maps");
         self.mapped.push(at);
     }

@@ -105,7 +105,8 @@ fn behind(gpu: &Gpu) {
     let behind = [(events[0], others[0].raw()), (events[1], others[1].raw())];
     let write = |value| {
         let ops = [StreamOp::Write { word: words.ptr(0), value }, StreamOp::Write { word: words.ptr(1), value }];
-        // SAFETY: `batch_behind` asks for live streams and events of one device, and registered words: all live to the end.
+        // SAFETY: `batch_behind` asks for live streams and events of one device, and registered words: all live to the
+        // end.
         unsafe { gpu.backend().batch_behind(queue.raw(), &behind, &ops) }.expect("nobody captures");
     };
     write(1);

@@ -61,7 +61,8 @@ use crate::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuRange
 ///
 /// # Groups
 ///
-/// Each group is an `unsafe` trait of its own, which says what safe code relies on. A type with all of them is a backend.
+/// Each group is an `unsafe` trait of its own, which says what safe code relies on. A type with all of them is a
+/// backend.
 pub trait GpuBackend:
     GpuDevices
     + GpuMemory

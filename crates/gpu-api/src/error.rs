@@ -31,6 +31,21 @@ impl std::error::Error for DriverError {}
 /// An error, classified by what the caller can do.
 ///
 /// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in the text.
+///
+/// # Examples
+///
+/// ```
+/// use gpu_api::{BackendKind, Error};
+///
+/// fn what_next(error: &Error) -> &'static str {
+///     match error {
+///         Error::NotCompiled { .. } | Error::Unavailable { .. } => "use another backend",
+///         Error::Deadline { .. } => "ask again",
+///         _ => "give up",
+///     }
+/// }
+/// assert_eq!(what_next(&Error::NotCompiled { backend: BackendKind::Cuda }), "use another backend");
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -36,7 +36,8 @@
 //! assert_eq!(e.to_string(), "the cuda backend is not compiled in; build with the feature `cuda`");
 //! ```
 //!
-//! [`vendor`] has what every vendor's backend would write the same way. A backend's own type has its methods by the traits of the groups, which [`groups`] has all of.
+//! [`vendor`] has what every vendor's backend would write the same way. A backend's own type has its methods by the
+//! traits of the groups, which [`groups`] has all of.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod backend;

@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::{Gpu, Result};
 
 impl Gpu {
-    /// Returns the NUMA node that the device is attached to, by what the kernel says of its place on the PCI bus; `None` on
-    /// a machine of one node, for a device on no bus, and where the kernel does not say.
+    /// Returns the NUMA node that the device is attached to, by what the kernel says of its place on the PCI bus;
+    /// `None` on a machine of one node, for a device on no bus, and where the kernel does not say.
     ///
     /// # Errors
     ///

@@ -185,8 +185,8 @@ pub fn round_up(len: u64, granularity: u64) -> Result<usize> {
     usize::try_from(rounded).ok().filter(|&size| size <= isize::MAX as usize).ok_or_else(invalid)
 }
 
-/// Takes in a descriptor that a driver made: no manual says that it is closed on exec, and a program started beside this
-/// one would keep the memory.
+/// Takes in a descriptor that a driver made: no manual says that it is closed on exec, and a program started beside
+/// this one would keep the memory.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! Memory apart from addresses: made and exported without a context, and mapped where the caller says.
 //!
-//! [`GpuStore`] makes physical memory, which has no address. [`GpuRanges`] reserves addresses and maps it on them, piece by
-//! piece. A region that grows in place and an object at a fixed address are a range with pieces in it; a process that owns
-//! memory and does nothing with its bytes needs the store alone.
+//! [`GpuStore`] makes physical memory, which has no address. [`GpuRanges`] reserves addresses and maps it on them,
+//! piece by piece. A region that grows in place and an object at a fixed address are a range with pieces in it; a
+//! process that owns memory and does nothing with its bytes needs the store alone.
 //!
 //! ```text
 //! create ─► export ┄┄┄ descriptor ┄┄┄► import ─► map ◄─┐
@@ -30,8 +30,8 @@ pub struct RawMemory {
 /// Physical memory: make it, hand it on as a descriptor, let go of it.
 ///
 /// No call of this group makes or needs a context of the driver's, so a process that only keeps memory costs the device
-/// no more than that memory (measured: a context takes about 520 MiB). A creation can stall for seconds while the driver
-/// clears memory: call it on a thread that may block.
+/// no more than that memory (measured: a context takes about 520 MiB). A creation can stall for seconds while the
+/// driver clears memory: call it on a thread that may block.
 ///
 /// # Errors
 ///
@@ -39,8 +39,8 @@ pub struct RawMemory {
 ///
 /// # Safety
 ///
-/// For implementors: `create_memory` returns memory that is nobody else's, and memory stays while a handle, a mapping or a
-/// descriptor of it does.
+/// For implementors: `create_memory` returns memory that is nobody else's, and memory stays while a handle, a mapping
+/// or a descriptor of it does.
 pub unsafe trait GpuStore {
     /// Makes physical memory of at least `len` bytes that can be exported.
     ///
@@ -71,8 +71,8 @@ pub unsafe trait GpuStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a descriptor of anything but device memory. A backend whose driver does not tell the length
-    /// finds a wrong one in [`map_memory`](GpuRanges::map_memory).
+    /// [`Error::Invalid`] for a descriptor of anything but device memory. A backend whose driver does not tell the
+    /// length finds a wrong one in [`map_memory`](GpuRanges::map_memory).
     fn import_memory(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64) -> Result<RawMemory> {
         let _ = (device, fd, len);
         Err(unsupported())
@@ -104,8 +104,8 @@ pub unsafe trait GpuRanges {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] when something else lies at `at`, for an address or length that cannot be had; what the driver
-    /// gives when there are no addresses left.
+    /// [`Error::Invalid`] when something else lies at `at`, for an address or length that cannot be had; what the
+    /// driver gives when there are no addresses left.
     fn reserve_range(&self, device: DeviceId, len: u64, at: Option<DevicePtr>) -> Result<AddressRange> {
         let _ = (device, len, at);
         Err(unsupported())

@@ -6,9 +6,9 @@ use crate::DeviceId;
 
 /// A stream: a device, and what the driver calls the stream there.
 ///
-/// The handles 0 and 1 stand for the legacy default stream and 2 for the calling thread's default stream. Each device has
-/// its own, so a handle alone names none: a backend takes those of the primary context of `device`, whatever context or
-/// device is current on the calling thread.
+/// The handles 0 and 1 stand for the legacy default stream and 2 for the calling thread's default stream. Each device
+/// has its own, so a handle alone names none: a backend takes those of the primary context of `device`, whatever
+/// context or device is current on the calling thread.
 ///
 /// Handles are used again after a stream was destroyed; [`StreamIdentity`] is not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

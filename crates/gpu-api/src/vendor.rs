@@ -1,8 +1,8 @@
 //! What every vendor's backend would write the same way.
 //!
-//! [`host_memory`]: the table of host memory over four calls of a driver. [`device_table`]: the devices of what a driver
-//! hands out without telling. [`queued`]: a function on its way through a driver's queue. [`checks`]: arguments that are
-//! refused before a driver sees them.
+//! [`host_memory`]: the table of host memory over four calls of a driver. [`device_table`]: the devices of what a
+//! driver hands out without telling. [`queued`]: a function on its way through a driver's queue. [`checks`]: arguments
+//! that are refused before a driver sees them.
 
 pub mod checks;
 pub mod device_table;

@@ -334,7 +334,8 @@ impl Machine for Host {
         let handle = mapping.handle;
         tables.mappings.remove(&base);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: `mmap_anonymous` at a fixed address asks that nobody use what lies there: HIP's caller vouches for it.
+        // SAFETY: `mmap_anonymous` at a fixed address asks that nobody use what lies there: HIP's caller vouches for
+        // it.
         unsafe { rustix::mm::mmap_anonymous(at(base), len, ProtFlags::empty(), flags) }.map_err(|_| UNKNOWN)?;
         tables.drop_one(handle)
     }

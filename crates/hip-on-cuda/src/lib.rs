@@ -15,12 +15,12 @@
 //! | `GPU_IPC_SHIM_KFD` | a folder in place of `/sys/class/kfd/kfd/proc`; `/dev/shm` without it |
 //! | `GPU_MAX_HW_QUEUES` | as of AMD's: over how many hardware queues the streams of a device are spread, 4 |
 //!
-//! Which rules begin or end with which version stands where they are kept. Over CUDA streams have queues of their own: that a
-//! stream's wait occupies one of a few is a rule of `host` alone.
+//! Which rules begin or end with which version stands where they are kept. Over CUDA streams have queues of their own:
+//! that a stream's wait occupies one of a few is a rule of `host` alone.
 //!
-//! Read in this order: `settings`, `machine` (what is needed of the device below), `cuda`, `host` and its `turns` (two of those),
-//! `export` (how a function comes to be one of C's), `device`, `memory`, `physical`, `sharing`, `queue` (HIP's
-//! functions, by subject).
+//! Read in this order: `settings`, `machine` (what is needed of the device below), `cuda`, `host` and its `turns` (two
+//! of those), `export` (how a function comes to be one of C's), `device`, `memory`, `physical`, `sharing`, `queue`
+//! (HIP's functions, by subject).
 
 mod cuda;
 mod device;

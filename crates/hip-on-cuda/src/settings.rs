@@ -42,9 +42,11 @@ pub enum Fault {
     ExportLeaks,
     /// The last device answers nothing about itself.
     SickDevice,
-    /// The kernel exports no memory by handle: the call says so with 1, or by a handle that nobody can attach (5.7 to 6.1).
+    /// The kernel exports no memory by handle: the call says so with 1, or by a handle that nobody can attach (5.7 to
+    /// 6.1).
     NoKernelIpc,
-    /// The runtime closes the descriptor of external memory when that goes; those that were read leave it to the caller.
+    /// The runtime closes the descriptor of external memory when that goes; those that were read leave it to the
+    /// caller.
     ImportTakes,
 }
 

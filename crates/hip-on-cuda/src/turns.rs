@@ -1,8 +1,8 @@
 //! Hardware queues: a stream's wait is a kernel that spins, and occupies the queue that it runs on.
 //!
 //! Before 7.2 a stream is bound, when it is made, to the queue that the fewest are bound to (clr, `rocdevice.cpp`,
-//! `getQueueFromPool`): what shares a queue with a stream that waits does not run. From 7.2 on work goes to a queue that is
-//! idle (ROCm/rocm-systems#1958): as many waits as there are queues stop everything (ROCm/rocm-systems#9249).
+//! `getQueueFromPool`): what shares a queue with a stream that waits does not run. From 7.2 on work goes to a queue
+//! that is idle (ROCm/rocm-systems#1958): as many waits as there are queues stop everything (ROCm/rocm-systems#9249).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

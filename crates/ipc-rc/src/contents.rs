@@ -82,16 +82,16 @@ impl ReceivedBlock {
 }
 
 impl Stream {
-    /// Copies `bytes` to the beginning of a block or slice, after the work that is queued on the stream, and returns when
-    /// the copy has finished.
+    /// Copies `bytes` to the beginning of a block or slice, after the work that is queued on the stream, and returns
+    /// when the copy has finished.
     ///
     /// The bytes are staged once in host memory of the library's own, so that a copy that the driver fails to finish
     /// reads no memory of the caller's.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for more bytes than `to` has and for a block that is mapped read-only, [`Error::Mismatch`] for
-    /// a block of another device, [`Error::Capturing`], and what the driver gives: then the block is kept until the
+    /// [`Error::Invalid`] for more bytes than `to` has and for a block that is mapped read-only, [`Error::Mismatch`]
+    /// for a block of another device, [`Error::Capturing`], and what the driver gives: then the block is kept until the
     /// process ends, since nobody knows whether the copy still runs.
     ///
     /// # Examples
@@ -134,10 +134,11 @@ impl Stream {
         self.finish(to, queued, staged).map(drop)
     }
 
-    /// Copies from the beginning of a block or slice until `bytes` is full, after the work that is queued on the stream,
-    /// and returns when the copy has finished.
+    /// Copies from the beginning of a block or slice until `bytes` is full, after the work that is queued on the
+    /// stream, and returns when the copy has finished.
     ///
-    /// A block that was claimed with [`Wait::Stream`](crate::Wait::Stream) on this stream shows what the producer wrote.
+    /// A block that was claimed with [`Wait::Stream`](crate::Wait::Stream) on this stream shows what the producer
+    /// wrote.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Marks: events that tell when what was queued on a stream is done.
 //!
-//! An event is recorded on a stream of its own device alone, so a mark is made for a device and keeps it. The stream may
-//! be one of another device, or of another vendor's, than the session or participant that asks: only the mark's own
+//! An event is recorded on a stream of its own device alone, so a mark is made for a device and keeps it. The stream
+//! may be one of another device, or of another vendor's, than the session or participant that asks: only the mark's own
 //! backend is called.
 
 use gpu_api::{EventKind, Gpu, RawEvent, RawStream, Result};
@@ -73,8 +73,8 @@ impl GpuEvent {
 
 impl Drop for GpuEvent {
     fn drop(&mut self) {
-        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: a wait that was queued for it stays
-        // good. An error leaks it.
+        // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: a wait that was queued for it
+        // stays good. An error leaks it.
         let _ = unsafe { self.gpu.backend().destroy_event(self.event) };
     }
 }

@@ -113,9 +113,9 @@ impl Stream {
     /// Borrows an application's stream by the driver's handle (`CUstream`, `hipStream_t`, as a number).
     ///
     /// The handles 0 and 1 are the legacy default stream of `gpu`, as [`default_of`](Stream::default_of) gives it. The
-    /// handle 2 is the calling thread's default stream of `gpu`, and so another stream on every thread: it is taken where the
-    /// call itself queues ([`After::Stream`](crate::After::Stream), [`Wait::Stream`](crate::Wait::Stream)), and refused where a
-    /// later moment counts ([`ReceivedBlock::used_on`](crate::ReceivedBlock::used_on)).
+    /// handle 2 is the calling thread's default stream of `gpu`, and so another stream on every thread: it is taken
+    /// where the call itself queues ([`After::Stream`](crate::After::Stream), [`Wait::Stream`](crate::Wait::Stream)),
+    /// and refused where a later moment counts ([`ReceivedBlock::used_on`](crate::ReceivedBlock::used_on)).
     ///
     /// `keep` is dropped when nothing of this library needs the stream any more, which may be after the application
     /// has dropped its own handle of it: a received block's release waits for work on the stream.
@@ -200,8 +200,8 @@ impl Stream {
         })
     }
 
-    /// Returns a stream that any later moment can be asked of: this one, or, where it is another on every thread (handle 2),
-    /// one of the library's own that waits for what is queued on the calling thread's at this moment.
+    /// Returns a stream that any later moment can be asked of: this one, or, where it is another on every thread
+    /// (handle 2), one of the library's own that waits for what is queued on the calling thread's at this moment.
     ///
     /// # Errors
     ///
@@ -215,8 +215,8 @@ impl Stream {
         Ok(stand_in)
     }
 
-    /// Returns the stream to wait on: this one, or, where it is another on every thread, one of our own that the calling
-    /// thread's has to [follow](Stream::follow) afterwards.
+    /// Returns the stream to wait on: this one, or, where it is another on every thread, one of our own that the
+    /// calling thread's has to [follow](Stream::follow) afterwards.
     ///
     /// # Errors
     ///
@@ -311,8 +311,8 @@ impl Drop for Inner {
 pub(crate) struct NamedStream(Stream);
 
 impl NamedStream {
-    /// Says whether the application has let go of the stream, so that it queues nothing more: every clone is in a list, and
-    /// of what keeps a borrowed stream alive it has no copy any more, though it had one.
+    /// Says whether the application has let go of the stream, so that it queues nothing more: every clone is in a list,
+    /// and of what keeps a borrowed stream alive it has no copy any more, though it had one.
     pub fn is_let_go(&self) -> bool {
         let inner = &self.0.0;
         let is_kept = match &inner.keeper {

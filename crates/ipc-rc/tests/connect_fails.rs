@@ -1,4 +1,5 @@
-//! A connect that fails after its welcome leaves nothing behind: the next one of the same process is as good as the first.
+//! A connect that fails after its welcome leaves nothing behind: the next one of the same process is as good as the
+//! first.
 //!
 //! Alone in its process: it takes the process' memory away.
 

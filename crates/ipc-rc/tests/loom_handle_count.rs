@@ -1,7 +1,8 @@
 //! The count of a lease's handles under a model checker:
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_handle_count`.
 //!
-//! The lease is a plain cell: its holders read, who ends it writes. So a missing order is a data race that loom reports.
+//! The lease is a plain cell: its holders read, who ends it writes. So a missing order is a data race that loom
+//! reports.
 #![cfg(gpu_ipc_loom)]
 
 use ipc_rc::model::HandleCount;

@@ -1,8 +1,8 @@
 //! The count of a mapping's uses under a model checker:
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test -p gpu-ipc-ipc-rc --test loom_use_count`.
 //!
-//! The mapping is a plain cell: who uses it reads, who maps and unmaps writes. So a missing order is a data race that loom
-//! reports.
+//! The mapping is a plain cell: who uses it reads, who maps and unmaps writes. So a missing order is a data race that
+//! loom reports.
 #![cfg(gpu_ipc_loom)]
 
 use ipc_rc::model::{Leave, UseCount};
@@ -118,8 +118,8 @@ fn who_enters_sees_what_was_mapped() {
     });
 }
 
-/// A thread that watches and then finds somebody there is woken by the last of them, whichever cell they came by, and also
-/// when its attempt to close fails half-way.
+/// A thread that watches and then finds somebody there is woken by the last of them, whichever cell they came by, and
+/// also when its attempt to close fails half-way.
 #[test]
 fn the_last_of_the_watched_wakes_the_thread() {
     loom::model(|| {

@@ -1,5 +1,5 @@
-//! A panic on the session's thread, of a source of regions that is asked there, leaves nobody waiting: who shares, claims
-//! or connects is told, and the application has a notice.
+//! A panic on the session's thread, of a source of regions that is asked there, leaves nobody waiting: who shares,
+//! claims or connects is told, and the application has a notice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -36,8 +36,8 @@ fn a_block_that_lives_long_keeps_no_stream_that_is_gone() {
         let keep = Arc::new(());
         streams.push(Arc::downgrade(&keep));
         let raw = own.raw();
-        // SAFETY: `borrow` asks for a stream that is alive for as long as `keep` is, and that nobody captures: it is never
-        // destroyed before this process ends, since its owner is forgotten.
+        // SAFETY: `borrow` asks for a stream that is alive for as long as `keep` is, and that nobody captures: it is
+        // never destroyed before this process ends, since its owner is forgotten.
         let lent = unsafe { Stream::borrow(&gpu, raw.handle, keep.clone()) }.expect("of this device");
         std::mem::forget(own);
         block.used_on(&lent).expect("it can be named");
@@ -132,8 +132,8 @@ fn a_forked_child_hangs_in_no_call_whatever_locks_its_parent_held() {
             });
         }
         for _ in 0..200 {
-            // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: what is called here
-            // promises to touch no lock there, and it leaves with `_exit`.
+            // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: what is called
+            // here promises to touch no lock there, and it leaves with `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 // SAFETY: `alarm` has no conditions: a child that hangs is ended by it.

@@ -1,4 +1,5 @@
-//! Where the library is put to the test by the program `gpu-ipc`: what it costs, and what becomes of it when processes die.
+//! Where the library is put to the test by the program `gpu-ipc`: what it costs, and what becomes of it when processes
+//! die.
 //!
 //! 1. `torture`: whatever dies, nothing is lost or freed early; and methods of which that is not true.
 //! 2. `bench`: what sharing costs, beside the raw calls.

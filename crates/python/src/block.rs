@@ -16,7 +16,8 @@ use crate::streams::{self, ConsumerStream};
 use crate::waiting::{duration, in_slices};
 use crate::{buffer, dlpack, interface};
 
-/// A block, held by its Python object and by every array that was made of it; the last one that is dropped drops the block.
+/// A block, held by its Python object and by every array that was made of it; the last one that is dropped drops the
+/// block.
 #[derive(Clone)]
 pub(crate) struct Lent(Arc<Owned>);
 
@@ -63,8 +64,8 @@ impl Drop for Owned {
 
 /// A block of a session's memory: allocate, fill, share, drop.
 ///
-/// It is an array of bytes for every library that takes arrays: ``torch.from_dlpack(block)``, ``numpy.asarray(block)`` on
-/// the host backend. Such an array keeps the block, and is shared as any other array, without a copy. When the block
+/// It is an array of bytes for every library that takes arrays: ``torch.from_dlpack(block)``, ``numpy.asarray(block)``
+/// on the host backend. Such an array keeps the block, and is shared as any other array, without a copy. When the block
 /// and its arrays are dropped, the memory comes back after the last lease on it has ended.
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Block {

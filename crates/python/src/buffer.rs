@@ -25,8 +25,8 @@ pub(crate) unsafe fn fill_bytes(
     flags: c_int,
 ) -> PyResult<()> {
     let start = bytes.as_ptr().cast_mut().cast::<c_void>();
-    // SAFETY: `PyBuffer_FillInfo` asks for an object that keeps the bytes, for bytes, and for a view or null, which is an
-    // error there: our caller vouches for them. The bytes are read-only, so nobody writes through the pointer.
+    // SAFETY: `PyBuffer_FillInfo` asks for an object that keeps the bytes, for bytes, and for a view or null, which is
+    // an error there: our caller vouches for them. The bytes are read-only, so nobody writes through the pointer.
     let done = unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), start, bytes.len() as isize, 1, flags) };
     if done == 0 { Ok(()) } else { Err(PyErr::fetch(object.py())) }
 }

@@ -1,6 +1,7 @@
 //! DLPack: the structs, capsules that are given out, and capsules that are taken in.
 //!
-//! The standard is `dlpack.h` of github.com/dmlc/dlpack; both the versioned capsule (1.x) and the one before are spoken.
+//! The standard is `dlpack.h` of github.com/dmlc/dlpack; both the versioned capsule (1.x) and the one before are
+//! spoken.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -201,8 +202,8 @@ impl Export<'_> {
 
 /// Deletes what [`Export`] gave out, on whichever thread.
 unsafe extern "C" fn delete_given<M>(managed: *mut M) {
-    // SAFETY: `Box::from_raw` asks for what `into_raw` gave, once: the struct is the first field of the box's value, and
-    // the standard asks its taker to delete it once.
+    // SAFETY: `Box::from_raw` asks for what `into_raw` gave, once: the struct is the first field of the box's value,
+    // and the standard asks its taker to delete it once.
     drop(unsafe { Box::from_raw(managed.cast::<Given<M>>()) });
 }
 
@@ -215,9 +216,11 @@ unsafe fn capsule_of<'py>(
     name: &'static CStr,
     destructor: unsafe extern "C" fn(*mut ffi::PyObject),
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: a box's, static.
+    // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: a box's,
+    // static.
     let capsule = unsafe { ffi::PyCapsule_New(managed, name.as_ptr(), Some(destructor)) };
-    // SAFETY: `from_owned_ptr_or_err` asks for an owned reference or null with an exception set: `PyCapsule_New` gives that.
+    // SAFETY: `from_owned_ptr_or_err` asks for an owned reference or null with an exception set: `PyCapsule_New` gives
+    // that.
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 

@@ -1,4 +1,5 @@
-//! DLPack's table of C functions (`__dlpack_c_exchange_api__`, DLPack 1.3): PyTorch's tensors without a Python call each.
+//! DLPack's table of C functions (`__dlpack_c_exchange_api__`, DLPack 1.3): PyTorch's tensors without a Python call
+//! each.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -81,8 +82,8 @@ impl Table {
             byte_offset: 0,
         };
         let function = self.tensor_from_object?;
-        // SAFETY: the standard asks for an object of the table's type and for a struct to fill, and sets an exception when
-        // it fails.
+        // SAFETY: the standard asks for an object of the table's type and for a struct to fill, and sets an exception
+        // when it fails.
         if unsafe { function(object.as_ptr().cast(), &raw mut tensor) } != 0 {
             // The ordinary way gives the better error.
             drop(PyErr::take(object.py()));

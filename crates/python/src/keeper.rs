@@ -4,9 +4,9 @@
 //! the interpreter's lock, both would wait for ever. So it puts what it gives up into a queue, and one Python thread,
 //! `gpu-ipc`, empties it. The thread is a daemon that `atexit` stops; what is given up after that is leaked.
 //!
-//! The thread sleeps in one `poll`: on a descriptor of the queue, and on that of each session's notices, which says when
-//! adopted memory is its owner's again. Nothing says when somebody resizes a storage that is lent, so while PyTorch's
-//! storages are, it looks at them once a second.
+//! The thread sleeps in one `poll`: on a descriptor of the queue, and on that of each session's notices, which says
+//! when adopted memory is its owner's again. Nothing says when somebody resizes a storage that is lent, so while
+//! PyTorch's storages are, it looks at them once a second.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -167,8 +167,8 @@ impl Keeper {
                     return None;
                 }
                 if !queue.garbage.is_empty() || !queue.lines.is_empty() {
-                    // What is given up comes in bursts, and each turn of this thread costs its caller the interpreter's lock:
-                    // it takes its turn once for a burst.
+                    // What is given up comes in bursts, and each turn of this thread costs its caller the interpreter's
+                    // lock: it takes its turn once for a burst.
                     drop(queue);
                     std::thread::sleep(BURST);
                     let mut queue = self.lock();

@@ -27,8 +27,8 @@ pub(crate) struct Notice {
 impl Notice {
     /// ``producer_gone``: nothing new comes, what is held stays readable. ``closing``: nothing new comes, but what was
     /// granted can be claimed. ``please_unmap``: the producer is short of memory; drop what you can of ``region``.
-    /// ``revoked``: a grant was taken back, ``concerns`` says which. ``try_again``: what ``try_claim`` waited for may have
-    /// come.
+    /// ``revoked``: a grant was taken back, ``concerns`` says which. ``try_again``: what ``try_claim`` waited for may
+    /// have come.
     #[getter]
     fn kind(&self) -> &'static str {
         match self.notice {
@@ -71,9 +71,9 @@ pub(crate) struct SessionNotice {
 
 #[pymethods]
 impl SessionNotice {
-    /// ``joined``, ``left``: a participant came, or is gone and holds nothing any more. ``try_again``: a block is released
-    /// of which ``wait_released`` said that it was not. ``failed``: the session's thread broke, see the log; nothing more
-    /// can be shared. ``closed``: this program closed it.
+    /// ``joined``, ``left``: a participant came, or is gone and holds nothing any more. ``try_again``: a block is
+    /// released of which ``wait_released`` said that it was not. ``failed``: the session's thread broke, see the log;
+    /// nothing more can be shared. ``closed``: this program closed it.
     #[getter]
     fn kind(&self) -> &'static str {
         match self.notice {

@@ -77,7 +77,8 @@ impl Broker {
     ///
     /// Args:
     ///     name: the object's name. A newer epoch of a name replaces the older for whoever asks next.
-    ///     parts: a mapping of names to arrays, such as a state dict. Mappings in it may nest: the name of a part is then
+    ///     parts: a mapping of names to arrays, such as a state dict. Mappings in it may nest: the name of a part is
+    ///     then
     ///         made of the keys on the way, with ``/`` between.
     ///     stream: as for ``Session.share``.
     ///     expect: the epoch that the name must have at the commit; 0 for none.

@@ -105,7 +105,8 @@ impl Part {
     /// Make a PyTorch tensor of it, on PyTorch's current stream.
     ///
     /// Raises:
-    ///     Unsupported: the part is read-only; PyTorch has no such tensors. ``part.without_read_only_flag().torch()`` makes
+    ///     Unsupported: the part is read-only; PyTorch has no such tensors. ``part.without_read_only_flag().torch()``
+    ///     makes
     ///         one all the same; a write to it ends the process' GPU context.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if self.read_only {

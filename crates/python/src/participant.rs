@@ -26,7 +26,8 @@ use crate::{logging, stats, streams};
 ///     timeout: seconds to wait for the producer's welcome; None waits for ever.
 ///     device: the device to map memory on, as for ``Session``; None takes the session's own.
 ///     name: what the producer's reports call the participant, instead of the command that it runs; 32 bytes of it.
-///     read_only: map memory so that a write to it faults, where the device can. On a GPU such a write ends the process'
+///     read_only: map memory so that a write to it faults, where the device can. On a GPU such a write ends the
+///     process'
 ///         context.
 ///
 /// Raises:
@@ -135,7 +136,8 @@ impl Participant {
     ///
     /// Args:
     ///     descriptor: a ``Descriptor``, or its bytes.
-    ///     stream: a stream of yours that waits for the producer's work; it counts as used. None lets each array that is
+    ///     stream: a stream of yours that waits for the producer's work; it counts as used. None lets each array that
+    ///     is
     ///         made of the result wait by itself.
     ///     timeout: seconds to wait for the producer's answer, where one is needed; None waits for ever. When it passes
     ///         nothing is lost: the same claim can be made again.
@@ -301,7 +303,8 @@ impl Participant {
     /// Give up the connection. What was received stays good until it is dropped itself.
     ///
     /// Args:
-    ///     timeout: seconds to wait until everything received is dropped, the GPU work on it is done, and the producer has
+    ///     timeout: seconds to wait until everything received is dropped, the GPU work on it is done, and the producer
+    ///     has
     ///         heard the goodbye; 0 does not wait, None waits for ever.
     ///
     /// Raises:

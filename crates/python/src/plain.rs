@@ -26,8 +26,8 @@ pub(crate) struct Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: the owner's last hold ends
-        // here, and adoption keeps one until everybody has unmapped it.
+        // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: the owner's last hold
+        // ends here, and adoption keeps one until everybody has unmapped it.
         let _ = unsafe { self.gpu.backend().free(self.base) };
     }
 }

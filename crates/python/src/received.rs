@@ -20,9 +20,9 @@ use crate::{buffer, dlpack, exchange, interface};
 
 /// An array of another process, under a lease that ends when the last array made of it is dropped.
 ///
-/// Every library that takes arrays takes it: ``torch.from_dlpack(received)``, ``cupy.from_dlpack``, ``jax.dlpack.from_dlpack``,
-/// ``numpy.from_dlpack`` on the host backend, and whatever knows the CUDA array interface. ``received.torch()`` is the
-/// fast way to PyTorch. The array alone keeps the lease; this object can go.
+/// Every library that takes arrays takes it: ``torch.from_dlpack(received)``, ``cupy.from_dlpack``,
+/// ``jax.dlpack.from_dlpack``, ``numpy.from_dlpack`` on the host backend, and whatever knows the CUDA array interface.
+/// ``received.torch()`` is the fast way to PyTorch. The array alone keeps the lease; this object can go.
 ///
 /// Each of these waits for the producer's work on the stream that its library names, and that stream counts as used:
 /// the lease ends when the work on it is done. Name further streams with ``record_stream``.
@@ -153,8 +153,8 @@ impl Received {
         Ok(self.block()?.region().0)
     }
 
-    /// What the contents are worth: ``pending``, the producer's work is not done; ``ready``; ``ready_producer_gone``, and
-    /// the producer is gone; ``poisoned``, it died before its work was done, and they are garbage.
+    /// What the contents are worth: ``pending``, the producer's work is not done; ``ready``; ``ready_producer_gone``,
+    /// and the producer is gone; ``poisoned``, it died before its work was done, and they are garbage.
     #[getter]
     fn state(&self) -> PyResult<&'static str> {
         Ok(match self.block()?.state() {
@@ -184,7 +184,8 @@ impl Received {
     /// Make a PyTorch tensor of it, on PyTorch's current stream. Faster than ``torch.from_dlpack``, and means the same.
     ///
     /// Raises:
-    ///     Unsupported: the lease is read-only; PyTorch has no such tensors. ``received.without_read_only_flag().torch()``
+    ///     Unsupported: the lease is read-only; PyTorch has no such tensors.
+    ///     ``received.without_read_only_flag().torch()``
     ///         makes one all the same; a write to it ends the process' GPU context.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if self.read_only {
@@ -248,8 +249,8 @@ impl Received {
 
     /// Give up this object's hold on the lease. Arrays that were made of it keep theirs.
     ///
-    /// After the CUDA array interface was read the hold stays until this object is dropped: that interface keeps nothing
-    /// else.
+    /// After the CUDA array interface was read the hold stays until this object is dropped: that interface keeps
+    /// nothing else.
     fn release(&self, py: Python<'_>) {
         if !self.is_exposed.load(Ordering::Relaxed) {
             let block = self.block.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -319,8 +320,8 @@ impl Received {
         received.wait_on_host(slf.py(), &block, None)?;
         let (start, layout) = (received.export(block.clone()).start, &received.layout);
         let (read_only, holder) = (received.read_only, Holder::Received(block));
-        // SAFETY: `fill_array` asks that the holder keeps an array of that layout: the descriptor was checked against its
-        // block, which the lease keeps.
+        // SAFETY: `fill_array` asks that the holder keeps an array of that layout: the descriptor was checked against
+        // its block, which the lease keeps.
         unsafe { buffer::fill_array(slf.as_any(), start, layout, read_only, holder, view, flags) }
     }
 

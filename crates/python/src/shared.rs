@@ -94,7 +94,8 @@ impl Shared {
         owned.upgrade().filter(|_| is_inside).map(Lent::of)
     }
 
-    /// Takes back what keeps memory that nobody holds or maps any more. The caller drops it with the interpreter's lock.
+    /// Takes back what keeps memory that nobody holds or maps any more. The caller drops it with the interpreter's
+    /// lock.
     pub fn take_back(&self) -> Vec<Keeper> {
         self.keepers(self.session.collect().tokens)
     }
@@ -104,8 +105,8 @@ impl Shared {
         tokens.into_iter().filter_map(|token| adopted.remove(&token.0)).collect()
     }
 
-    /// Reads the library's notices: takes back what is returned, and passes the others on. The caller drops what it gets
-    /// with the interpreter's lock.
+    /// Reads the library's notices: takes back what is returned, and passes the others on. The caller drops what it
+    /// gets with the interpreter's lock.
     pub fn hear(&self) -> Vec<Keeper> {
         let mut returned = Vec::new();
         while let Some(notice) = self.session.next_notice() {
@@ -176,8 +177,8 @@ impl Drop for Shared {
         if !self.guard.is_child() {
             process().keeper.forget_gone();
         }
-        // The keeper holds the session while something is lent. So this is the end of a process or a forked child, and the
-        // references are not this thread's to drop.
+        // The keeper holds the session while something is lent. So this is the end of a process or a forked child, and
+        // the references are not this thread's to drop.
         std::mem::forget(std::mem::take(self.adopted.get_mut().unwrap_or_else(PoisonError::into_inner)));
     }
 }

@@ -110,9 +110,9 @@ impl Shared {
         let token = self.draw_token();
         self.keep(token, keeper);
         let adopted = py.detach(|| {
-            // SAFETY: `adopt` asks that the range stays allocated until its token is back: the keeper holds the memory of its
-            // allocator, and is dropped with the token; and that no other block overlaps it: two adoptions of one
-            // array are two leases on memory that neither of them gives away.
+            // SAFETY: `adopt` asks that the range stays allocated until its token is back: the keeper holds the memory
+            // of its allocator, and is dropped with the token; and that no other block overlaps it: two adoptions of
+            // one array are two leases on memory that neither of them gives away.
             let adopt = || unsafe { self.session.adopt(DevicePtr(first), len, token) };
             match segment {
                 Some(segment) => segment.block().part(first - segment.start(), len, token),

@@ -1,8 +1,8 @@
 //! PyTorch's allocator on memory of a session (`torch.cuda.MemPool` over `torch.cuda.CUDAPluggableAllocator`).
 //!
-//! PyTorch finds two functions in this library by name and calls them for whole segments, on any thread, with or without
-//! the interpreter's lock. They say for which device and no more, so there is one pool for each device and process.
-//! A segment is a block of the session. It keeps the session, so tensors outlive its closing.
+//! PyTorch finds two functions in this library by name and calls them for whole segments, on any thread, with or
+//! without the interpreter's lock. They say for which device and no more, so there is one pool for each device and
+//! process. A segment is a block of the session. It keeps the session, so tensors outlive its closing.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -107,8 +107,8 @@ pub extern "C" fn gpu_ipc_torch_free(start: *mut c_void, _size: isize, device: c
         Some(pool.segments.swap_remove(place))
     });
     let Some(segment) = segment else { return };
-    // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: PyTorch's streams live as long as the
-    // process; and that nobody begins to capture it meanwhile: PyTorch frees no segment while it captures.
+    // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: PyTorch's streams live as long as
+    // the process; and that nobody begins to capture it meanwhile: PyTorch frees no segment while it captures.
     let used = unsafe {
         gpu_ipc::Stream::borrow(&segment.owned().session.gpu, stream.expose_provenance() as u64, Arc::new(()))
     };

@@ -22,8 +22,9 @@
 //!
 //! # What it does not cover
 //!
-//! A counter does not say who holds it, so what a killed receiver held stays counted. The file cannot be sealed (PyTorch's
-//! own would not be either): a process of the same user that truncates it makes everybody who touches it fault.
+//! A counter does not say who holds it, so what a killed receiver held stays counted. The file cannot be sealed
+//! (PyTorch's own would not be either): a process of the same user that truncates it makes everybody who touches it
+//! fault.
 //!
 //! Checked by the tests below, by `tests/processes`, and against PyTorch's own code by the workspace's `tests/torch`.
 
@@ -46,8 +47,8 @@ const GRANT: Ordering = Ordering::Release;
 const RELEASE: Ordering = Ordering::AcqRel;
 const COLLECT: Ordering = Ordering::Acquire;
 
-/// The prefix of counter files' names in every release of PyTorch. Other files in shared memory are never touched, even if
-/// a message names them.
+/// The prefix of counter files' names in every release of PyTorch. Other files in shared memory are never touched, even
+/// if a message names them.
 const PREFIX: &[u8] = b"/torch_";
 
 /// The name of a counter file in shared memory: `/torch_` and then no other `/`.

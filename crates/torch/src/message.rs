@@ -17,7 +17,8 @@
 //! | 64..72 | offset of the tensor in the storage, in elements |
 //! | 72.. | shape and strides, 8 bytes a number; segment handle; name; event handle |
 //!
-//! All numbers are little-endian and unsigned. Python writes the first 72 bytes with `struct.pack("<4sBBBB16sIIQQQHHIQ", ...)`.
+//! All numbers are little-endian and unsigned. Python writes the first 72 bytes with
+//! `struct.pack("<4sBBBB16sIIQQQHHIQ", ...)`.
 
 use gpu_api::{DeviceUuid, Error, Result};
 

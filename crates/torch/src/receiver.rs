@@ -76,8 +76,8 @@ impl Receiver {
     /// # Errors
     ///
     /// - [`Error::Mismatch`] for a storage of another device, where its uuid is known, and for a stream of another.
-    /// - [`Error::Invalid`] for a storage beyond its segment's end, a counter that stands for nothing more, or a file that
-    ///   is no counter file.
+    /// - [`Error::Invalid`] for a storage beyond its segment's end, a counter that stands for nothing more, or a file
+    ///   that is no counter file.
     /// - [`Error::Unsupported`] for an expandable segment that cannot be opened, with what to change in the sender.
     /// - [`Error::Deadline`] when the sender's work was not done in time, with [`Wait::Host`].
     /// - [`Error::System`], [`Error::Driver`], [`Error::Capturing`], [`Error::Forked`].
@@ -277,8 +277,8 @@ impl ReceivedStorage {
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread default stream (handle 2):
-    /// the thread that drops the storage may be another.
+    /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread default stream (handle
+    /// 2): the thread that drops the storage may be another.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         stream.refuse_per_thread()?;
         same_gpu(stream, self.0.receiver.gpu())?;

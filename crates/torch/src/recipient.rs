@@ -15,8 +15,8 @@ pub enum Recipient {
     /// It is held until [`Sender::reclaim`](crate::Sender::reclaim) says that nobody has it.
     #[default]
     Unknown,
-    /// It is held until this process is gone. For a storage that only this process opens, and that does not fork while it
-    /// uses the GPU: a child keeps its dead parent's GPU work running.
+    /// It is held until this process is gone. For a storage that only this process opens, and that does not fork while
+    /// it uses the GPU: a child keeps its dead parent's GPU work running.
     Process(Arc<Process>),
 }
 

@@ -1,7 +1,7 @@
 //! Giving back: once the GPU is done with a storage, its segment is unmapped and its counter decreased.
 //!
-//! A drop records an event on each stream that used the storage and hands the rest to a thread, so it neither blocks nor
-//! delays a stream. The thread polls: 50 us rising to 10 ms while something is unfinished, and it sleeps otherwise.
+//! A drop records an event on each stream that used the storage and hands the rest to a thread, so it neither blocks
+//! nor delays a stream. The thread polls: 50 us rising to 10 ms while something is unfinished, and it sleeps otherwise.
 //!
 //! The order is PyTorch's: the mapping goes before the count, because at zero the sender may free the segment.
 
@@ -302,7 +302,8 @@ pub(crate) fn same_gpu(stream: &Stream, gpu: &Gpu) -> Result<()> {
 }
 
 fn destroy(gpu: &Gpu, event: RawEvent) {
-    // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: its number is dropped. An error leaks it.
+    // SAFETY: `destroy_event` asks for a live event that nobody uses afterwards: its number is dropped. An error leaks
+    // it.
     let _ = unsafe { gpu.backend().destroy_event(event) };
 }
 

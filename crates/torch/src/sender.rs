@@ -86,8 +86,8 @@ struct Ledger {
 
 /// Sends blocks to PyTorch processes.
 ///
-/// A send keeps a clone of the block's [`Arc`] while its counter is above 0; [`collect`](Sender::collect) finds those that
-/// came back. A block that was dropped meanwhile then goes back to its session.
+/// A send keeps a clone of the block's [`Arc`] while its counter is above 0; [`collect`](Sender::collect) finds those
+/// that came back. A block that was dropped meanwhile then goes back to its session.
 ///
 /// Here PyTorch's rules hold. A counter stands for one opening of one message: send once for each receiver. It does not
 /// say who holds it, so a receiver that is killed leaves it as it is; [`Recipient`] says what then. The memory lives
@@ -151,8 +151,8 @@ impl Sender {
     /// Sends a block: counts it, and returns what one receiver needs to open it once.
     ///
     /// With [`After::Stream`] the receiver's stream waits for what is queued on that stream at this moment, by an
-    /// event, and the stream counts as one that the block was [used on](SentBlock::used_on). On HIP, and beyond 1,000 sends
-    /// with events, this call waits for the stream instead.
+    /// event, and the stream counts as one that the block was [used on](SentBlock::used_on). On HIP, and beyond 1,000
+    /// sends with events, this call waits for the stream instead.
     ///
     /// # Errors
     ///

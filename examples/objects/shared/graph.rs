@@ -1,7 +1,8 @@
 //! Inference on an NVIDIA GPU: a graph that is captured once and launched for every question.
 //!
-//! It reaches the weights in three ways: by kernels whose arguments are addresses, by a copy, and by a kernel that takes
-//! the address from constant memory. `advance` maps other weights at the same addresses, and the graph need not know.
+//! It reaches the weights in three ways: by kernels whose arguments are addresses, by a copy, and by a kernel that
+//! takes the address from constant memory. `advance` maps other weights at the same addresses, and the graph need not
+//! know.
 //!
 //! The calls of the driver are the application's own; any binding of CUDA will do.
 
@@ -48,8 +49,8 @@ impl Graph {
         let (&(first, first_len), &(last, _)) = (parts.first().ok_or("no part")?, parts.last().ok_or("no part")?);
         let table: Vec<u8> = [first.0, first_len / 8].into_iter().flat_map(u64::to_le_bytes).collect();
         let place = application.variable(&look_there, "table")?;
-        // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the table
-        // is waited for below, and the module's variable has its 16 bytes.
+        // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the
+        // table is waited for below, and the module's variable has its 16 bytes.
         unsafe { gpu.backend().copy_to_device(stream.raw(), place, table.as_ptr(), table.len()) }?;
         stream.synchronize()?;
         let launch = |kernel: &Kernel, shape, arguments: &[u64]| {
@@ -64,8 +65,8 @@ impl Graph {
             launch(&look, SHAPE, &[at.0, len / 8, out.0])?;
         }
         launch(&look_there, SHAPE, &[out.0])?;
-        // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is done: a part has at least
-        // as many bytes, and so has the memory behind the answer; both are there whenever the graph is launched.
+        // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is done: a part has at
+        // least as many bytes, and so has the memory behind the answer; both are there whenever the graph is launched.
         unsafe { gpu.backend().copy(stream.raw(), out.offset(COPY), last, SAMPLE) }?;
         launch(&look, (1, 256), &[out.0 + COPY, SAMPLE / 8, out.0])?;
         // SAFETY: `end_capture` asks for a live stream: the caller's.
@@ -79,8 +80,8 @@ impl Graph {
         // mapped, and `out` is there until this is dropped.
         unsafe { self.application.launch_graph(&self.graph, stream.raw()) }?;
         let mut answer = [0u8; 16];
-        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: it is waited
-        // for below.
+        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: it is
+        // waited for below.
         unsafe { self.gpu.backend().copy_to_host(stream.raw(), answer.as_mut_ptr(), self.out, answer.len()) }?;
         stream.synchronize()?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| answer[at + i]));

@@ -1,4 +1,5 @@
-//! The same scripts on this allocator and on others from crates.io: `cargo bench --profile dist -p gpu-ipc-allocators --bench scripts`.
+//! The same scripts on this allocator and on others from crates.io: `cargo bench --profile dist -p gpu-ipc-allocators
+//! --bench scripts`.
 //!
 //! | script | what it does |
 //! |---|---|
@@ -19,11 +20,11 @@
 //! allocation returned; and, as 'same job', behind a mutex, with a map from addresses to chunks and the same counts.
 //! 'Nothing, same job' is what mutex, map and counts take around an allocator that does nothing.
 //!
-//! Prints each figure as it comes, and in the end the tables of `docs/ALLOCATORS.md`: medians, or the least with `--least`,
-//! which is nearer to the truth on a machine that others use too.
+//! Prints each figure as it comes, and in the end the tables of `docs/ALLOCATORS.md`: medians, or the least with
+//! `--least`, which is nearer to the truth on a machine that others use too.
 //!
-//! Pass `--quick` for fewer rounds, `--ours` to leave the others out, `--live N` for pairs of one size alone, `--live 0`
-//! for everything but pairs.
+//! Pass `--quick` for fewer rounds, `--ours` to leave the others out, `--live N` for pairs of one size alone, `--live
+//! 0` for everything but pairs.
 
 mod subjects;
 mod table;

@@ -24,7 +24,7 @@ use crate::{Placed, Request, SubAllocator, Trim};
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 /// What the lock guards.
-pub(crate) struct State<T> {
+pub(crate) struct BfcState<T> {
     pub(crate) heap: Heap<T>,
     pub(crate) counters: Counters,
     pub(crate) pending: Pending,
@@ -42,7 +42,7 @@ pub(crate) struct State<T> {
     pub(crate) turns: u32,
 }
 
-impl<T> State<T> {
+impl<T> BfcState<T> {
     /// Makes a withdrawn chunk free, or withholds it.
     #[inline]
     fn release(&mut self, id: ChunkId) {
@@ -70,18 +70,18 @@ pub(crate) struct Core<U: SubAllocator> {
     pub(crate) upstream: U,
     /// Before `state` in the order of locks.
     pub(crate) grower: Mutex<Grower>,
-    pub(crate) state: Mutex<State<U::Token>>,
+    pub(crate) state: Mutex<BfcState<U::Token>>,
     freed: Condvar,
     pub(crate) keepers: Keepers,
 }
 
 impl<U: SubAllocator> Core<U> {
-    pub(crate) fn state(&self) -> MutexGuard<'_, State<U::Token>> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, BfcState<U::Token>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells waiting requests that memory may have become free.
-    pub(crate) fn wake(&self, mut state: MutexGuard<'_, State<U::Token>>) {
+    pub(crate) fn wake(&self, mut state: MutexGuard<'_, BfcState<U::Token>>) {
         state.generation += 1;
         let waiters = state.waiters;
         drop(state);
@@ -118,9 +118,9 @@ pub(crate) struct Seen {
 ///
 /// # Locks
 ///
-/// One for the chunks, held for well under a microsecond but when a table grows, a snapshot is taken, or many free chunks
-/// have to be looked through for an aligned start, and one for growth, held while upstream is called. Of what others wrote only [`SubAllocator::may_free`] and
-/// [`SubAllocator::check_owner`] run under the first.
+/// One for the chunks, held for well under a microsecond but when a table grows, a snapshot is taken, or many free
+/// chunks have to be looked through for an aligned start, and one for growth, held while upstream is called. Of what
+/// others wrote only [`SubAllocator::may_free`] and [`SubAllocator::check_owner`] run under the first.
 ///
 /// # Examples
 ///
@@ -141,7 +141,7 @@ pub struct Bfc<U: SubAllocator> {
 impl<U: SubAllocator> Bfc<U> {
     /// Makes an allocator that has no region yet.
     pub fn new(options: BfcOptions, upstream: U) -> Bfc<U> {
-        let state = State {
+        let state = BfcState {
             heap: Heap::new(options.slack(), options.max_slack_share, options.max_split),
             counters: Counters::default(),
             pending: Pending::default(),
@@ -166,8 +166,8 @@ impl<U: SubAllocator> Bfc<U> {
     /// # Errors
     ///
     /// [`Error::OutOfMemory`] when there is no room after all that, with sums, a histogram and a map of the regions;
-    /// [`Error::Invalid`] for no bytes or an alignment that is no power of two; what upstream said, when it is not that it
-    /// has no room.
+    /// [`Error::Invalid`] for no bytes or an alignment that is no power of two; what upstream said, when it is not that
+    /// it has no room.
     pub fn alloc(&self, request: Request) -> Result<Placed<U::Token>> {
         self.core.upstream.check_owner()?;
         let fit = self.fit(&request)?;
@@ -213,7 +213,7 @@ impl<U: SubAllocator> Bfc<U> {
     }
 
     #[inline]
-    fn free_in(&self, mut state: MutexGuard<'_, State<U::Token>>, address: u64) -> Result<()> {
+    fn free_in(&self, mut state: MutexGuard<'_, BfcState<U::Token>>, address: u64) -> Result<()> {
         let Some((id, handed)) = state.heap.withdraw(address) else { return Err(foreign(address)) };
         state.counters.freed(handed.bytes, handed.asked);
         state.scopes.freed(handed.bytes);
@@ -288,7 +288,7 @@ impl<U: SubAllocator> Bfc<U> {
 
     /// Makes a withdrawn chunk free, or pending when work of it is left.
     #[inline]
-    fn withdrawn(&self, state: &mut State<U::Token>, id: ChunkId) {
+    fn withdrawn(&self, state: &mut BfcState<U::Token>, id: ChunkId) {
         if state.pending.is_busy(id) {
             state.pending.withdraw(&mut state.heap.chunks, id);
         } else {
@@ -332,8 +332,8 @@ impl<U: SubAllocator> Bfc<U> {
         state.heap.get(address).map(|handed| placed(&state.heap, handed))
     }
 
-    /// Finds the allocation that an address lies in, at its start or anywhere. Looks through the chunks of a region, with
-    /// the lock held.
+    /// Finds the allocation that an address lies in, at its start or anywhere. Looks through the chunks of a region,
+    /// with the lock held.
     pub fn find(&self, address: u64) -> Option<Placed<U::Token>> {
         let state = self.state();
         state.heap.covering(address).map(|handed| placed(&state.heap, handed))
@@ -426,7 +426,7 @@ impl<U: SubAllocator> Bfc<U> {
         }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State<U::Token>> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, BfcState<U::Token>> {
         self.core.state()
     }
 
@@ -448,7 +448,12 @@ impl<U: SubAllocator> Bfc<U> {
     }
 
     #[inline]
-    pub(crate) fn fit_in(&self, state: &mut State<U::Token>, request: &Request, fit: Fit) -> Option<Placed<U::Token>> {
+    pub(crate) fn fit_in(
+        &self,
+        state: &mut BfcState<U::Token>,
+        request: &Request,
+        fit: Fit,
+    ) -> Option<Placed<U::Token>> {
         let own = match request.stream {
             Some(stream) => state.pending.reuse(&state.heap, stream, fit),
             None => None,

@@ -23,7 +23,8 @@ pub(crate) struct Fit {
 }
 
 impl Fit {
-    /// Rounds `bytes` for a request of `asked` up to units; `None` when no chunk can hold them. `align` is a power of two.
+    /// Rounds `bytes` for a request of `asked` up to units; `None` when no chunk can hold them. `align` is a power of
+    /// two.
     pub(crate) fn new(asked: u64, bytes: u64, align: u64) -> Option<Fit> {
         if align > MAX_CHUNK {
             return None;
@@ -185,8 +186,8 @@ impl<T> Heap<T> {
         entry.start().is_multiple_of(fit.align) && !self.is_wasted(entry.units(), fit.units)
     }
 
-    /// Says whether a chunk that is too large to be cut up serves a request: one that is that large itself, and not much
-    /// smaller than the chunk (PyTorch: 20 MiB).
+    /// Says whether a chunk that is too large to be cut up serves a request: one that is that large itself, and not
+    /// much smaller than the chunk (PyTorch: 20 MiB).
     #[cold]
     fn is_for_large(&self, units: u32, needed: u32) -> bool {
         const SPARE: u32 = ((20 << 20) / UNIT) as u32;

@@ -8,7 +8,8 @@ use super::tree::{Spot, Tree};
 /// Bins of an order of size: each holds a thirty-second of it.
 const BINS: usize = 32;
 
-/// Orders of size: one for up to 31 units, each of which has a bin of its own, and one for each power of two from 32 on.
+/// Orders of size: one for up to 31 units, each of which has a bin of its own, and one for each power of two from 32
+/// on.
 const ORDERS: usize = 28;
 
 /// The most entries that a bin has in one piece, and the most with which it returns to that.
@@ -42,7 +43,7 @@ enum Bin {
 
 /// Where a bin is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place {
+struct BinPlace {
     order: usize,
     bin: usize,
 }
@@ -50,16 +51,16 @@ struct Place {
 /// A place in an [`Index`], good until the index is changed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor {
-    place: Place,
+    place: BinPlace,
     spot: Spot,
 }
 
 /// Returns the bin of a size.
 #[inline]
-fn place_of(units: u32) -> Place {
+fn place_of(units: u32) -> BinPlace {
     // Without a branch: which way it goes cannot be foretold.
     let order = (units | (BINS as u32 - 1)).ilog2() as usize - 4;
-    Place { order, bin: (units >> order.saturating_sub(1)) as usize % BINS }
+    BinPlace { order, bin: (units >> order.saturating_sub(1)) as usize % BINS }
 }
 
 /// Counts the entries below `entry`.
@@ -178,8 +179,8 @@ impl Index {
         self.insert_at(place_of(entry.units()), entry);
     }
 
-    fn insert_at(&mut self, place: Place, entry: Entry) {
-        let Place { order: number, bin } = place;
+    fn insert_at(&mut self, place: BinPlace, entry: Entry) {
+        let BinPlace { order: number, bin } = place;
         let order = &mut self.orders[number];
         if order.bins.is_empty() {
             order.bins.reserve_exact(BINS);
@@ -269,7 +270,7 @@ impl Index {
     pub(crate) fn largest(&self) -> Option<Entry> {
         let order = self.filled.checked_ilog2()? as usize;
         let bin = self.orders[order].filled.checked_ilog2()? as usize;
-        self.bin(Place { order, bin }).last()
+        self.bin(BinPlace { order, bin }).last()
     }
 
     pub(crate) fn bookkeeping(&self) -> usize {
@@ -285,13 +286,13 @@ impl Index {
         Cursor { place, spot }
     }
 
-    fn bin(&self, place: Place) -> &Bin {
+    fn bin(&self, place: BinPlace) -> &Bin {
         &self.orders[place.order].bins[place.bin]
     }
 
     /// Returns the first entry of the bins behind one.
     #[inline(always)]
-    fn first_behind(&self, place: Place) -> Option<(Cursor, Entry)> {
+    fn first_behind(&self, place: BinPlace) -> Option<(Cursor, Entry)> {
         let behind = |filled: u32, at: usize| filled & (!1 << at);
         let (order, filled) = match behind(self.orders[place.order].filled, place.bin) {
             0 => {
@@ -301,7 +302,7 @@ impl Index {
             }
             filled => (place.order, filled),
         };
-        let place = Place { order, bin: filled.trailing_zeros() as usize };
+        let place = BinPlace { order, bin: filled.trailing_zeros() as usize };
         let (spot, entry) = self.bin(place).first()?;
         Some((Cursor { place, spot }, entry))
     }
@@ -328,7 +329,7 @@ mod tests {
     #[test]
     fn bins_are_in_the_order_of_size_and_within_their_tables() {
         let sizes = (0..4096).chain((12..32).flat_map(|bits| [(1u32 << bits) - 1, 1 << bits, (1 << bits) + 1]));
-        let places: Vec<Place> = sizes.chain([u32::MAX]).map(place_of).collect();
+        let places: Vec<BinPlace> = sizes.chain([u32::MAX]).map(place_of).collect();
         assert!(places.iter().all(|place| place.order < ORDERS && place.bin < BINS));
         assert!(places.is_sorted_by_key(|place| (place.order, place.bin)));
         assert!((0..64).map(place_of).zip((1..65).map(place_of)).all(|(one, next)| one != next));

@@ -1,8 +1,8 @@
 //! Chunks that work on streams may still touch.
 //!
-//! Work is noted for a chunk, in use or given back, and forgotten when it is seen to have finished. A chunk that was given
-//! back is *pending* while work of it is left. Streams finish their work in order, so each has a queue of its own; work
-//! of no stream stands alone.
+//! Work is noted for a chunk, in use or given back, and forgotten when it is seen to have finished. A chunk that was
+//! given back is *pending* while work of it is left. Streams finish their work in order, so each has a queue of its
+//! own; work of no stream stands alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -142,9 +142,9 @@ type Question = (u64, Arc<dyn Completion>);
 /// What stood for work that has finished.
 pub(crate) type Finished = Vec<Arc<dyn Completion>>;
 
-/// The most work of one stream that is asked about at a time: the lock is held while the list is made. Whenever that much
-/// more waits, it is asked about although there is room: what stands for work, an event of the driver's, is not kept for
-/// ever when nobody runs out of memory.
+/// The most work of one stream that is asked about at a time: the lock is held while the list is made. Whenever that
+/// much more waits, it is asked about although there is room: what stands for work, an event of the driver's, is not
+/// kept for ever when nobody runs out of memory.
 const QUESTIONS: usize = 64;
 
 /// All work that is not known to have finished.
@@ -187,8 +187,8 @@ impl Pending {
         }
     }
 
-    /// Finds a chunk that nothing but the stream's own work is left of and that need not be cut. The work stays noted: who
-    /// gives the chunk back next may know nothing of it.
+    /// Finds a chunk that nothing but the stream's own work is left of and that need not be cut. The work stays noted:
+    /// who gives the chunk back next may know nothing of it.
     pub(crate) fn reuse<T>(&mut self, heap: &Heap<T>, stream: StreamIdentity, fit: Fit) -> Option<ChunkId> {
         let lane = self.lanes.get_mut(&Order::Stream(stream))?;
         let (cursor, entry) = lane.index.best(fit.units())?;

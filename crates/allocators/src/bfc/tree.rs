@@ -18,21 +18,21 @@ pub(crate) struct Spot {
 
 /// A sorted set: a B+ tree of two levels.
 ///
-/// The upper level is one sorted array of what the leaves begin with. It grows by an entry for some 45 chunks, and it is
-/// moved only where a leaf is split or merged.
+/// The upper level is one sorted array of what the leaves begin with. It grows by an entry for some 45 chunks, and it
+/// is moved only where a leaf is split or merged.
 #[derive(Default)]
 pub(crate) struct Tree {
     /// Not more than any entry of the leaf, and more than any of the leaf before it.
     firsts: Vec<Entry>,
     /// The leaf of each, in `leaves`, and how many entries it has: at least one.
-    places: Vec<Place>,
+    places: Vec<LeafPlace>,
     leaves: Vec<Leaf>,
     unused: Vec<u32>,
     len: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct LeafPlace {
     leaf: u32,
     len: u32,
 }
@@ -68,7 +68,7 @@ impl Tree {
             let leaf = self.leaf();
             self.leaves[leaf as usize][0] = entry;
             self.firsts.push(entry);
-            self.places.push(Place { leaf, len: 1 });
+            self.places.push(LeafPlace { leaf, len: 1 });
             return;
         }
         let mut upper = self.upper(entry);
@@ -158,7 +158,7 @@ impl Tree {
 
     pub(crate) fn bookkeeping(&self) -> usize {
         self.firsts.capacity() * size_of::<Entry>()
-            + self.places.capacity() * size_of::<Place>()
+            + self.places.capacity() * size_of::<LeafPlace>()
             + self.leaves.capacity() * size_of::<Leaf>()
             + self.unused.capacity() * size_of::<u32>()
     }
@@ -214,7 +214,7 @@ impl Tree {
         self.leaves[to as usize][..LEAF / 2].copy_from_slice(&moved[LEAF / 2..]);
         self.places[upper].len = LEAF as u32 / 2;
         self.firsts.insert(upper + 1, moved[LEAF / 2]);
-        self.places.insert(upper + 1, Place { leaf: to, len: LEAF as u32 / 2 });
+        self.places.insert(upper + 1, LeafPlace { leaf: to, len: LEAF as u32 / 2 });
     }
 
     /// Moves a leaf that is nearly empty into a neighbour that has room to spare.

@@ -69,8 +69,8 @@ impl<U: SubAllocator> Turn<'_, U> {
         self.request.until = None;
     }
 
-    /// Looks for work that has finished, and grows; the error has only the sums, for a caller that tries again. A request
-    /// that may not wait takes what is withheld for another.
+    /// Looks for work that has finished, and grows; the error has only the sums, for a caller that tries again. A
+    /// request that may not wait takes what is withheld for another.
     pub(crate) fn try_harder(&mut self) -> Result<Placed<U::Token>> {
         let bfc = self.bfc;
         if bfc.settle() > 0
@@ -92,8 +92,8 @@ impl<U: SubAllocator> Turn<'_, U> {
         }
     }
 
-    /// Tries whenever memory may have become free, which costs little; returns with nothing when that time has come, and
-    /// when upstream may have room, which costs more to ask.
+    /// Tries whenever memory may have become free, which costs little; returns with nothing when that time has come,
+    /// and when upstream may have room, which costs more to ask.
     pub(crate) fn wait(&mut self, mut seen: Seen, until: Instant) -> Option<Placed<U::Token>> {
         while self.bfc.wait(seen, until) {
             let now = self.bfc.seen();
@@ -109,8 +109,8 @@ impl<U: SubAllocator> Turn<'_, U> {
         None
     }
 
-    /// Gives its window up when nothing has come to it since the last look: the holders of the rest may wait for what is
-    /// withheld.
+    /// Gives its window up when nothing has come to it since the last look: the holders of the rest may wait for what
+    /// is withheld.
     fn give_up_if_stuck(&mut self) {
         let mut state = self.bfc.state();
         let own = state.window.as_ref().filter(|window| window.is_of(self.ticket));

@@ -1,12 +1,13 @@
 //! Bytes that are kept together for a request that waits, so that smaller ones cannot starve it.
 //!
 //! A large request that waits needs neighbouring bytes to be free at the same moment. Small requests that come and go
-//! take pieces of what is free over and over. So a request that was woken in vain several times gets a *window*: a run of
-//! chunks with as little in use as possible. What is free of it, and what is freed in it, is withheld from others until
-//! all of it is there.
+//! take pieces of what is free over and over. So a request that was woken in vain several times gets a *window*: a run
+//! of chunks with as little in use as possible. What is free of it, and what is freed in it, is withheld from others
+//! until all of it is there.
 //!
-//! There is one window at a time. One that nothing came to for a while is given up: the holders of the rest may wait for what
-//! is withheld. A request that may not wait, and one at its deadline, breaks it when nothing else is left: memory that is free is never withheld from who would fail for it.
+//! There is one window at a time. One that nothing came to for a while is given up: the holders of the rest may wait
+//! for what is withheld. A request that may not wait, and one at its deadline, breaks it when nothing else is left:
+//! memory that is free is never withheld from who would fail for it.
 
 use super::chunk::{Chunk, ChunkId, Standing, UNIT};
 use super::heap::Heap;

@@ -44,7 +44,8 @@ impl ProcessOptions {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a value that cannot be read, and for a key of PyTorch's that PyTorch does not know either.
+    /// [`Error::Invalid`] for a value that cannot be read, and for a key of PyTorch's that PyTorch does not know
+    /// either.
     pub fn from_env() -> Result<ProcessOptions> {
         ProcessOptions::from_vars(|name| std::env::var(name).ok())
     }

@@ -95,7 +95,8 @@ pub struct ProcessOptions {
     pub cpu_kind: AllocatorKind,
     /// The most pinned memory of a node.
     pub pinned_limit: u64,
-    /// How much pinned memory is taken at a time. What is pinned is nobody else's, so it is apart from the devices' growth.
+    /// How much pinned memory is taken at a time. What is pinned is nobody else's, so it is apart from the devices'
+    /// growth.
     pub pinned_growth: Growth,
     /// The most plain host memory of a node, where it is kept by best fit.
     pub cpu_limit: u64,
@@ -289,8 +290,8 @@ impl ProcessOptions {
         self
     }
 
-    /// Puts wrappers over every allocator but arenas, when it is made. `wrap` must not call the process state, whose lock
-    /// is held.
+    /// Puts wrappers over every allocator but arenas, when it is made. `wrap` must not call the process state, whose
+    /// lock is held.
     #[must_use]
     pub fn wrap(
         mut self,

@@ -63,7 +63,8 @@ struct Inner {
 /// # Examples
 ///
 /// ```
-/// use allocators::{AllocatorAttributes, AllocatorKey, MemoryLimit, ProcessOptions, ProcessState, Request, VirtualDevice};
+/// use allocators::{AllocatorAttributes, AllocatorKey, MemoryLimit, ProcessOptions, ProcessState};
+/// use allocators::{Request, VirtualDevice};
 /// use backend_host::{HostBackend, HostConfig};
 /// use gpu_api::{DeviceId, Gpu};
 ///
@@ -179,12 +180,13 @@ impl ProcessState {
         inner.made(key)
     }
 
-    /// Returns the allocator of host memory of a NUMA node, pinned for one vendor's devices or plain; makes it if need be.
+    /// Returns the allocator of host memory of a NUMA node, pinned for one vendor's devices or plain; makes it if need
+    /// be.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for memory pinned for a vendor without a device here; what a backend gives when an allocator is
-    /// made. Plain memory needs no device.
+    /// [`Error::Invalid`] for memory pinned for a vendor without a device here; what a backend gives when an allocator
+    /// is made. Plain memory needs no device.
     pub fn host_allocator(&self, pinned_for: Option<BackendKind>, node: Option<u32>) -> Result<Arc<dyn Allocator>> {
         let key = pinned_for.map_or(AllocatorKey::Cpu(node), |backend| AllocatorKey::Pinned(backend, node));
         self.inner().made(key)
@@ -237,9 +239,9 @@ impl ProcessState {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] while somebody holds it, memory of it is in use or still worked on, or others may have it mapped:
-    /// what still needs it would not know. What the driver gives, which leaks what it did not take; the next call destroys
-    /// the allocator. One that was not made is no error.
+    /// [`Error::Invalid`] while somebody holds it, memory of it is in use or still worked on, or others may have it
+    /// mapped: what still needs it would not know. What the driver gives, which leaks what it did not take; the next
+    /// call destroys the allocator. One that was not made is no error.
     pub fn tear_down(&self, key: AllocatorKey) -> Result<u64> {
         // Held all the while, so that nobody builds it again before its memory is back.
         let mut inner = self.inner();
@@ -284,13 +286,13 @@ impl ProcessState {
         Ok(freed)
     }
 
-    /// Destroys every allocator, in the order of [`AllocatorKey`], and says how many bytes went back. After that it is as if
-    /// nothing had been made: it can be [configured](ProcessState::configure) anew. May block.
+    /// Destroys every allocator, in the order of [`AllocatorKey`], and says how many bytes went back. After that it is
+    /// as if nothing had been made: it can be [configured](ProcessState::configure) anew. May block.
     ///
     /// # Errors
     ///
-    /// As [`tear_down`](ProcessState::tear_down), for the first that refuses; those before it are gone, and it and those
-    /// behind it stay.
+    /// As [`tear_down`](ProcessState::tear_down), for the first that refuses; those before it are gone, and it and
+    /// those behind it stay.
     pub fn tear_down_all(&self) -> Result<u64> {
         let mut freed = 0;
         loop {

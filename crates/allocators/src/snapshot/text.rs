@@ -97,8 +97,8 @@ struct Tables<'a>(&'a Snapshot);
 /// The summary, a line for each order of size that has chunks, and a map of the regions.
 ///
 /// In the map `*` is a column mostly in use, `o` mostly lent to other processes, `#` mostly in limbo, `+` one with some
-/// of these, `x` mostly slack, `~` mostly pending, `_` free, `?` not listed. `!` after a region's size says that another
-/// process may have it mapped.
+/// of these, `x` mostly slack, `~` mostly pending, `_` free, `?` not listed. `!` after a region's size says that
+/// another process may have it mapped.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.name, self.summary())?;

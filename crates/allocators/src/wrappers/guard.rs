@@ -60,12 +60,12 @@ impl fmt::Display for Damage {
 pub struct Guard<A: Allocator> {
     inner: A,
     memory: Arc<dyn Memory>,
-    state: Mutex<State>,
+    state: Mutex<GuardState>,
     late: Late,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct GuardState {
     live: HashMap<u64, Guarded>,
     number: u64,
 }
@@ -106,8 +106,8 @@ impl<A: Allocator> Guard<A> {
         look(&*self.memory, state.live.get(&address).ok_or_else(|| foreign(address))?)
     }
 
-    /// Looks at the marks of every allocation, and lists the damaged ones in the order in which they were made, with those
-    /// that were given back after work on a stream and found damaged when it was done.
+    /// Looks at the marks of every allocation, and lists the damaged ones in the order in which they were made, with
+    /// those that were given back after work on a stream and found damaged when it was done.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl<A: Allocator> Guard<A> {
         self.give_back(guarded)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GuardState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -194,8 +194,8 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
         let address = taken.address + before;
         let marked =
             [(address - MARK, FRONT), (address + request.bytes, BEHIND)].into_iter().try_for_each(|(at, byte)| {
-                // SAFETY: `Memory::write` asks for a range of one allocation that nothing else uses: both lie within what was
-                // taken just now.
+                // SAFETY: `Memory::write` asks for a range of one allocation that nothing else uses: both lie within
+                // what was taken just now.
                 unsafe { self.memory.write(at, &[byte; MARK as usize]) }
             });
         if let Err(error) = marked {

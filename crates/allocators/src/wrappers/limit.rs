@@ -9,8 +9,8 @@ use crate::{Allocator, AllocatorStats, Budget, Placed, Request, Trim, Work};
 
 /// Hands out no more than a budget allows, counted in bytes that were asked for.
 ///
-/// Several may share one [`Budget`]. A request that does not fit waits as far as it may for any of them to give back, and
-/// fails alone: it never makes another's fail.
+/// Several may share one [`Budget`]. A request that does not fit waits as far as it may for any of them to give back,
+/// and fails alone: it never makes another's fail.
 ///
 /// # Examples
 ///

@@ -59,9 +59,9 @@ fn fill(memory: &dyn Memory, placed: &Placed) -> Result<()> {
     let mut at = 0;
     while at < placed.asked {
         let len = (placed.asked - at).min(part.len() as u64);
-        // SAFETY: `Memory::write` asks for a range of one allocation of the inner allocator's that is not freed meanwhile
-        // and that nothing else uses: it is handed out, and its owner either has not seen it yet or is freeing it; or it was
-        // given back, all work on it has finished, and nobody gets it before this returns.
+        // SAFETY: `Memory::write` asks for a range of one allocation of the inner allocator's that is not freed
+        // meanwhile and that nothing else uses: it is handed out, and its owner either has not seen it yet or is
+        // freeing it; or it was given back, all work on it has finished, and nobody gets it before this returns.
         unsafe { memory.write(placed.address + at, &part[..len as usize]) }?;
         at += len;
     }

@@ -60,11 +60,11 @@ pub struct TagUse {
 #[derive(Debug)]
 pub struct Tracking<A: Allocator> {
     inner: A,
-    state: Mutex<State>,
+    state: Mutex<TrackingState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TrackingState {
     live: HashMap<u64, Tracked>,
     sizes: Sizes,
 }
@@ -115,7 +115,7 @@ impl<A: Allocator> Tracking<A> {
         freed
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TrackingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

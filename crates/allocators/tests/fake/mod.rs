@@ -12,7 +12,7 @@ pub const GRANULARITY: u64 = 4096;
 
 /// What the device holds and how it misbehaves.
 #[derive(Debug, Default)]
-pub struct State {
+pub struct FakeState {
     /// Length by base.
     pub live: BTreeMap<u64, u64>,
     pub allocs: usize,
@@ -42,7 +42,7 @@ pub enum Freed {
     Host(HostMemory),
 }
 
-impl State {
+impl FakeState {
     pub fn host_live(&self) -> usize {
         self.host_live.len()
     }
@@ -50,7 +50,7 @@ impl State {
 
 #[derive(Debug)]
 pub struct Fake {
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
     devices: u32,
 }
 
@@ -60,10 +60,10 @@ impl Fake {
     }
 
     pub fn with_devices(room: u64, devices: u32) -> Arc<Fake> {
-        Arc::new(Fake { state: Mutex::new(State { room, next: 1 << 40, ..State::default() }), devices })
+        Arc::new(Fake { state: Mutex::new(FakeState { room, next: 1 << 40, ..FakeState::default() }), devices })
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, FakeState> {
         self.state.lock().expect("no test panics under it")
     }
 
@@ -97,7 +97,8 @@ unsafe impl GpuStore for Fake {}
 // SAFETY: `GpuRanges`: it gives none.
 unsafe impl GpuRanges for Fake {}
 
-// SAFETY: `GpuDevices`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuDevices`: live allocations do not overlap, since bases only rise; there is nothing else that could break
+// it.
 unsafe impl GpuDevices for Fake {
     fn kind(&self) -> BackendKind {
         BackendKind::Host
@@ -127,7 +128,8 @@ unsafe impl GpuDevices for Fake {
     }
 }
 
-// SAFETY: `GpuMemory`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuMemory`: live allocations do not overlap, since bases only rise; there is nothing else that could break
+// it.
 unsafe impl GpuMemory for Fake {
     fn alloc(&self, device: DeviceId, len: u64, _: Sharing) -> Result<Allocation> {
         self.call("alloc")?;
@@ -159,7 +161,8 @@ unsafe impl GpuMemory for Fake {
     }
 }
 
-// SAFETY: `GpuPointers`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuPointers`: live allocations do not overlap, since bases only rise; there is nothing else that could break
+// it.
 unsafe impl GpuPointers for Fake {
     fn address_range(&self, _: DevicePtr) -> Result<AddressRange> {
         unreachable!()
@@ -170,7 +173,8 @@ unsafe impl GpuPointers for Fake {
     }
 }
 
-// SAFETY: `GpuHostMemory`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuHostMemory`: live allocations do not overlap, since bases only rise; there is nothing else that could
+// break it.
 unsafe impl GpuHostMemory for Fake {
     fn host_alloc(&self, _: DeviceId, len: usize, memory: HostMemory) -> Result<HostPtr> {
         let mut state = self.state();
@@ -196,7 +200,8 @@ unsafe impl GpuHostMemory for Fake {
     }
 }
 
-// SAFETY: `GpuHandles`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuHandles`: live allocations do not overlap, since bases only rise; there is nothing else that could break
+// it.
 unsafe impl GpuHandles for Fake {
     fn export_handle(&self, base: DevicePtr) -> Result<MemHandle> {
         self.call("export")?;
@@ -213,7 +218,8 @@ unsafe impl GpuHandles for Fake {
     }
 }
 
-// SAFETY: `GpuDescriptors`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuDescriptors`: live allocations do not overlap, since bases only rise; there is nothing else that could
+// break it.
 unsafe impl GpuDescriptors for Fake {
     fn export_fd(&self, _: DevicePtr) -> Result<OwnedFd> {
         let (end, _) = std::io::pipe().expect("a pipe");
@@ -225,7 +231,8 @@ unsafe impl GpuDescriptors for Fake {
     }
 }
 
-// SAFETY: `GpuEvents`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuEvents`: live allocations do not overlap, since bases only rise; there is nothing else that could break
+// it.
 unsafe impl GpuEvents for Fake {
     fn create_event(&self, _: DeviceId, _: EventKind) -> Result<RawEvent> {
         unreachable!()
@@ -256,7 +263,8 @@ unsafe impl GpuEvents for Fake {
     }
 }
 
-// SAFETY: `GpuStreams`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuStreams`: live allocations do not overlap, since bases only rise; there is nothing else that could break
+// it.
 unsafe impl GpuStreams for Fake {
     fn create_stream(&self, _: DeviceId) -> Result<RawStream> {
         unreachable!()
@@ -287,7 +295,8 @@ unsafe impl GpuStreams for Fake {
     }
 }
 
-// SAFETY: `GpuCopies`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuCopies`: live allocations do not overlap, since bases only rise; there is nothing else that could break
+// it.
 unsafe impl GpuCopies for Fake {
     unsafe fn copy_to_device(&self, _: RawStream, _: DevicePtr, _: *const u8, _: usize) -> Result<()> {
         unreachable!()
@@ -306,7 +315,8 @@ unsafe impl GpuCopies for Fake {
     }
 }
 
-// SAFETY: `GpuWords`: live allocations do not overlap, since bases only rise; there is nothing else that could break it.
+// SAFETY: `GpuWords`: live allocations do not overlap, since bases only rise; there is nothing else that could break
+// it.
 unsafe impl GpuWords for Fake {
     unsafe fn register_words(&self, _: HostPtr, _: usize) -> Result<WordPtr> {
         unreachable!()

@@ -75,8 +75,8 @@ fn a_forked_child_gives_nothing_back_and_waits_for_nobody() {
     };
     for _ in 0..200 {
         fake::clear_trace();
-        // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it drops the backend,
-        // which is to do nothing but free memory with the C library, and leaves with `_exit`.
+        // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it drops the
+        // backend, which is to do nothing but free memory with the C library, and leaves with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: `alarm` has no conditions: it ends a child that waits for a lock.

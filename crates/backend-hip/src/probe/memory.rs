@@ -23,8 +23,8 @@ fn free(runtime: &Runtime, memory: Allocation) -> Seen {
     unsafe { runtime.hip.free(memory.base) }.map_err(told)
 }
 
-/// Returns the free memory once both sides have started and this one has done what it will do: a runtime takes memory for
-/// itself when it starts, and when it first allocates and copies.
+/// Returns the free memory once both sides have started and this one has done what it will do: a runtime takes memory
+/// for itself when it starts, and when it first allocates and copies.
 fn free_at_rest(runtime: &Runtime) -> Result<u64, String> {
     runtime.channel.await_point(b'h')?;
     let memory = runtime.hip.alloc(runtime.device, LEN, Sharing::Handle).map_err(told)?;

@@ -73,7 +73,8 @@ impl Words {
     }
 
     fn queue(&self, runtime: &Runtime, stream: RawStream, op: StreamOp) -> Seen {
-        // SAFETY: `stream_batch` asks for a live stream and for words that stay registered: both until the process ends.
+        // SAFETY: `stream_batch` asks for a live stream and for words that stay registered: both until the process
+        // ends.
         unsafe { runtime.hip.stream_batch(stream, &[op]) }.map_err(told)
     }
 }
@@ -163,8 +164,8 @@ fn hardware_queues() -> usize {
     std::env::var("GPU_MAX_HW_QUEUES").ok().and_then(|text| text.parse().ok()).unwrap_or(4)
 }
 
-/// Waits until a stream is idle, for no longer than work of a moment may take. Otherwise every wait of this page ends, so that
-/// none spins on when this process is killed.
+/// Waits until a stream is idle, for no longer than work of a moment may take. Otherwise every wait of this page ends,
+/// so that none spins on when this process is killed.
 fn await_idle(runtime: &Runtime, words: &Words, stream: RawStream, what: &str) -> Seen {
     let until = Instant::now() + MOMENT;
     while !runtime.is_idle(stream)? {

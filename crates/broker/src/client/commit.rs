@@ -51,8 +51,8 @@ impl Commit {
     ///
     /// # Errors
     ///
-    /// [`ObjectError::Conflict`] when the name has another epoch than was expected, [`ObjectError::WriterLost`] when the
-    /// broker died before it was asked, [`ObjectError::Refused`] when the keeper does not take the object.
+    /// [`ObjectError::Conflict`] when the name has another epoch than was expected, [`ObjectError::WriterLost`] when
+    /// the broker died before it was asked, [`ObjectError::Refused`] when the keeper does not take the object.
     pub fn wait(self) -> Result<Epoch> {
         self.wait_until(None)
     }
@@ -95,8 +95,8 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Unmaps when the writes have ended. Returns nothing while they have not, and then what to ask the broker, if there
-    /// is still one to ask.
+    /// Unmaps when the writes have ended. Returns nothing while they have not, and then what to ask the broker, if
+    /// there is still one to ask.
     pub(super) fn go_on(&mut self) -> Option<Option<(Arc<CommitCell>, Identity)>> {
         let ended = |lease: &LeaseSlot| self.words.file.slot(lease.slot).is_released(lease.generation);
         if !self.leases.iter().all(ended) {

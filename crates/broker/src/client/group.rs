@@ -5,9 +5,9 @@
 //! Group::open ─► the roll names an identity for each rank ─► each rank opens, or advances to, its own
 //! ```
 //!
-//! The *roll* is an object without parts under the group's name; its user bytes are the identities of the members. It is
-//! committed after the last member, so a roll that is visible has all its members. A member that was committed for a roll
-//! that never came is only an epoch of its own name that no roll mentions.
+//! The *roll* is an object without parts under the group's name; its user bytes are the identities of the members. It
+//! is committed after the last member, so a roll that is visible has all its members. A member that was committed for a
+//! roll that never came is only an epoch of its own name that no roll mentions.
 //!
 //! | step | fails, or its process dies | then |
 //! |---|---|---|
@@ -111,8 +111,8 @@ impl GroupWriter {
     ///
     /// # Errors
     ///
-    /// As [`Client::create`], of the first rank that has no room: then no rank has anything. [`gpu_api::Error::Invalid`]
-    /// for a group of none.
+    /// As [`Client::create`], of the first rank that has no room: then no rank has anything.
+    /// [`gpu_api::Error::Invalid`] for a group of none.
     pub fn create(name: &str, ranks: Vec<(Client, Layout)>) -> Result<GroupWriter> {
         check_name("the name of a group", name)?;
         let Some((coordinator, _)) = ranks.first() else {
@@ -128,8 +128,8 @@ impl GroupWriter {
         Ok(GroupWriter { name: name.into(), coordinator, writers })
     }
 
-    /// Commits all members behind the streams that each has named, and then the roll. With `expect` the group must be at
-    /// that epoch; 0 stands for a group that has none.
+    /// Commits all members behind the streams that each has named, and then the roll. With `expect` the group must be
+    /// at that epoch; 0 stands for a group that has none.
     ///
     /// # Errors
     ///

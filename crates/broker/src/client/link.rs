@@ -10,7 +10,8 @@
 //!
 //! An answer is known by its number; one that nobody waits for is dropped with its descriptors. A question that may be
 //! put to any broker (open, watch, remove, outcome) is asked again of the next one; one about an object that is being
-//! filled is lost with the broker, for its memory is. A commit that was asked for turns into the question for its outcome.
+//! filled is lost with the broker, for its memory is. A commit that was asked for turns into the question for its
+//! outcome.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -104,7 +105,7 @@ pub(super) struct Connection {
 }
 
 #[derive(Default)]
-struct State {
+struct LinkState {
     connection: Option<Arc<Connection>>,
     rows: BTreeMap<u64, Row>,
     next_request: u64,
@@ -119,7 +120,7 @@ struct Shared {
     gpu: Gpu,
     dir: PathBuf,
     name: String,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
     changed: Condvar,
     waker: Waker,
 }
@@ -145,7 +146,7 @@ impl Link {
                 gpu,
                 dir,
                 name,
-                state: Mutex::new(State { next_request: 1, ..State::default() }),
+                state: Mutex::new(LinkState { next_request: 1, ..LinkState::default() }),
                 changed: Condvar::new(),
                 waker: Waker::new()?,
             },
@@ -289,7 +290,7 @@ impl Drop for Link {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -352,7 +353,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl LinkState {
     fn begin(
         &mut self,
         message: impl FnOnce(u64) -> ToBroker,

@@ -139,8 +139,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ObjectError::OutOfMemory`] when there is no room for all of it; then nothing is taken. [`ObjectError::Refused`]
-    /// for a limit, a name of another user, a participant under MPS.
+    /// [`ObjectError::OutOfMemory`] when there is no room for all of it; then nothing is taken.
+    /// [`ObjectError::Refused`] for a limit, a name of another user, a participant under MPS.
     pub fn create(&self, name: &str, layout: Layout) -> Result<Writer> {
         self.create_with(name, layout, &CreateOptions::default())
     }
@@ -194,8 +194,8 @@ impl Client {
         }
     }
 
-    /// Asks again for a commit that was refused because the keeper did not take it, and waits for the epoch: what was written
-    /// is still there.
+    /// Asks again for a commit that was refused because the keeper did not take it, and waits for the epoch: what was
+    /// written is still there.
     ///
     /// # Errors
     ///

@@ -187,8 +187,8 @@ impl Reader {
         let at = address(&self.manifest, self.base, part).offset(offset);
         let gpu = self.link.gpu();
         let stream = Stream::create(gpu)?;
-        // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until the copy has finished: the piece
-        // lies in the mapped range, and `bytes` and the mapping outlive the wait below.
+        // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until the copy has finished: the
+        // piece lies in the mapped range, and `bytes` and the mapping outlive the wait below.
         unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), at, bytes.len()) }?;
         Ok(stream.synchronize()?)
     }
@@ -204,8 +204,9 @@ impl Reader {
 
     /// Moves to another object at the same addresses; says whether it was another.
     ///
-    /// Imports and checks everything first, waits for the streams that were named, then maps. The caller launches nothing
-    /// meanwhile that touches the addresses; what was registered with them elsewhere (NCCL, RDMA) is registered anew.
+    /// Imports and checks everything first, waits for the streams that were named, then maps. The caller launches
+    /// nothing meanwhile that touches the addresses; what was registered with them elsewhere (NCCL, RDMA) is registered
+    /// anew.
     ///
     /// # Errors
     ///
@@ -252,7 +253,8 @@ impl Reader {
         swapped.map_err(|error| self.swap_error(error))
     }
 
-    /// Gives up the mapping, and keeps the addresses. With `release` the lease too, so that a sole reader's memory may go.
+    /// Gives up the mapping, and keeps the addresses. With `release` the lease too, so that a sole reader's memory may
+    /// go.
     ///
     /// # Errors
     ///

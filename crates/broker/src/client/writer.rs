@@ -22,7 +22,8 @@ use crate::wire::{LeaseSlot, ToBroker, ToClient};
 /// How an object is made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CreateOptions {
-    /// Who beside the owner may open it. Who may open it could write to it: no driver gives a descriptor that only reads.
+    /// Who beside the owner may open it. Who may open it could write to it: no driver gives a descriptor that only
+    /// reads.
     pub readers: Readers,
     /// The epoch that the name must have when this object becomes visible; 0 for a name that has none.
     pub expect: Option<Epoch>,
@@ -123,8 +124,8 @@ impl Writer {
 
     /// Returns the address of a part, which the GPU and, on the host backend, the CPU may write to.
     ///
-    /// Work on it is named with [`used_on`](Writer::used_on) or at the [`commit`](Writer::commit): work on a stream that
-    /// was not named is undefined behaviour.
+    /// Work on it is named with [`used_on`](Writer::used_on) or at the [`commit`](Writer::commit): work on a stream
+    /// that was not named is undefined behaviour.
     pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
         self.manifest.layout.part(part).map(|part| address(&self.manifest, self.base, part))
     }
@@ -179,8 +180,8 @@ impl Writer {
         Ok(stream.synchronize()?)
     }
 
-    /// Asks for the commit while writes may be under way, as a participant could that lies: a broker must not hear it before
-    /// the write leases have ended. For tests of brokers.
+    /// Asks for the commit while writes may be under way, as a participant could that lies: a broker must not hear it
+    /// before the write leases have ended. For tests of brokers.
     #[doc(hidden)]
     pub fn ask_before_the_writes_have_ended(&self) {
         let identity = self.manifest.identity;

@@ -1,7 +1,8 @@
 //! The broker's end of a keeper's socket: gives, takes back, and never believes without reading back.
 //!
 //! Every call waits for the keeper, so they are made on a thread of their own. A keeper that dies ends each wait: what
-//! was sent to it, pipes and sockets among it, is closed by the kernel. A keeper that is stopped blocks the waiting thread.
+//! was sent to it, pipes and sockets among it, is closed by the kernel. A keeper that is stopped blocks the waiting
+//! thread.
 
 use std::collections::BTreeSet;
 use std::io::{IoSlice, Read};

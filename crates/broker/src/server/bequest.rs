@@ -10,8 +10,8 @@
 //!
 //! An object is whole if its manifest is there, checks, and has all its regions. Whatever else is found is closed.
 //!
-//! The tombs are a sealed file: `GIPCtmb1`, crc32c of the rest u32, count u32, then for each name: owner u32, bytes of the
-//! name u32, last epoch u64, removed up to u64, name.
+//! The tombs are a sealed file: `GIPCtmb1`, crc32c of the rest u32, count u32, then for each name: owner u32, bytes of
+//! the name u32, last epoch u64, removed up to u64, name.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! A broker's catalogue against a model, with a keeper that refuses, messages that come twice or never, writers that die,
-//! and a broker that is killed at every point.
+//! A broker's catalogue against a model, with a keeper that refuses, messages that come twice or never, writers that
+//! die, and a broker that is killed at every point.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -301,7 +301,8 @@ impl World {
 
     fn act_restored(&mut self, actions: Vec<Action<Fd>>) {
         self.jobs.extend(actions);
-        // What a removal took that was never answered may be there again, and so may what the keeper refused to give up.
+        // What a removal took that was never answered may be there again, and so may what the keeper refused to give
+        // up.
         for row in self.catalogue.rows(1) {
             assert!(self.may_be_visible.contains(&row.identity), "restored though its leases were held");
             self.gone.remove(&row.identity);

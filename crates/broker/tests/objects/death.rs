@@ -351,7 +351,8 @@ fn a_keeper_at_every_step() {
     for step in KEEPER_STEPS {
         let dir = Dir::new();
         let mut keeper = Agent::keeper_with(&dir, &[(KILL_AT, (*step).into())]);
-        // Its broker serves without it, and goes on when another one is there. What was committed before is nowhere else.
+        // Its broker serves without it, and goes on when another one is there. What was committed before is nowhere
+        // else.
         let client = connected(&dir);
         let mut asked = client.create("model", layout(1)).expect("memory");
         fill(&mut asked, 1).expect("written");

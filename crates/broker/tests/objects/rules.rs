@@ -50,8 +50,8 @@ fn this_binary() -> Command {
     Command::new(std::env::current_exe().expect("a test binary has a path"))
 }
 
-/// A command that runs this binary in namespaces of its own, with `shared` at /mnt and an empty /tmp: nothing else that can
-/// be written is seen by another. The binary is opened before the mounts, one of which may cover it.
+/// A command that runs this binary in namespaces of its own, with `shared` at /mnt and an empty /tmp: nothing else that
+/// can be written is seen by another. The binary is opened before the mounts, one of which may cover it.
 fn contained(shared: &Path) -> Command {
     let script =
         r#"exec 9<"$1" && shift && mount --bind "$0" /mnt && mount -t tmpfs none /tmp && exec /proc/self/fd/9 "$@""#;
@@ -187,8 +187,8 @@ fn a_refused_object_is_given_up() {
     assert!(error.contains("no unfinished object"), "{error}");
 }
 
-/// What a user left in memory is not there when the next one gets it: the other one is another user where this machine has
-/// one.
+/// What a user left in memory is not there when the next one gets it: the other one is another user where this machine
+/// has one.
 fn memory_shows_nothing() {
     let (dir, _keeper) = open_to_others();
     let owner = client(&dir);

@@ -73,8 +73,8 @@ sized_struct!(gpu_ipc_create_options: "gpu_ipc_create_options");
 
 /// Connects to a broker of objects, for objects on a device. It reconnects by itself when the broker was started again.
 ///
-/// Keeps: nothing; texts are copied. Thread: any. Blocks: for the broker's welcome. Errors: `BAD_HANDLE`, `CONNECT`, `REFUSED`,
-/// `INVALID`, `UNSUPPORTED`.
+/// Keeps: nothing; texts are copied. Thread: any. Blocks: for the broker's welcome. Errors: `BAD_HANDLE`, `CONNECT`,
+/// `REFUSED`, `INVALID`, `UNSUPPORTED`.
 ///
 /// # Safety
 ///
@@ -106,12 +106,12 @@ pub unsafe extern "C" fn gpu_ipc_client_connect(
     })
 }
 
-/// Makes an object to be filled: all its memory is there, readable and writable by this process alone. Nobody sees it before
-/// `gpu_ipc_writer_commit`.
+/// Makes an object to be filled: all its memory is there, readable and writable by this process alone. Nobody sees it
+/// before `gpu_ipc_writer_commit`.
 ///
-/// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory first.
-/// Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit or a name of another user, `INVALID`, `WRITER_LOST`, `DEADLINE`,
-/// `FORKED`.
+/// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory
+/// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit or a name of another user, `INVALID`,
+/// `WRITER_LOST`, `DEADLINE`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -157,8 +157,8 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
 
 /// Maps an object read-only: an epoch of a name, 0 for the newest.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED`, `MISMATCH` for one of another
-/// device, `INVALID`, `DEADLINE`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED`, `MISMATCH` for
+/// one of another device, `INVALID`, `DEADLINE`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -199,7 +199,8 @@ pub extern "C" fn gpu_ipc_object_open_identity(
 
 /// Waits until a name has an epoch newer than `seen`, and says which.
 ///
-/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`, `REFUSED`, `INVALID`.
+/// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`,
+/// `REFUSED`, `INVALID`.
 ///
 /// # Safety
 ///
@@ -229,11 +230,11 @@ pub unsafe extern "C" fn gpu_ipc_object_watch(
     })
 }
 
-/// Removes an epoch of a name, with 0 all of them; who has one mapped keeps it. `last` gets the last epoch that the name had,
-/// and may be null.
+/// Removes an epoch of a name, with 0 all of them; who has one mapped keeps it. `last` gets the last epoch that the
+/// name had, and may be null.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED` for another user's, `INVALID`,
-/// `DEADLINE`.
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED` for another
+/// user's, `INVALID`, `DEADLINE`.
 ///
 /// # Safety
 ///
@@ -254,8 +255,8 @@ pub unsafe extern "C" fn gpu_ipc_object_remove(
     })
 }
 
-/// Says what became of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets that of one that was
-/// committed, else 0, and may be null.
+/// Says what became of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets that of one that
+/// was committed, else 0, and may be null.
 ///
 /// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`.
 #[unsafe(no_mangle)]

@@ -103,9 +103,9 @@ pub unsafe extern "C" fn gpu_ipc_reader_user(reader: *mut gpu_ipc_reader, bytes:
 
 /// Says what a part is and where it lies: at the same address for the reader's life, whatever epoch it reaches.
 ///
-/// It is read-only: a kernel that writes there ends its context. Work on it is named with `gpu_ipc_reader_used_on`; work on
-/// a stream that was not named, and that is not finished when the reader advances, sleeps or is closed, is undefined
-/// behaviour.
+/// It is read-only: a kernel that writes there ends its context. Work on it is named with `gpu_ipc_reader_used_on`;
+/// work on a stream that was not named, and that is not finished when the reader advances, sleeps or is closed, is
+/// undefined behaviour.
 ///
 /// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
 ///
@@ -152,8 +152,8 @@ pub unsafe extern "C" fn gpu_ipc_reader_get_part_at(
 
 /// Copies `len` bytes of a part from `offset` on to the host.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's end, `ASLEEP`,
-/// `POISONED`, `DRIVER`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
+/// end, `ASLEEP`, `POISONED`, `DRIVER`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -177,8 +177,8 @@ pub unsafe extern "C" fn gpu_ipc_reader_read(
 
 /// Names a stream whose work touches the object: advance, sleep and close wait for it.
 ///
-/// Keeps: the stream, until the reader is closed. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
-/// `MISMATCH` for a stream of another device.
+/// Keeps: the stream, until the reader is closed. Thread: any. Blocks: while another call is in this reader. Errors:
+/// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_used_on(reader: *mut gpu_ipc_reader, stream: *mut gpu_ipc_stream) -> i32 {
     call(|process| {
@@ -187,14 +187,14 @@ pub extern "C" fn gpu_ipc_reader_used_on(reader: *mut gpu_ipc_reader, stream: *m
     })
 }
 
-/// Moves to an epoch of the name, with 0 to the newest, at the same addresses; `moved` says whether it was another one, and
-/// may be null.
+/// Moves to an epoch of the name, with 0 to the newest, at the same addresses; `moved` says whether it was another one,
+/// and may be null.
 ///
 /// Waits for the streams that were named. The caller launches nothing meanwhile that touches the addresses; what was
 /// registered with them elsewhere (NCCL, RDMA) is registered anew.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker and the streams. Errors: `BAD_HANDLE`; `LAYOUT_DIFFERS`, `NOT_FOUND`,
-/// `ASLEEP`: nothing changed; `POISONED`: open the object anew; `DRIVER`, `DEADLINE`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: for the broker and the streams. Errors: `BAD_HANDLE`; `LAYOUT_DIFFERS`,
+/// `NOT_FOUND`, `ASLEEP`: nothing changed; `POISONED`: open the object anew; `DRIVER`, `DEADLINE`, `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_advance(
     reader: *mut gpu_ipc_reader,
@@ -227,7 +227,8 @@ pub extern "C" fn gpu_ipc_reader_advance_identity(
 
 /// Gives the mapping up, and keeps the addresses; with `release` the lease too, so that a sole reader's memory goes.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the streams that were named. Errors: `BAD_HANDLE`, `DRIVER`, `POISONED`, `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: for the streams that were named. Errors: `BAD_HANDLE`, `DRIVER`, `POISONED`,
+/// `FORKED`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_sleep(reader: *mut gpu_ipc_reader, release: bool) -> i32 {
     call(|process| with(process, reader, |reader| Ok(reader.sleep(release)?)))
@@ -235,8 +236,8 @@ pub extern "C" fn gpu_ipc_reader_sleep(reader: *mut gpu_ipc_reader, release: boo
 
 /// Maps the same object again, at the same addresses.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the lease was released and the object
-/// has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the lease was released
+/// and the object has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_wake(reader: *mut gpu_ipc_reader) -> i32 {
     call(|process| with(process, reader, |reader| Ok(reader.wake()?)))
@@ -244,7 +245,8 @@ pub extern "C" fn gpu_ipc_reader_wake(reader: *mut gpu_ipc_reader) -> i32 {
 
 /// Maps an epoch of the name, with 0 the newest, at the same addresses. One that does not sleep advances.
 ///
-/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and `LAYOUT_DIFFERS`; the reader sleeps on.
+/// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and `LAYOUT_DIFFERS`; the
+/// reader sleeps on.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_reader_wake_to(reader: *mut gpu_ipc_reader, epoch: u64) -> i32 {
     call(|process| with(process, reader, |reader| Ok(reader.wake_to(&selector(reader.name(), epoch))?)))

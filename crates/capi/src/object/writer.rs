@@ -79,8 +79,8 @@ pub extern "C" fn gpu_ipc_writer_identity(
 
 /// Copies `len` bytes from the host into a part from `offset` on.
 ///
-/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's end, `DRIVER`,
-/// `FORKED`.
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
+/// end, `DRIVER`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -104,8 +104,8 @@ pub unsafe extern "C" fn gpu_ipc_writer_write(
 
 /// Names a stream whose work touches the object: the commit waits for it.
 ///
-/// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`,
-/// `MISMATCH` for a stream of another device.
+/// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this writer. Errors:
+/// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_writer_used_on(writer: *mut gpu_ipc_writer, stream: *mut gpu_ipc_stream) -> i32 {
     call(|process| {
@@ -117,12 +117,12 @@ pub extern "C" fn gpu_ipc_writer_used_on(writer: *mut gpu_ipc_writer, stream: *m
 /// Commits an object: it becomes visible, whole, once all that is queued on these streams, and on those that were named
 /// before, has finished. The handle is closed, whatever the call returns.
 ///
-/// With `epoch` it waits until the object is visible, and says its epoch. Without it returns at once: the commit goes on,
-/// and `gpu_ipc_object_outcome` tells what became of it.
+/// With `epoch` it waits until the object is visible, and says its epoch. Without it returns at once: the commit goes
+/// on, and `gpu_ipc_object_outcome` tells what became of it.
 ///
-/// Keeps: the streams, until that work is done. Thread: any. Blocks: with `epoch` up to `timeout_ns`, below 0 for ever. Errors:
-/// `BAD_HANDLE`; `CAPTURING` and `MISMATCH` for a stream: nothing is committed; `CONFLICT`, `WRITER_LOST`, `REFUSED`; `DEADLINE`:
-/// the commit goes on.
+/// Keeps: the streams, until that work is done. Thread: any. Blocks: with `epoch` up to `timeout_ns`, below 0 for ever.
+/// Errors: `BAD_HANDLE`; `CAPTURING` and `MISMATCH` for a stream: nothing is committed; `CONFLICT`, `WRITER_LOST`,
+/// `REFUSED`; `DEADLINE`: the commit goes on.
 ///
 /// # Safety
 ///

@@ -1,7 +1,7 @@
 //! The thread for driver calls that may block while any stream of the process waits: close, unregister.
 //!
-//! It is started by the first such call, and ends when its owner has gone and the last call is done. When the process may
-//! start no thread at a moment, what is to be called waits, and the owner tries again: one refusal loses nothing.
+//! It is started by the first such call, and ends when its owner has gone and the last call is done. When the process
+//! may start no thread at a moment, what is to be called waits, and the owner tries again: one refusal loses nothing.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -63,7 +63,8 @@ impl Blocking {
 
 impl Drop for Blocking {
     fn drop(&mut self) {
-        // What found no thread to the end is leaked with what it holds: what it would give back stays taken, which is safe.
+        // What found no thread to the end is leaked with what it holds: what it would give back stays taken, which is
+        // safe.
         if !self.waiting.is_empty() {
             tracing::warn!(
                 calls = self.waiting.len(),

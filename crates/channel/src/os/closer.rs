@@ -1,8 +1,8 @@
 //! Closing what other processes sent.
 //!
-//! A close can take as long as the maker of the file likes: a TCP socket that lingers, a file of a user-space file system.
-//! So nothing that was received is closed on a session's thread: dropping a [`Foreign`] hands it to threads that do nothing
-//! else, as many as there are closes that take long.
+//! A close can take as long as the maker of the file likes: a TCP socket that lingers, a file of a user-space file
+//! system. So nothing that was received is closed on a session's thread: dropping a [`Foreign`] hands it to threads
+//! that do nothing else, as many as there are closes that take long.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -26,12 +26,12 @@ pub struct Closer(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<Queue>,
     more: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Queue {
     waiting: VecDeque<OwnedFd>,
     threads: usize,
     /// Of those, how many wait for something to close.
@@ -72,7 +72,7 @@ impl Closer {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Queue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,4 +1,5 @@
-//! Wakes a session's or participant's own thread, but only when it sleeps, and for what can wait only when it sleeps long.
+//! Wakes a session's or participant's own thread, but only when it sleeps, and for what can wait only when it sleeps
+//! long.
 //!
 //! | step | who | operation | ordering |
 //! |---|---|---|---|
@@ -10,18 +11,19 @@
 //!
 //! # Pairings
 //!
-//! - **`DOZE` with `NUDGE`**: the fences order 'work made' and 'asleep' in one total order: either the thread's second look
-//!   sees the work or the caller sees the thread asleep.
-//! - **`DOZE` with `REMIND`**: the same, but a caller that sees SOON leaves the work to the look that comes by itself, and
-//!   what it reminded of keeps the next sleep short: so a steady stream of such work costs no system call.
+//! - **`DOZE` with `NUDGE`**: the fences order 'work made' and 'asleep' in one total order: either the thread's second
+//!   look sees the work or the caller sees the thread asleep.
+//! - **`DOZE` with `REMIND`**: the same, but a caller that sees SOON leaves the work to the look that comes by itself,
+//!   and what it reminded of keeps the next sleep short: so a steady stream of such work costs no system call.
 //!
-//! Between 1 and 2 nothing is lost: a state that a caller set to UP is not changed to SOON, and the eventfd is readable, or
-//! will be as soon as that caller goes on.
+//! Between 1 and 2 nothing is lost: a state that a caller set to UP is not changed to SOON, and the eventfd is
+//! readable, or will be as soon as that caller goes on.
 //!
-//! **What it does not cover**: a reminder that comes while another is being taken may be lost. The work that it was for is
-//! seen by the look all the same.
+//! **What it does not cover**: a reminder that comes while another is being taken may be lost. The work that it was for
+//! is seen by the look all the same.
 //!
-//! Checked by `tests/loom_waker.rs`; weakening `DOZE`, `NUDGE` or `REMIND` to Relaxed, which leaves the fence out, fails it.
+//! Checked by `tests/loom_waker.rs`; weakening `DOZE`, `NUDGE` or `REMIND` to Relaxed, which leaves the fence out,
+//! fails it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};

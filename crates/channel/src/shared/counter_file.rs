@@ -191,8 +191,8 @@ impl SlotFile for CounterFile {
     #[inline(always)]
     fn slots(&self) -> &[Slot<AtomicU64>] {
         let first = self.word(self.first_slot).cast::<Slot<AtomicU64>>();
-        // SAFETY: `from_raw_parts` asks for `slots` valid, aligned values, shared only as their type allows, for as long
-        // as `self`: `Slot` is transparent over an `AtomicU64`, the file is as long as its slots need (a test of
+        // SAFETY: `from_raw_parts` asks for `slots` valid, aligned values, shared only as their type allows, for as
+        // long as `self`: `Slot` is transparent over an `AtomicU64`, the file is as long as its slots need (a test of
         // `bytes_of` says so), `word` says the rest.
         unsafe { std::slice::from_raw_parts(first, self.slots as usize) }
     }

@@ -26,7 +26,8 @@
 //! **The poisoning swap tells** what had been reached: it returns the last value. A late store of a dying GPU may
 //! replace the poison; so the consumer poisons again until no wait of its own is left.
 //!
-//! **What it does not order**: the consumer's work before the producer's reuse. [`slot`](crate::shared::slot) does that.
+//! **What it does not order**: the consumer's work before the producer's reuse. [`slot`](crate::shared::slot) does
+//! that.
 //!
 //! Checked by `tests/loom_timeline.rs`; weakening `LOOK` or `POISONING` to Relaxed fails it.
 

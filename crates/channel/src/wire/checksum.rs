@@ -1,8 +1,8 @@
 //! The checksum of descriptors: crc32c, four parts at a time.
 //!
-//! A processor's crc32 instruction has to wait for the one before it, three cycles each; so 188 bytes in a row take more
-//! than 70 cycles, a tenth of a lease's whole life. Cut into four parts that do not depend on each other they take a
-//! third. A part's remainder is moved past the bytes that follow it by a multiplication with a power of x, modulo the
+//! A processor's crc32 instruction has to wait for the one before it, three cycles each; so 188 bytes in a row take
+//! more than 70 cycles, a tenth of a lease's whole life. Cut into four parts that do not depend on each other they take
+//! a third. A part's remainder is moved past the bytes that follow it by a multiplication with a power of x, modulo the
 //! polynomial, which one carry-less multiplication and one crc32 instruction do.
 
 use crate::wire::descriptor::layout::CHECKED;
@@ -34,8 +34,8 @@ mod parallel {
     /// The polynomial, its highest power at the lowest bit, as everything here.
     const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-    /// Returns what a remainder is multiplied with to move it past this many bytes: x to the power of their bits, less 33,
-    /// which the instruction that reduces the product adds.
+    /// Returns what a remainder is multiplied with to move it past this many bytes: x to the power of their bits, less
+    /// 33, which the instruction that reduces the product adds.
     const fn past(bytes: usize) -> i64 {
         let mut power: u32 = 1 << 31;
         let mut left = 8 * bytes - 33;

@@ -82,7 +82,8 @@ impl Descriptor {
     /// # use channel::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
     /// # use gpu_api::{BackendKind, DeviceUuid, ParticipantId, RegionId};
     /// # let fields = Fields {
-    /// #     backend: BackendKind::Host, kind: GrantKind::Ticket, device: DeviceUuid([1; 16]), session: SessionId([2; 16]),
+    /// #     backend: BackendKind::Host, kind: GrantKind::Ticket,
+    /// #     device: DeviceUuid([1; 16]), session: SessionId([2; 16]),
     /// #     participant: ParticipantId(0), file: 0, slot: 3, generation: 1, region: RegionId(1), offset: 0, len: 4096,
     /// #     fence: None,
     /// # };
@@ -152,7 +153,8 @@ impl Descriptor {
     /// In debug builds, if `decode` would refuse the result.
     #[inline]
     pub fn encode(fields: &Fields, user: &[u8; 64]) -> Descriptor {
-        // Eight bytes at a time, as the checksum reads them: what was just stored in smaller parts is slow to read back.
+        // Eight bytes at a time, as the checksum reads them: what was just stored in smaller parts is slow to read
+        // back.
         let both = |low: u32, high: u32| (u64::from(low) | u64::from(high) << 32).to_le_bytes();
         let fence = fields.fence.unwrap_or(Fence { word: NO_FENCE, file: 0, value: 0 });
         let [low, high] = VERSION.to_le_bytes();

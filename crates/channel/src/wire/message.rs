@@ -41,12 +41,14 @@
 //! string.
 //!
 //! - `ClaimTickets` names up to 64 tickets; `Tickets` answers each in the same order. The outcome of a ticket is
-//!   0 granted, 1 revoked, 2 already claimed, 3 stale, 4 limit, 5 failed, 6 later; but for 0 all that follows the ticket's
-//!   generation is 0. A fence word of 2^32-1 is no fence, and its value is 0.
-//! - Every question is answered, and may be asked again with the same number: it is answered the same, and grants nothing twice.
-//!   `Unmapped` and `Bye` are answered by `Noted`, `AskFile` by `CounterFile` or `Declined`. A `CounterFile` that nobody asked
-//!   for has the request 0. A region stays pinned from the first `MapRegion` until an `Unmapped`, whatever is answered.
-//! - `settled` of `Forward`: no wish of a lower number waits for its answer. The outcome 6 of a ticket: ask again in a while.
+//!   0 granted, 1 revoked, 2 already claimed, 3 stale, 4 limit, 5 failed, 6 later; but for 0 all that follows the
+//!   ticket's generation is 0. A fence word of 2^32-1 is no fence, and its value is 0.
+//! - Every question is answered, and may be asked again with the same number: it is answered the same, and grants
+//!   nothing twice. `Unmapped` and `Bye` are answered by `Noted`, `AskFile` by `CounterFile` or `Declined`. A
+//!   `CounterFile` that nobody asked for has the request 0. A region stays pinned from the first `MapRegion` until an
+//!   `Unmapped`, whatever is answered.
+//! - `settled` of `Forward`: no wish of a lower number waits for its answer. The outcome 6 of a ticket: ask again in a
+//!   while.
 //! - `Forward` goes to a participant (kind 1, claims 0) or becomes a ticket (kind 2, participant 0, claims 0 for
 //!   unlimited). `Forwarded` or `Declined` answers.
 //! - `Inspect` may come in place of `Hello`, from a user that may connect. `Report` answers with the holders from place

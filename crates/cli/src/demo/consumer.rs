@@ -165,8 +165,9 @@ fn overwrite_when_told(memory: &[(*mut u8, usize)]) -> ! {
             continue;
         }
         for &(start, len) in memory {
-            // SAFETY: `write_bytes` asks for writable bytes: the blocks that the parent held, whose mappings a forked child
-            // has too and nobody takes away. Other processes may write there at the same time; no value read depends on it.
+            // SAFETY: `write_bytes` asks for writable bytes: the blocks that the parent held, whose mappings a forked
+            // child has too and nobody takes away. Other processes may write there at the same time; no value read
+            // depends on it.
             unsafe { start.write_bytes(SCRIBBLE, len) };
         }
         // SAFETY: `write` asks for as many readable bytes as it is told.

@@ -5,9 +5,9 @@
 //!    allocated before the last one is let go, so that memory that was given out too early would show.
 //! 2. One descriptor is cancelled instead of sent, one is claimed twice.
 //! 3. One block is forwarded by the consumer that has it to another one, and one is broadcast to all.
-//! 4. Two consumers are killed while they hold blocks, with writes to them under way; one of them has forked a child that
-//!    lives on, and that writes too where it can. Meanwhile the survivors get fresh blocks and watch their contents: memory
-//!    of the dead that was used again too early would be overwritten under their eyes.
+//! 4. Two consumers are killed while they hold blocks, with writes to them under way; one of them has forked a child
+//!    that lives on, and that writes too where it can. Meanwhile the survivors get fresh blocks and watch their
+//!    contents: memory of the dead that was used again too early would be overwritten under their eyes.
 //! 5. It ends when nothing is held any more.
 
 pub mod consumer;
@@ -89,7 +89,8 @@ impl<'a> Demo<'a> {
                 "out of memory: a block of {size} bytes is more than the device's {device}; ask for less"
             ));
         }
-        // A child that a killed consumer leaves behind becomes ours to wait for. Where that is refused it becomes init's.
+        // A child that a killed consumer leaves behind becomes ours to wait for. Where that is refused it becomes
+        // init's.
         let _ = set_child_subreaper(Some(getpid()));
         let arena = Arena::new(gpu.clone(), ArenaOptions::default()).map_err(|e| device::explain(&e))?;
         let session = Session::builder(gpu.clone()).arena(&arena).open().map_err(|e| device::explain(&e))?;
@@ -344,8 +345,8 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    /// Gives fresh blocks to the survivors while the child of `second` lives, lets that child write to what it keeps, and
-    /// has the survivors look whether their contents changed.
+    /// Gives fresh blocks to the survivors while the child of `second` lives, lets that child write to what it keeps,
+    /// and has the survivors look whether their contents changed.
     fn watch(&mut self, survivors: usize, second: usize) -> Result<(), String> {
         let room = self.gpu.info().total_bytes / 8 / self.options.size;
         let watched = u32::try_from(room).unwrap_or(WATCHED).clamp(1, WATCHED);

@@ -9,7 +9,7 @@ use lab::{Outcome, output};
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
-struct State {
+struct Step {
     /// The step under way; `None` at rest.
     step: Option<&'static str>,
     /// Counts steps.
@@ -18,7 +18,7 @@ struct State {
 
 /// A thread that ends the process when a step takes too long: a call that hangs cannot be told to stop.
 #[derive(Clone, Debug)]
-pub struct Watchdog(Arc<(Mutex<State>, Condvar)>);
+pub struct Watchdog(Arc<(Mutex<Step>, Condvar)>);
 
 impl Watchdog {
     /// Starts it: the process ends with the reason, as JSON where that is wanted.
@@ -30,7 +30,7 @@ impl Watchdog {
     }
 
     fn with(limit: Duration, bite: impl FnOnce(String) + Send + 'static) -> Watchdog {
-        let state = State { step: Some("opening a device"), steps: 0 };
+        let state = Step { step: Some("opening a device"), steps: 0 };
         let watchdog = Watchdog(Arc::new((Mutex::new(state), Condvar::new())));
         let watched = watchdog.clone();
         std::thread::spawn(move || {
@@ -55,7 +55,7 @@ impl Watchdog {
         self.0.1.notify_all();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Step> {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -64,7 +64,7 @@ impl Watchdog {
         let mut state = self.state();
         while let Some(step) = state.step {
             let before = state.steps;
-            let same = |state: &mut State| state.step.is_some() && state.steps == before;
+            let same = |state: &mut Step| state.step.is_some() && state.steps == before;
             let waited = self.0.1.wait_timeout_while(state, limit, same);
             let (guard, time) = waited.unwrap_or_else(PoisonError::into_inner);
             if time.timed_out() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpu_ipc::BackendKind;
 use serde::{Deserialize, Serialize};
 
-use super::check::{Check, State};
+use super::check::{Check, CheckState};
 use super::{device_files, mps};
 use lab::child::Child;
 
@@ -15,7 +15,7 @@ pub struct Backend {
     /// Its name.
     pub backend: String,
     /// How it stands.
-    pub state: State,
+    pub state: CheckState,
     /// Why it is not here, or what went wrong.
     pub why: Option<String>,
     /// What to do.
@@ -83,7 +83,7 @@ impl Backend {
     /// Begins with nothing found.
     pub fn new(kind: BackendKind) -> Backend {
         let backend = kind.name().to_owned();
-        Backend { backend, state: State::Absent, why: None, remedy: None, checks: Vec::new(), devices: Vec::new() }
+        Backend { backend, state: CheckState::Absent, why: None, remedy: None, checks: Vec::new(), devices: Vec::new() }
     }
 
     /// Says whether a device of it works.
@@ -102,7 +102,7 @@ pub fn ask(kind: BackendKind, patience: Duration, tell: &dyn Fn(String)) -> Back
         Err(why) => {
             let remedy =
                 "mend what is said below, or raise RLIMIT_NPROC: every driver is asked in a process of its own";
-            Backend { state: State::Failed, why: Some(why), remedy: Some(remedy.into()), ..Backend::new(kind) }
+            Backend { state: CheckState::Failed, why: Some(why), remedy: Some(remedy.into()), ..Backend::new(kind) }
         }
     };
     // What the process found of the driver itself comes after what lies around it.
@@ -112,8 +112,8 @@ pub fn ask(kind: BackendKind, patience: Duration, tell: &dyn Fn(String)) -> Back
         backend.checks.push(mps::check());
     }
     let driver_is_here = backend.checks.iter().any(device_files::shows_driver);
-    if backend.state == State::Absent && driver_is_here {
-        backend.state = State::Failed;
+    if backend.state == CheckState::Absent && driver_is_here {
+        backend.state = CheckState::Failed;
     }
     backend
 }
@@ -132,7 +132,7 @@ fn listen(kind: BackendKind, mut child: Child, tell: &dyn Fn(String)) -> Backend
                 Err(silence) => {
                     let how = child.describe(silence);
                     let mut backend = last.backend;
-                    backend.state = State::Failed;
+                    backend.state = CheckState::Failed;
                     backend.why = Some(format!("the process that was {doing} {how}"));
                     backend.remedy = Some(
                         "mend what fails above; else look at the driver's version and what it wrote to the system's log: \

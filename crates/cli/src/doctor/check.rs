@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// How it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum CheckState {
     /// It works.
     Ok,
     /// It works, but something about it should be known.
@@ -16,14 +16,14 @@ pub enum State {
     Absent,
 }
 
-impl State {
+impl CheckState {
     /// Returns the mark in front of a line.
     pub fn mark(self) -> &'static str {
         match self {
-            State::Ok => "ok",
-            State::Warning => "warn",
-            State::Failed => "FAIL",
-            State::Absent => "none",
+            CheckState::Ok => "ok",
+            CheckState::Warning => "warn",
+            CheckState::Failed => "FAIL",
+            CheckState::Absent => "none",
         }
     }
 }
@@ -34,7 +34,7 @@ pub struct Check {
     /// Its name, the same in every version.
     pub name: String,
     /// How it stands.
-    pub state: State,
+    pub state: CheckState,
     /// Without it nothing works here.
     pub needed: bool,
     /// What was found, in plain words.
@@ -46,28 +46,28 @@ pub struct Check {
 }
 
 impl Check {
-    fn new(state: State, name: &str, found: impl Into<String>) -> Check {
+    fn new(state: CheckState, name: &str, found: impl Into<String>) -> Check {
         Check { name: name.into(), state, needed: false, found: found.into(), why: None, remedy: None }
     }
 
     /// Notes what works.
     pub fn ok(name: &str, found: impl Into<String>) -> Check {
-        Check::new(State::Ok, name, found)
+        Check::new(CheckState::Ok, name, found)
     }
 
     /// Notes what works with a consequence.
     pub fn warning(name: &str, found: impl Into<String>) -> Check {
-        Check::new(State::Warning, name, found)
+        Check::new(CheckState::Warning, name, found)
     }
 
     /// Notes what should work and does not.
     pub fn failed(name: &str, found: impl Into<String>) -> Check {
-        Check::new(State::Failed, name, found)
+        Check::new(CheckState::Failed, name, found)
     }
 
     /// Notes what is not here.
     pub fn absent(name: &str, found: impl Into<String>) -> Check {
-        Check::new(State::Absent, name, found)
+        Check::new(CheckState::Absent, name, found)
     }
 
     /// Adds the reason or the consequence.
@@ -93,7 +93,7 @@ impl Check {
 
     /// Says whether its failure is the program's.
     pub fn is_fatal(&self) -> bool {
-        self.needed && self.state == State::Failed
+        self.needed && self.state == CheckState::Failed
     }
 }
 

@@ -8,7 +8,7 @@ use gpu_ipc::BackendKind;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::check::{Check, State};
+use super::check::{Check, CheckState};
 
 const NVIDIA: (&str, &str, &str) = (
     "device file",
@@ -34,7 +34,7 @@ pub fn checks(kind: BackendKind) -> Vec<Check> {
 
 /// Says whether a check means that a driver is installed, so that its failure is no mere absence.
 pub fn shows_driver(check: &Check) -> bool {
-    check.name == NVIDIA.0 && check.state != State::Absent
+    check.name == NVIDIA.0 && check.state != CheckState::Absent
 }
 
 fn judge_file(name: &str, path: &Path, remedy: &str) -> Check {
@@ -66,18 +66,18 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_is_no_failure_and_one_that_does_not_open_is() {
-        assert_eq!(judge_file("x", Path::new("/dev/null"), "r").state, State::Ok);
-        assert_eq!(judge_file("x", Path::new("/dev/no such file"), "r").state, State::Absent);
+        assert_eq!(judge_file("x", Path::new("/dev/null"), "r").state, CheckState::Ok);
+        assert_eq!(judge_file("x", Path::new("/dev/no such file"), "r").state, CheckState::Absent);
         let directory = judge_file("x", Path::new("/"), "r");
-        assert_eq!(directory.state, State::Failed, "a directory cannot be written");
+        assert_eq!(directory.state, CheckState::Failed, "a directory cannot be written");
     }
 
     #[test]
     fn a_variable_that_hides_everything_is_named() {
         assert!(judge_visible("V", None).is_none());
         for hides in ["", "-1"] {
-            assert_eq!(judge_visible("V", Some(hides.into())).map(|check| check.state), Some(State::Warning));
+            assert_eq!(judge_visible("V", Some(hides.into())).map(|check| check.state), Some(CheckState::Warning));
         }
-        assert_eq!(judge_visible("V", Some("0,2".into())).map(|check| check.state), Some(State::Ok));
+        assert_eq!(judge_visible("V", Some("0,2".into())).map(|check| check.state), Some(CheckState::Ok));
     }
 }

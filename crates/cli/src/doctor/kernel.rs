@@ -147,7 +147,7 @@ fn remedy(error: Errno, since: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::check::State;
+    use crate::doctor::check::CheckState;
 
     #[test]
     fn versions_are_read() {
@@ -159,8 +159,8 @@ mod tests {
     #[test]
     fn what_the_tests_themselves_need_is_found() {
         for check in checks() {
-            assert!(!check.needed || check.state == State::Ok, "{check:?}");
-            assert!(check.state == State::Ok || check.remedy.is_some(), "{check:?}");
+            assert!(!check.needed || check.state == CheckState::Ok, "{check:?}");
+            assert!(check.state == CheckState::Ok || check.remedy.is_some(), "{check:?}");
         }
     }
 

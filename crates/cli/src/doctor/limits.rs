@@ -156,16 +156,16 @@ fn judge_runtime_dir(dir: &Path, shown: &str, uid: u32) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::check::State;
+    use crate::doctor::check::CheckState;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn few_descriptors_are_a_warning() {
         assert!(judge_descriptors(Some(20), None).is_fatal());
-        assert_eq!(judge_descriptors(Some(256), None).state, State::Warning);
-        assert_eq!(judge_descriptors(Some(1024), None).state, State::Ok);
+        assert_eq!(judge_descriptors(Some(256), None).state, CheckState::Warning);
+        assert_eq!(judge_descriptors(Some(1024), None).state, CheckState::Ok);
         let unlimited = judge_descriptors(None, None);
-        assert_eq!((unlimited.state, &*unlimited.found), (State::Ok, "soft unlimited, hard unlimited"));
+        assert_eq!((unlimited.state, &*unlimited.found), (CheckState::Ok, "soft unlimited, hard unlimited"));
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
         let state = |dir: &Path, uid| judge_runtime_dir(dir, "x", uid);
         let own = scratch.path().join("own");
         for _ in 0..2 {
-            assert_eq!(state(&own, uid).state, State::Ok);
+            assert_eq!(state(&own, uid).state, CheckState::Ok);
         }
         assert!(state(&own, uid + 1).is_fatal());
         fs::set_permissions(&own, fs::Permissions::from_mode(0o750)).expect("ours");
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_missing_shm_is_no_failure() {
         let check = shm(Path::new("/proc/no such place"));
-        assert_eq!(check.state, State::Absent);
+        assert_eq!(check.state, CheckState::Absent);
         assert!(check.remedy.is_some());
     }
 }

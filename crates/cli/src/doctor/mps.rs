@@ -63,7 +63,7 @@ fn is_running(processes: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::check::State;
+    use crate::doctor::check::CheckState;
 
     #[test]
     fn each_sign_is_named() {
@@ -76,11 +76,11 @@ mod tests {
         fs::write(path("idle/1/comm"), "nvidia-smi\n").expect("a file");
         fs::write(path("busy/2/comm"), "nvidia-cuda-mps\n").expect("a file");
 
-        assert_eq!(judge(None, &path("none"), &path("idle")).state, State::Ok);
+        assert_eq!(judge(None, &path("none"), &path("idle")).state, CheckState::Ok);
         let set = judge(Some("".into()), &path("none"), &path("idle"));
-        assert_eq!(set.state, State::Ok, "an empty variable is none");
+        assert_eq!(set.state, CheckState::Ok, "an empty variable is none");
         let set = judge(Some(path("none").into()), &path("pipes"), &path("idle"));
-        assert_eq!((set.state, set.found), (State::Warning, format!("{VARIABLE} is set")));
+        assert_eq!((set.state, set.found), (CheckState::Warning, format!("{VARIABLE} is set")));
         let runs = judge(None, &path("none"), &path("busy"));
         assert_eq!(runs.found, "a process nvidia-cuda-mps* runs");
         let client = judge(None, &path("pipes"), &path("idle"));

@@ -6,7 +6,7 @@ use gpu_ipc::backend::{Access, Sharing, detect_only};
 use gpu_ipc::{BackendKind, Error, Gpu};
 
 use super::backend::{Backend, Caps, Device, Progress};
-use super::check::{Check, State};
+use super::check::{Check, CheckState};
 use super::trial;
 use lab::args::Vendor;
 use lab::{Outcome, child, device, size};
@@ -33,7 +33,7 @@ fn probe(kind: BackendKind) -> Result<(), String> {
             None => found.first(kind).map_or_else(|error| explain(&mut backend, &error), drop),
         },
         Ok(found) => {
-            backend.state = State::Ok;
+            backend.state = CheckState::Ok;
             for gpu in found.gpus() {
                 look_at(&mut backend, gpu)?;
             }
@@ -45,7 +45,7 @@ fn probe(kind: BackendKind) -> Result<(), String> {
         }
         Err(error) => {
             explain(&mut backend, &error);
-            backend.state = State::Failed;
+            backend.state = CheckState::Failed;
         }
     }
     say(&backend, None)
@@ -101,7 +101,7 @@ fn look_at(backend: &mut Backend, gpu: &Gpu) -> Result<(), String> {
             let name = trial::name(sharing, access);
             say(backend, Some(&format!("on device {number}: {name}")))?;
             let check = trial::run(gpu, sharing, access);
-            works &= check.state == State::Ok;
+            works &= check.state == CheckState::Ok;
             if let Some(device) = backend.devices.last_mut() {
                 device.checks.push(check);
             }
@@ -111,7 +111,7 @@ fn look_at(backend: &mut Backend, gpu: &Gpu) -> Result<(), String> {
         device.works = works;
     }
     if !works {
-        backend.state = State::Failed;
+        backend.state = CheckState::Failed;
     }
     Ok(())
 }
@@ -194,7 +194,7 @@ mod tests {
     fn a_device_that_can_everything_gives_no_cause_for_words() {
         let checks = in_words(&ALL);
         assert_eq!(checks.len(), 9, "a row for each field");
-        assert!(checks.iter().all(|check| check.state == State::Ok), "{checks:?}");
+        assert!(checks.iter().all(|check| check.state == CheckState::Ok), "{checks:?}");
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
         ];
         for caps in lacks {
             let checks = in_words(&caps);
-            let mut lacking = checks.iter().filter(|check| check.state != State::Ok).peekable();
+            let mut lacking = checks.iter().filter(|check| check.state != CheckState::Ok).peekable();
             assert!(lacking.peek().is_some(), "{caps:?} goes unsaid");
             assert!(lacking.all(|check| check.why.is_some() && check.remedy.is_some()), "{checks:?}");
         }

@@ -6,7 +6,7 @@ use gpu_ipc::BackendKind;
 use serde::Serialize;
 
 use super::backend::{Backend, Device};
-use super::check::{Check, State};
+use super::check::{Check, CheckState};
 use lab::size;
 
 /// The number of the shape of the JSON object. Fields are added under the same number, and changed under the next.
@@ -88,7 +88,7 @@ impl Report {
             self.backends.iter().filter(|backend| backend.works()).map(|backend| &*backend.backend).collect();
         let works = if works.is_empty() { "no backend".into() } else { works.join(", ") };
         let broken: Vec<&str> =
-            self.backends.iter().filter(|b| b.state == State::Failed).map(|b| &*b.backend).collect();
+            self.backends.iter().filter(|b| b.state == CheckState::Failed).map(|b| &*b.backend).collect();
         let mut lines = vec![format!("Memory can be shared between processes here on: {works}.")];
         if !broken.is_empty() {
             lines.push(format!("Something is wrong with: {}.", broken.join(", ")));
@@ -100,7 +100,8 @@ impl Report {
 
 fn because(backend: Option<&Backend>) -> String {
     let Some(backend) = backend else { return String::new() };
-    let broken = backend.devices.iter().flat_map(|device| &device.checks).find(|check| check.state == State::Failed);
+    let broken =
+        backend.devices.iter().flat_map(|device| &device.checks).find(|check| check.state == CheckState::Failed);
     match (&backend.why, broken) {
         (Some(why), _) => format!(": {why}"),
         (None, Some(check)) => format!(": {}: {}", check.name, check.found),
@@ -110,7 +111,7 @@ fn because(backend: Option<&Backend>) -> String {
 
 /// A line of the report.
 struct Row {
-    state: State,
+    state: CheckState,
     name: String,
     text: String,
 }
@@ -134,7 +135,7 @@ impl Row {
     fn of_device(device: &Device) -> Row {
         let free = device.free_bytes.map_or_else(|| "free unknown".into(), |free| format!("{} free", size::show(free)));
         let text = format!("{}, {}, {free}\n{}", device.name, size::show(device.total_bytes), device.uuid);
-        Row { state: if device.works { State::Ok } else { State::Failed }, name: "device".into(), text }
+        Row { state: if device.works { CheckState::Ok } else { CheckState::Failed }, name: "device".into(), text }
     }
 }
 
@@ -181,7 +182,7 @@ mod tests {
             works,
             checks: vec![if works { Check::ok("x", "y") } else { Check::failed("x", "broken").remedy("mend it") }],
         };
-        let state = if works { State::Ok } else { State::Failed };
+        let state = if works { CheckState::Ok } else { CheckState::Failed };
         Backend { state, devices: vec![device], ..Backend::new(kind) }
     }
 

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 use clap::Args as Arguments;
 use gpu_ipc::broker::{Epoch, Reader, Selector};
 
-use super::Place;
+use super::BrokerDir;
 use lab::args::BackendChoice;
 use lab::device::{choose, explain};
 use lab::{Outcome, output};
@@ -32,7 +32,7 @@ pub struct GetOptions {
     pub backend: BackendChoice,
     /// Which broker.
     #[command(flatten)]
-    pub place: Place,
+    pub place: BrokerDir,
 }
 
 /// Writes the bytes.

@@ -5,7 +5,7 @@ use std::process::Command;
 use clap::Args as Arguments;
 use gpu_ipc::broker::keeper::process::Keeper;
 
-use super::Place;
+use super::BrokerDir;
 use lab::device::explain;
 use lab::{Outcome, output};
 
@@ -14,7 +14,7 @@ use lab::{Outcome, output};
 pub struct KeepOptions {
     /// Which broker.
     #[command(flatten)]
-    pub place: Place,
+    pub place: BrokerDir,
     /// Descriptors kept at most: one for each region and each manifest; else as many as the process may have open
     #[arg(long, value_name = "N")]
     pub most: Option<usize>,

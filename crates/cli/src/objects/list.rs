@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::Args as Arguments;
 use gpu_ipc::broker::server::listing::{Listing, Process};
 
-use super::{Place, any_gpu};
+use super::{BrokerDir, any_gpu};
 use lab::device::explain;
 use lab::{Outcome, output, size};
 
@@ -14,7 +14,7 @@ use lab::{Outcome, output, size};
 pub struct ObjectsOptions {
     /// Which broker.
     #[command(flatten)]
-    pub place: Place,
+    pub place: BrokerDir,
     /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,

@@ -21,13 +21,13 @@ use lab::device::explain;
 
 /// Which broker.
 #[derive(Arguments, Debug)]
-pub struct Place {
+pub struct BrokerDir {
     /// The broker's directory; else $NVIDIA_DRA_LOCAL_IPC_DIR, else `broker` in the runtime directory
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
 }
 
-impl Place {
+impl BrokerDir {
     fn path(&self) -> Result<PathBuf, String> {
         broker_dir(self.dir.as_deref()).map_err(|error| explain(&error))
     }

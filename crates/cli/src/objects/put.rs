@@ -10,7 +10,7 @@ use gpu_ipc::broker::{CreateOptions, DType, Epoch, Layout, PartSpec, Readers, Wr
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::Place;
+use super::BrokerDir;
 use lab::args::BackendChoice;
 use lab::device::{choose, explain};
 use lab::{Outcome, output};
@@ -42,7 +42,7 @@ pub struct PutOptions {
     pub backend: BackendChoice,
     /// Which broker.
     #[command(flatten)]
-    pub place: Place,
+    pub place: BrokerDir,
 }
 
 /// A piece of a file that becomes a part.

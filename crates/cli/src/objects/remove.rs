@@ -3,7 +3,7 @@
 use clap::Args as Arguments;
 use gpu_ipc::broker::Epoch;
 
-use super::{Place, any_gpu};
+use super::{BrokerDir, any_gpu};
 use lab::device::explain;
 use lab::{Outcome, output};
 
@@ -17,7 +17,7 @@ pub struct RmOptions {
     pub epoch: Option<u64>,
     /// Which broker.
     #[command(flatten)]
-    pub place: Place,
+    pub place: BrokerDir,
 }
 
 /// Removes it; who has it mapped keeps it.

@@ -8,7 +8,7 @@ use gpu_ipc::backend::detect_only;
 use gpu_ipc::broker::{Broker, Limits, Options};
 use gpu_ipc::{BackendKind, Error, Gpu};
 
-use super::Place;
+use super::BrokerDir;
 use lab::device::explain;
 use lab::{Outcome, output, size};
 
@@ -17,7 +17,7 @@ use lab::{Outcome, output, size};
 pub struct BrokerOptions {
     /// Which broker.
     #[command(flatten)]
-    pub place: Place,
+    pub place: BrokerDir,
     /// A device that objects may lie on, as cuda:0 or host:0; may be given several times; else all of the first backend
     /// that has one
     #[arg(long, value_name = "DEVICE", value_parser = device)]

@@ -32,8 +32,8 @@ pub unsafe trait GpuHandles {
 ///
 /// # Safety
 ///
-/// For implementors: what a descriptor maps is the memory that it was made for, of the length that was asked for, and stays
-/// mapped until `close`.
+/// For implementors: what a descriptor maps is the memory that it was made for, of the length that was asked for, and
+/// stays mapped until `close`.
 pub unsafe trait GpuDescriptors: GpuDevices {
     /// Exports the allocation that starts at `base` as a file descriptor, which is closed on exec. An open descriptor
     /// keeps the memory.
@@ -58,8 +58,8 @@ pub unsafe trait GpuDescriptors: GpuDevices {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on a backend that cannot, [`Error::Invalid`] as [`import_fd`](GpuDescriptors::import_fd), for
-    /// no descriptor at all, and for a length that is no multiple of [`Caps::granularity`]; what a descriptor's own
+    /// [`Error::Unsupported`] on a backend that cannot, [`Error::Invalid`] as [`import_fd`](GpuDescriptors::import_fd),
+    /// for no descriptor at all, and for a length that is no multiple of [`Caps::granularity`]; what a descriptor's own
     /// `Err` says.
     fn import_fds(
         &self,

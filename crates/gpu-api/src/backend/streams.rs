@@ -6,8 +6,8 @@ use crate::{CaptureStatus, DeviceId, DevicePtr, Error, RawStream, Result, Stream
 ///
 /// # Safety
 ///
-/// For implementors: `query_stream` says `true`, and `synchronize_stream` comes back without an error, only once all work
-/// that was queued before has finished.
+/// For implementors: `query_stream` says `true`, and `synchronize_stream` comes back without an error, only once all
+/// work that was queued before has finished.
 pub unsafe trait GpuStreams {
     /// Makes a stream that waits for no other.
     fn create_stream(&self, device: DeviceId) -> Result<RawStream>;
@@ -38,8 +38,8 @@ pub unsafe trait GpuStreams {
     /// # Errors
     ///
     /// [`Error::Mismatch`] for a stream that is not of its device's primary context, and for a default stream while
-    /// another context of the device is current on the calling thread: that context's own is meant then, and calls would
-    /// go to the primary one's.
+    /// another context of the device is current on the calling thread: that context's own is meant then, and calls
+    /// would go to the primary one's.
     ///
     /// # Safety
     ///

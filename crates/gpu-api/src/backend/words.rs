@@ -9,7 +9,8 @@ use crate::{HostPtr, RawEvent, RawStream, Result, StreamOp, WordPtr};
 ///
 /// # Safety
 ///
-/// For implementors: a word that a batch writes changes only after all work queued before it on that stream has finished.
+/// For implementors: a word that a batch writes changes only after all work queued before it on that stream has
+/// finished.
 pub unsafe trait GpuWords: GpuStreams + GpuEvents {
     /// Registers `len` bytes of shared memory, so that streams of every device can write and wait for its words.
     ///
@@ -74,7 +75,8 @@ pub unsafe trait GpuWords: GpuStreams + GpuEvents {
     ///
     /// # Safety
     ///
-    /// All streams and events are alive and of one device, and every word lies in a registration that outlives the operation.
+    /// All streams and events are alive and of one device, and every word lies in a registration that outlives the
+    /// operation.
     unsafe fn batch_behind(&self, stream: RawStream, others: &[(RawEvent, RawStream)], ops: &[StreamOp]) -> Result<()> {
         for &(event, other) in others {
             // SAFETY: `capture_status` asks for a live stream: so do we.

@@ -55,7 +55,7 @@ enum Got {
 
 /// One piece of host memory.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct HostPin {
     len: usize,
     device: DeviceId,
     got: Got,
@@ -64,7 +64,7 @@ struct Entry {
 
 /// Host memory that was not given back, by its address.
 #[derive(Debug, Default)]
-pub struct HostTable(Mutex<HashMap<usize, Entry>>);
+pub struct HostTable(Mutex<HashMap<usize, HostPin>>);
 
 impl HostTable {
     /// Allocates host memory, zeroed.
@@ -92,13 +92,14 @@ impl HostTable {
             (false, node) => (KernelPages::map(len, node)?.keep(), Got::Mapped),
             (true, Some(node)) => {
                 let pages = KernelPages::map(len, Some(node))?;
-                // SAFETY: `pin` asks for memory that is mapped: `pages` are, and `free` unpins them before it unmaps them.
+                // SAFETY: `pin` asks for memory that is mapped: `pages` are, and `free` unpins them before it unmaps
+                // them.
                 unsafe { driver.pin(device, pages.as_ptr(), len) }?;
                 (pages.keep(), Got::Registered)
             }
         };
         let address = start.as_ptr().expose_provenance();
-        self.lock().insert(address, Entry { len, device, got, leaked: false });
+        self.lock().insert(address, HostPin { len, device, got, leaked: false });
         Ok(HostPtr(address))
     }
 
@@ -128,7 +129,7 @@ impl HostTable {
             _ => unsafe { KernelPages::unmap(start, entry.len) },
         });
         if result.is_err() {
-            self.lock().entry(ptr.0).or_insert(Entry { leaked: true, ..entry });
+            self.lock().entry(ptr.0).or_insert(HostPin { leaked: true, ..entry });
         }
         result
     }
@@ -138,9 +139,9 @@ impl HostTable {
         self.lock().is_empty()
     }
 
-    /// Takes an entry out before the memory is given back: the kernel may hand the address out again before that call has
-    /// returned.
-    fn take(&self, ptr: HostPtr) -> Result<Entry> {
+    /// Takes an entry out before the memory is given back: the kernel may hand the address out again before that call
+    /// has returned.
+    fn take(&self, ptr: HostPtr) -> Result<HostPin> {
         let mut hosts = self.lock();
         match hosts.get(&ptr.0).copied() {
             Some(entry) if !entry.leaked => {
@@ -155,7 +156,7 @@ impl HostTable {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, HostPin>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

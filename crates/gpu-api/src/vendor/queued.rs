@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Function = Box<dyn FnOnce() + Send>;
 
-/// A function that a stream calls once. The queue holds one count of it, who queued it another until it is known whether
-/// it was queued.
+/// A function that a stream calls once. The queue holds one count of it, who queued it another until it is known
+/// whether it was queued.
 #[derive(Clone)]
 pub struct QueuedFunction(Arc<Mutex<Option<Function>>>);
 
@@ -21,8 +21,8 @@ impl QueuedFunction {
 
     /// Takes the function back after an error of the call that queued it.
     ///
-    /// An error may be that of earlier work, and then the function may be queued all the same. Its count stays with the queue
-    /// for good; the function itself is dropped, so that it is never called after an error.
+    /// An error may be that of earlier work, and then the function may be queued all the same. Its count stays with the
+    /// queue for good; the function itself is dropped, so that it is never called after an error.
     pub fn take_back(self) {
         drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
     }

@@ -84,8 +84,8 @@ impl Holdings {
     }
 
     /// Takes a lease of this participant's own, once the producer's work is done or waited for.
-    // Inlined, so that the fields stay in registers: read back from memory as they were not written they cost more than an
-    // atomic operation.
+    // Inlined, so that the fields stay in registers: read back from memory as they were not written they cost more than
+    // an atomic operation.
     #[inline(always)]
     fn take(
         self: &Arc<Holdings>,
@@ -155,8 +155,8 @@ impl Holdings {
 }
 
 impl Link {
-    /// Asks for what the claims of these descriptors will need, without waiting: one message for 64 tickets. Descriptors
-    /// that need nothing, or are none, are passed over.
+    /// Asks for what the claims of these descriptors will need, without waiting: one message for 64 tickets.
+    /// Descriptors that need nothing, or are none, are passed over.
     pub(crate) fn prefetch(&self, descriptors: &[impl AsRef<[u8]>]) -> Result<(), ClaimError> {
         if self.guard.is_child() {
             return Err(ClaimError::Forked);

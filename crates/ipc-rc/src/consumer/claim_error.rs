@@ -11,8 +11,8 @@ pub enum ClaimError {
     /// The producer took the grant back: cancelled, not claimed in time, or it went away.
     #[error("the grant was taken back by its producer; ask it to share again")]
     Revoked,
-    /// The descriptor was claimed before: a lease once, a ticket as often as it says. Who claimed it clones the block; others
-    /// have it shared again.
+    /// The descriptor was claimed before: a lease once, a ticket as often as it says. Who claimed it clones the block;
+    /// others have it shared again.
     #[error(
         "the descriptor was claimed before, as often as it can be; clone the block that its claim gave, or have it shared again"
     )]
@@ -37,14 +37,15 @@ pub enum ClaimError {
         /// What to do.
         remedy: &'static str,
     },
-    /// The descriptor is malformed, the deadline passed, or the driver or the system failed. Nothing is held. The same claim
-    /// can be tried again, unless the driver refused the wait on a stream, which comes last: that ends the lease.
+    /// The descriptor is malformed, the deadline passed, or the driver or the system failed. Nothing is held. The same
+    /// claim can be tried again, unless the driver refused the wait on a stream, which comes last: that ends the lease.
     #[error(transparent)]
     Backend(Error),
 }
 
 impl ClaimError {
-    /// Returns a number that stays the same in every version, for other languages. What is an [`Error`] too has its number.
+    /// Returns a number that stays the same in every version, for other languages. What is an [`Error`] too has its
+    /// number.
     pub fn code(&self) -> i32 {
         match self {
             ClaimError::WouldBlock => 101,

@@ -11,8 +11,9 @@ use crate::stream::Stream;
 /// What a captured graph uses, kept for as long as the graph may be launched.
 ///
 /// A graph runs again whenever it is launched, long after the last drop of what it was captured with; so its blocks are
-/// [kept for it](crate::ReceivedBlock::keep_for), and given back when the last clone of this is dropped: after the graph itself
-/// is destroyed. Every stream that it is launched on is named with [`launched_on`](GraphBlocks::launched_on).
+/// [kept for it](crate::ReceivedBlock::keep_for), and given back when the last clone of this is dropped: after the
+/// graph itself is destroyed. Every stream that it is launched on is named with
+/// [`launched_on`](GraphBlocks::launched_on).
 ///
 /// # Examples
 ///
@@ -69,8 +70,8 @@ impl GraphBlocks {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](gpu_api::Error::Invalid) for the per-thread default stream (handle 2): the thread that drops the
-    /// list may be another.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for the per-thread default stream (handle 2): the thread that drops
+    /// the list may be another.
     pub fn launched_on(&self, stream: &Stream) -> Result<()> {
         stream.refuse_per_thread()?;
         let mut kept = self.kept().ok_or(Error::Forked { what: "this graph's blocks" })?;

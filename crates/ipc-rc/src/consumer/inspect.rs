@@ -130,8 +130,8 @@ fn ask(socket: &OwnedFd, request: u64, from: u32, deadline: Option<Instant>) -> 
 ///
 /// # Errors
 ///
-/// As [`inspect`]; [`Error::Refused`] also when the source has none; [`Error::Invalid`] when what came is not sealed, of
-/// another size than was said, or no text.
+/// As [`inspect`]; [`Error::Refused`] also when the source has none; [`Error::Invalid`] when what came is not sealed,
+/// of another size than was said, or no text.
 pub fn snapshot(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<String> {
     let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
     let socket = socket::connect_within(path.as_ref(), deadline)?;

@@ -28,7 +28,28 @@ use channel::trace_point;
 use channel::wire::descriptor::SessionId;
 use channel::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
 
-/// Opens a [`Participant`].
+/// Opens a [`Participant`]: how it maps memory, how long it waits, what it calls itself.
+///
+/// # Examples
+///
+/// ```
+/// # use backend_host::{HostBackend, HostConfig};
+/// # use gpu_api::{DeviceId, Gpu};
+/// # let dir = tempfile::tempdir()?;
+/// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// use std::time::Duration;
+///
+/// use ipc_rc::{Participant, Session};
+///
+/// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+/// let participant = Participant::builder(gpu)
+///     .name("viewer") // for people: `gpu-ipc ls` shows it
+///     .timeout(Some(Duration::from_secs(10)))
+///     .mapping_cache(1 << 30, 16) // what stays mapped without being used
+///     .connect(session.socket_path())?;
+/// assert_eq!(session.wait_for_participants(1, None)?, [participant.id()]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ParticipantBuilder {
     gpu: Gpu,
@@ -59,8 +80,8 @@ impl ParticipantBuilder {
         self
     }
 
-    /// Limits idle mappings by bytes and by number of regions. Mappings in use do not count. The default is the bytes of
-    /// the device, and 1,024 regions.
+    /// Limits idle mappings by bytes and by number of regions. Mappings in use do not count. The default is the bytes
+    /// of the device, and 1,024 regions.
     #[must_use]
     pub fn mapping_cache(mut self, bytes: u64, regions: usize) -> Self {
         self.cache = Cache { bytes, regions };
@@ -85,8 +106,8 @@ impl ParticipantBuilder {
     pub fn connect(self, path: impl AsRef<Path>) -> Result<Participant> {
         let deadline = self.deadline();
         self.check()?;
-        // The socket first: a child that is forked while the others are counted has a copy of it, and so keeps the proof of
-        // this process' death from being complete. The connection last: the session waits for no hello.
+        // The socket first: a child that is forked while the others are counted has a copy of it, and so keeps the
+        // proof of this process' death from being complete. The connection last: the session waits for no hello.
         let socket = Connecting::new()?;
         let kin = Kin::find(&self.gpu)?;
         let socket = socket.connect_within(path.as_ref(), deadline)?;
@@ -231,8 +252,8 @@ fn refused(why: &str, remedy: &'static str) -> Error {
 
 /// A consumer's connection to one producer's session.
 ///
-/// Cheap to clone, and to be used from several threads at once. When the last clone is dropped, the participant's thread goes on until every block that it received
-/// is dropped and its GPU work done; then it unmaps and says goodbye.
+/// Cheap to clone, and to be used from several threads at once. When the last clone is dropped, the participant's
+/// thread goes on until every block that it received is dropped and its GPU work done; then it unmaps and says goodbye.
 #[derive(Clone)]
 pub struct Participant(Arc<Handle>);
 
@@ -283,8 +304,8 @@ impl Participant {
 
     /// Claims what a descriptor grants.
     ///
-    /// Costs no system call when the block's region is mapped and the grant is addressed; a ticket, and a region that is
-    /// not mapped, ask the producer once each, and `timeout` bounds the wait (`None` waits for ever). When it passes
+    /// Costs no system call when the block's region is mapped and the grant is addressed; a ticket, and a region that
+    /// is not mapped, ask the producer once each, and `timeout` bounds the wait (`None` waits for ever). When it passes
     /// nothing is lost: the same claim can be made again.
     ///
     /// # Errors
@@ -325,8 +346,8 @@ impl Participant {
     }
 
     /// Claims what a descriptor grants if that needs no waiting. Otherwise whatever can be asked for is asked for, and
-    /// stays so for 30 s or until it is [abandoned](Participant::abandon); when it may have come the participant's [`AsFd`] is readable and [`next_notice`](Participant::next_notice) gives
-    /// [`Notice::TryAgain`].
+    /// stays so for 30 s or until it is [abandoned](Participant::abandon); when it may have come the participant's
+    /// [`AsFd`] is readable and [`next_notice`](Participant::next_notice) gives [`Notice::TryAgain`].
     ///
     /// # Errors
     ///
@@ -389,7 +410,8 @@ impl Participant {
     /// # let participant = Participant::builder(gpu).connect(session.socket_path())?;
     /// # let blocks = (0..3).map(|_| session.alloc(4096)).collect::<Result<Vec<_>, _>>()?;
     /// # let tickets = blocks.iter().map(|block| block.share(To::Ticket(Claims::Once), After::Done));
-    /// # let mut queue = tickets.map(|ticket| Ok(ticket?.as_bytes().to_vec())).collect::<Result<Vec<_>, gpu_api::Error>>()?;
+    /// # let queue = tickets.map(|ticket| Ok(ticket?.as_bytes().to_vec()));
+    /// # let mut queue = queue.collect::<Result<Vec<_>, gpu_api::Error>>()?;
     /// queue.push(b"no descriptor".to_vec());
     /// let claimed = participant.claim_many(&queue, Wait::Host, None);
     /// assert_eq!(claimed.iter().filter(|block| block.is_ok()).count(), queue.len() - 1);
@@ -419,8 +441,8 @@ impl Participant {
     }
 
     /// Gives up what was asked for on behalf of a [`try_claim`](Participant::try_claim) or
-    /// [`prefetch`](Participant::prefetch) of this descriptor. Without this it ends by itself when the claim was not tried
-    /// again for 30 s. Nothing is lost: the claim can be made later all the same.
+    /// [`prefetch`](Participant::prefetch) of this descriptor. Without this it ends by itself when the claim was not
+    /// tried again for 30 s. Nothing is lost: the claim can be made later all the same.
     pub fn abandon(&self, descriptor: &[u8]) {
         self.link().abandon(descriptor);
     }
@@ -430,9 +452,9 @@ impl Participant {
         if self.link().guard.is_child() { None } else { self.link().notices.take() }
     }
 
-    /// Lets go of the participant and waits until the producer has noted that: every block that it received is dropped and
-    /// its GPU work done, everything is unmapped, and goodbye is said and heard. To be called before the process ends, when
-    /// the producer is to know a good end from a death.
+    /// Lets go of the participant and waits until the producer has noted that: every block that it received is dropped
+    /// and its GPU work done, everything is unmapped, and goodbye is said and heard. To be called before the process
+    /// ends, when the producer is to know a good end from a death.
     ///
     /// A drop does the same and does not wait: the goodbye goes out at once if no block is held, else from the
     /// participant's thread.

@@ -76,7 +76,8 @@ impl ReceivedBlock {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](gpu_api::Error::Invalid) for the per-thread default stream (handle 2): the thread that drops the block may be another.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for the per-thread default stream (handle 2): the thread that drops
+    /// the block may be another.
     pub fn used_on(&self, stream: &Stream) -> Result<()> {
         self.link().guard.check("this block")?;
         stream.refuse_per_thread()?;
@@ -94,14 +95,14 @@ impl ReceivedBlock {
         self.lease.used_on(stream);
     }
 
-    /// Waits for the producer's work on the block after the claim: for one that was claimed with [`Wait::None`], or that is
-    /// used on a further stream. A stream counts as [used](ReceivedBlock::used_on).
+    /// Waits for the producer's work on the block after the claim: for one that was claimed with [`Wait::None`], or
+    /// that is used on a further stream. A stream counts as [used](ReceivedBlock::used_on).
     ///
     /// # Errors
     ///
-    /// [`ClaimError::Capturing`] and a stream's [`Error::Mismatch`](gpu_api::Error::Mismatch) as of a claim, [`ClaimError::Forked`], and
-    /// [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for ever). The block stays held. That the producer died ends the
-    /// wait: ask [`state`](ReceivedBlock::state).
+    /// [`ClaimError::Capturing`] and a stream's [`Error::Mismatch`](gpu_api::Error::Mismatch) as of a claim,
+    /// [`ClaimError::Forked`], and [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for
+    /// ever). The block stays held. That the producer died ends the wait: ask [`state`](ReceivedBlock::state).
     ///
     /// # Examples
     ///
@@ -142,10 +143,11 @@ impl ReceivedBlock {
         }
     }
 
-    /// Drops many blocks at the cost of a few: those that follow each other and were [used on](ReceivedBlock::used_on) the
-    /// same streams wait for one event on each, and one batch of stores ends them.
+    /// Drops many blocks at the cost of a few: those that follow each other and were [used on](ReceivedBlock::used_on)
+    /// the same streams wait for one event on each, and one batch of stores ends them.
     ///
-    /// Means the same as dropping each, and never blocks. Sort the blocks by their streams if they were used on several.
+    /// Means the same as dropping each, and never blocks. Sort the blocks by their streams if they were used on
+    /// several.
     ///
     /// # Examples
     ///
@@ -187,8 +189,8 @@ impl ReceivedBlock {
         Ok(ReceivedBlock { lease: self.lease.clone(), ptr: self.ptr.offset(offset), len })
     }
 
-    /// Keeps the block for a graph that is captured with it, until the graph's list is dropped. Without this a drop while a
-    /// used stream is being captured keeps the lease until the process ends.
+    /// Keeps the block for a graph that is captured with it, until the graph's list is dropped. Without this a drop
+    /// while a used stream is being captured keeps the lease until the process ends.
     pub fn keep_for(&self, graph: &GraphBlocks) {
         graph.keep(self.lease.clone());
     }
@@ -208,8 +210,8 @@ impl ReceivedBlock {
     /// # Errors
     ///
     /// [`ClaimError::Refused`] with the producer's reason, [`ClaimError::ProducerGone`], [`ClaimError::Forked`], and
-    /// [`ClaimError::Backend`] with [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for ever): what the producer may
-    /// have granted by then lapses unclaimed. [`ClaimError::Stale`] for contents that were
+    /// [`ClaimError::Backend`] with [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for
+    /// ever): what the producer may have granted by then lapses unclaimed. [`ClaimError::Stale`] for contents that were
     /// [poisoned](State::Poisoned).
     ///
     /// # Examples

@@ -93,7 +93,8 @@ impl Service {
 
     /// Says after what time there may be something to do that no descriptor tells of; `None` for never.
     fn time_to_sleep(&mut self) -> Option<Duration> {
-        // The second look of `doze`: a thread that left a mapping, or asked for one, while this one was awake did not wake it.
+        // The second look of `doze`: a thread that left a mapping, or asked for one, while this one was awake did not
+        // wake it.
         self.unmap_idle();
         if self.poisoning {
             return Some(POISONING.0);
@@ -118,8 +119,8 @@ impl Service {
         self.blocking.run(move || {
             let link = &holdings.link;
             // SAFETY: `unregister` asks for
-            // - no unfinished operation on their words: every lease has ended, and the lanes were dry; a wait for a fence
-            //   was on a stream that its block's lease waited for;
+            // - no unfinished operation on their words: every lease has ended, and the lanes were dry; a wait for a
+            //   fence was on a stream that its block's lease waited for;
             // - one call: this runs once.
             if let Err(error) = unsafe { link.files.unregister(&link.facts.gpu) } {
                 tracing::warn!(%error, "a counter file stays registered, and so mapped");
@@ -212,8 +213,8 @@ impl Service {
             table.hand_over();
         }
         if !all {
-            // Before the looks: a wish that comes after them sets the flag again. Acquire, so that a wish whose flag is wiped
-            // here is seen.
+            // Before the looks: a wish that comes after them sets the flag again. Acquire, so that a wish whose flag is
+            // wiped here is seen.
             link.wants_idle.swap(false, Ordering::Acquire);
             if link.closing.load(Ordering::Relaxed)
                 || link.is_asked_for_any(|region| mappings_now().iter().any(|mapping| mapping.region() == region))

@@ -20,9 +20,9 @@ pub enum Wait<'a> {
     None,
     /// On this thread, under the claim's deadline.
     Host,
-    /// On this stream of the participant's device, which counts as [used](crate::ReceivedBlock::used_on): nothing is queued if
-    /// the CPU sees that the work is done. The calling thread's default stream (handle 2) waits, but does not count: its
-    /// later work has to be over before the block is dropped.
+    /// On this stream of the participant's device, which counts as [used](crate::ReceivedBlock::used_on): nothing is
+    /// queued if the CPU sees that the work is done. The calling thread's default stream (handle 2) waits, but does not
+    /// count: its later work has to be over before the block is dropped.
     Stream(&'a Stream),
 }
 

@@ -15,8 +15,8 @@ use channel::os::clock::Tick;
 use channel::os::socket::{self, Listener, Place};
 use channel::wire::descriptor::SessionId;
 
-/// Bytes of a region when nobody says: a few of them hold thousands of small blocks, and one is mapped by a participant in
-/// well under a millisecond.
+/// Bytes of a region when nobody says: a few of them hold thousands of small blocks, and one is mapped by a participant
+/// in well under a millisecond.
 const REGION_BYTES: u64 = 32 << 20;
 
 /// Where blocks come from.
@@ -26,7 +26,26 @@ enum Source {
     Other(Arc<dyn RegionSource>),
 }
 
-/// Opens a [`Session`].
+/// Opens a [`Session`]: where it listens, who may connect, where its memory comes from.
+///
+/// # Examples
+///
+/// ```
+/// # use backend_host::{HostBackend, HostConfig};
+/// # use gpu_api::{DeviceId, Gpu};
+/// # let dir = tempfile::tempdir()?;
+/// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// use std::time::Duration;
+///
+/// use ipc_rc::Session;
+///
+/// let session = Session::builder(gpu)
+///     .socket(dir.path().join("s")) // else one in the runtime directory
+///     .time_to_live(Some(Duration::from_secs(10))) // of descriptors that nobody claims
+///     .open()?;
+/// assert_eq!(session.socket_path(), dir.path().join("s"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct SessionBuilder {
     gpu: Gpu,
@@ -69,8 +88,8 @@ impl SessionBuilder {
         self
     }
 
-    /// Listens on this socket, which somebody else made, bound and set to listen (`SOCK_SEQPACKET`, as a service manager
-    /// passes it on) and who removes its name.
+    /// Listens on this socket, which somebody else made, bound and set to listen (`SOCK_SEQPACKET`, as a service
+    /// manager passes it on) and who removes its name.
     #[must_use]
     pub fn listener(mut self, socket: impl Into<OwnedFd>) -> Self {
         self.listener = Some(socket.into());
@@ -91,8 +110,8 @@ impl SessionBuilder {
         self
     }
 
-    /// Takes the bytes of blocks from this arena, which other sessions and the allocators of a process may share, instead of
-    /// from one of the session's own. The arena turns to the session when it has no room.
+    /// Takes the bytes of blocks from this arena, which other sessions and the allocators of a process may share,
+    /// instead of from one of the session's own. The arena turns to the session when it has no room.
     ///
     /// # Examples
     ///
@@ -124,8 +143,8 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets the bytes of a region of the session's own arena: 32 MiB unless said. A block above half of that has a region
-    /// of its own.
+    /// Sets the bytes of a region of the session's own arena: 32 MiB unless said. A block above half of that has a
+    /// region of its own.
     #[must_use]
     pub fn region_bytes(mut self, bytes: u64) -> Self {
         self.region_bytes = bytes;
@@ -148,8 +167,8 @@ impl SessionBuilder {
     }
 
     /// Sets how long after the proof of a participant's death its blocks are kept from reuse. Unless said, what the
-    /// device's driver needs ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s on an AMD GPU whose
-    /// kernel does not show when a dead process' queues are gone.
+    /// device's driver needs ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s on an AMD
+    /// GPU whose kernel does not show when a dead process' queues are gone.
     #[must_use]
     pub fn quarantine(mut self, time: Duration) -> Self {
         self.quarantine = Some(time);

@@ -34,7 +34,8 @@ impl Core {
         self.retire(&mut out)
     }
 
-    /// What every drop does for the blocks in limbo: looks at a few of them, and has the thread look at all, in a while.
+    /// What every drop does for the blocks in limbo: looks at a few of them, and has the thread look at all, in a
+    /// while.
     #[inline]
     pub fn look_on_drop(&self) {
         self.glance();
@@ -78,8 +79,8 @@ impl Core {
         reclaimed
     }
 
-    /// Takes the tokens of adopted blocks that nothing holds any more and that nobody maps, and asks for the unmapping of the
-    /// others.
+    /// Takes the tokens of adopted blocks that nothing holds any more and that nobody maps, and asks for the unmapping
+    /// of the others.
     #[cold]
     pub fn take_tokens(&self) -> Vec<AdoptToken> {
         let tokens = self.memory.tokens.take(&self.notices);

@@ -38,8 +38,8 @@ pub(crate) struct Facts {
     pub start: Tick,
 }
 
-/// A session's state. The handles of the user, every [`SentBlock`](crate::SentBlock), and the session's thread each hold one
-/// [`Arc`] of it.
+/// A session's state. The handles of the user, every [`SentBlock`](crate::SentBlock), and the session's thread each
+/// hold one [`Arc`] of it.
 pub(crate) struct Core {
     pub facts: Facts,
     /// What the drop of a block needs.

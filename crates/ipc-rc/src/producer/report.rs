@@ -13,6 +13,25 @@ use channel::wire::message::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage, ToPar
 
 /// A session at one moment. Numbers are of blocks unless they say bytes; a sum taken while others work is a picture
 /// of that moment, not a transaction.
+///
+/// # Examples
+///
+/// ```
+/// # use backend_host::{HostBackend, HostConfig};
+/// # use gpu_api::{DeviceId, Gpu};
+/// # let dir = tempfile::tempdir()?;
+/// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// use ipc_rc::{After, Claims, Session, To};
+///
+/// let session = Session::builder(gpu).socket(dir.path().join("s")).open()?;
+/// let block = session.alloc(4096)?;
+/// let descriptor = block.share(To::Ticket(Claims::Once), After::Done)?;
+/// drop(block); // the ticket keeps it
+/// let stats = session.stats();
+/// assert_eq!((stats.tickets, stats.limbo_blocks, stats.limbo_bytes), (1, 1, 4096));
+/// # drop(descriptor);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -36,8 +55,8 @@ pub struct Stats {
     pub quarantined_bytes: u64,
     /// Leases whose slot holds a word that makes no sense: their blocks are barred until the holder's death.
     pub poisoned: u64,
-    /// Blocks that are never used again, because nobody can say when the work on them ends. They stay live, and in limbo
-    /// once the producer dropped them.
+    /// Blocks that are never used again, because nobody can say when the work on them ends. They stay live, and in
+    /// limbo once the producer dropped them.
     pub leaked_blocks: u64,
     /// Their bytes.
     pub leaked_bytes: u64,

@@ -83,12 +83,13 @@ impl SentBlock {
     }
 
     /// Makes a block of some of this one's bytes, for an allocator that hands out parts of it. The part is the
-    /// allocator's again when [`collect`](crate::Session::collect) returns `token`: when it was dropped and its last lease
-    /// has ended. It counts as outstanding on this block, which it keeps.
+    /// allocator's again when [`collect`](crate::Session::collect) returns `token`: when it was dropped and its last
+    /// lease has ended. It counts as outstanding on this block, which it keeps.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a range that is empty or does not lie in the block, [`Error::Closing`], [`Error::Forked`].
+    /// [`Error::Invalid`] for a range that is empty or does not lie in the block, [`Error::Closing`],
+    /// [`Error::Forked`].
     ///
     /// # Examples
     ///
@@ -122,8 +123,8 @@ impl SentBlock {
         Ok(SentBlock::new(core, piece, Origin::Part { token, _whole: whole.clone() }))
     }
 
-    /// Takes a grant back that nobody has claimed, and says whether it did. A claim of it then gives `Revoked`. A ticket
-    /// is ended before its last claim; leases that it gave stay.
+    /// Takes a grant back that nobody has claimed, and says whether it did. A claim of it then gives `Revoked`. A
+    /// ticket is ended before its last claim; leases that it gave stay.
     ///
     /// # Errors
     ///
@@ -188,8 +189,8 @@ impl SentBlock {
         let released = || {
             core.collect(Effort::Marked);
             let is_released = self.outstanding() == 0;
-            // The count is read without an ordering, and each lease's end lowered it with Release: what the consumers did
-            // comes before what the producer does next.
+            // The count is read without an ordering, and each lease's end lowered it with Release: what the consumers
+            // did comes before what the producer does next.
             fence(Ordering::Acquire);
             is_released.then_some(())
         };

@@ -120,8 +120,8 @@ impl Session {
     /// Takes in a connection that reached the application in another way than through the session's socket: passed on
     /// by another process, or one end of a socket pair (`SOCK_SEQPACKET`). It is admitted when it says hello.
     ///
-    /// Every other process must have closed its copy of the other end: while one is open, the participant's death is not
-    /// proven.
+    /// Every other process must have closed its copy of the other end: while one is open, the participant's death is
+    /// not proven.
     ///
     /// # Errors
     ///
@@ -138,8 +138,8 @@ impl Session {
 
     /// Allocates a block of `len` bytes, aligned to 256.
     ///
-    /// Before the device is asked for more, what leases have ended is collected. When the device has no more, participants
-    /// are asked to unmap what they do not use, and waited for as long as the arena's
+    /// Before the device is asked for more, what leases have ended is collected. When the device has no more,
+    /// participants are asked to unmap what they do not use, and waited for as long as the arena's
     /// [`patience`](allocators::ArenaOptions::patience): 100 ms for the session's own.
     ///
     /// # Errors
@@ -159,8 +159,8 @@ impl Session {
     }
 
     /// Allocates a block as [`alloc`](Session::alloc) does, and waits for room: for leases to end, and for participants
-    /// to unmap what they do not use, so that whole regions can go back to the driver. They are asked again as long as it
-    /// waits, because each can only unmap what it does not use at that moment.
+    /// to unmap what they do not use, so that whole regions can go back to the driver. They are asked again as long as
+    /// it waits, because each can only unmap what it does not use at that moment.
     ///
     /// # Errors
     ///
@@ -338,9 +338,9 @@ impl Session {
 
     /// Shares nothing more, closes the socket, and waits until nothing is held or `timeout` has passed.
     ///
-    /// Whatever the report says is still held stays safe: the session's thread goes on until it ends. Blocks that the caller
-    /// itself has not dropped are held too, and the report counts them apart. In a forked child nothing is done, and the
-    /// report is not clean.
+    /// Whatever the report says is still held stays safe: the session's thread goes on until it ends. Blocks that the
+    /// caller itself has not dropped are held too, and the report counts them apart. In a forked child nothing is done,
+    /// and the report is not clean.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         if core.is_child() {

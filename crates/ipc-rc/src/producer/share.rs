@@ -29,8 +29,8 @@ use channel::wire::message::{TicketId, ToParticipant};
 pub enum To {
     /// A participant that is connected: nobody else can claim it, and its claim is one atomic operation.
     Participant(ParticipantId),
-    /// The session's participants that claim first, up to a number of claims: for queues and broadcasts whose readers are
-    /// not known. Each claim asks the producer.
+    /// The session's participants that claim first, up to a number of claims: for queues and broadcasts whose readers
+    /// are not known. Each claim asks the producer.
     Ticket(Claims),
 }
 
@@ -40,12 +40,33 @@ pub enum To {
 pub enum After<'a> {
     /// All of it is done: nothing is queued.
     Done,
-    /// What is queued on this stream of the session's device at this moment, on the calling thread's if it is the default
-    /// stream of each (handle 2).
+    /// What is queued on this stream of the session's device at this moment, on the calling thread's if it is the
+    /// default stream of each (handle 2).
     Stream(&'a Stream),
 }
 
 /// How a lease is granted.
+///
+/// # Examples
+///
+/// ```
+/// # use backend_host::{HostBackend, HostConfig};
+/// # use gpu_api::{DeviceId, Gpu};
+/// # let dir = tempfile::tempdir()?;
+/// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+/// use std::time::Duration;
+///
+/// use ipc_rc::{After, Claims, Session, ShareOptions, To};
+///
+/// let session = Session::builder(gpu).socket(dir.path().join("s")).open()?;
+/// let block = session.alloc(4096)?;
+/// let mut shape = [0; 64];
+/// shape[..8].copy_from_slice(&1024u64.to_le_bytes());
+/// let options = ShareOptions::default().user(shape).time_to_live(Some(Duration::from_secs(5)));
+/// let descriptor = block.share_with(To::Ticket(Claims::Once), After::Done, &options)?;
+/// assert_eq!(descriptor.user()[..8], 1024u64.to_le_bytes());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ShareOptions {
     user: [u8; 64],

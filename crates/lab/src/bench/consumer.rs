@@ -177,7 +177,8 @@ impl Consumer<'_> {
         let memory = backend.alloc(self.gpu.device(), bytes, sharing).map_err(|e| explain(&e))?.base;
         let numbers = self.stretch_over(memory, bytes, steps);
         self.settle()?;
-        // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody uses: the stream is settled.
+        // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody uses: the stream is
+        // settled.
         unsafe { backend.free(memory) }.map_err(|e| explain(&e))?;
         numbers
     }

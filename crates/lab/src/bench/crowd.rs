@@ -30,7 +30,8 @@ pub fn fan_out(stage: &Stage) -> Result<Vec<Row>, String> {
     let (stream, block) = (stage.stream()?, session.alloc(512).map_err(|e| explain(&e))?);
     let mut naked = Naked::new(&stage.gpu, &*stage.floor)?;
     let mut all: Vec<Pairs> = counts.iter().map(|_| Pairs::new(1)).collect();
-    // What each consumer beyond the first adds, by the same round's share with the first alone: both come after a pause.
+    // What each consumer beyond the first adds, by the same round's share with the first alone: both come after a
+    // pause.
     let mut ones = all.clone();
     // In turns, so that what changes on the machine changes for all.
     for round in 0..=stage.choose(100, 5) {

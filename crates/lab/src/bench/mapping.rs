@@ -51,8 +51,8 @@ struct Bare(Gpu, gpu_ipc::backend::DevicePtr);
 
 impl Drop for Bare {
     fn drop(&mut self) {
-        // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody has open: the consumer has
-        // closed it, or ended. An error leaks it until this process ends.
+        // SAFETY: `free` asks for memory that came from `alloc`, is not freed, and that nobody has open: the consumer
+        // has closed it, or ended. An error leaks it until this process ends.
         let _ = unsafe { self.0.backend().free(self.1) };
     }
 }

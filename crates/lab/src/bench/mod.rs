@@ -3,8 +3,8 @@
 //! 1. `sample`, `row`: times taken in turns, and what is made of them; `report`, `chart`: how they are shown.
 //! 2. `floor`, `raw_calls`, `words`: the raw calls, and a program that makes no others.
 //! 3. `fixture`, `consumer`: sessions, and consumers in processes of their own.
-//! 4. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`, `objects`: the rows; `baseline`: another way
-//!    of counting.
+//! 4. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`, `objects`: the rows;
+//!    `baseline`: another way of counting.
 
 mod baseline;
 mod chart;
@@ -37,7 +37,7 @@ use clap::ValueEnum;
 use crate::args::BenchOptions;
 use crate::{Outcome, device, output};
 use fixture::Stage;
-use report::{Place, Report};
+use report::{Machine, Report};
 use row::Row;
 
 /// How long one group may take: a call of a driver that hangs cannot be told to stop.
@@ -132,7 +132,7 @@ pub fn run(options: &BenchOptions) -> Outcome {
         Ok(gpu) => gpu,
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
-    let place = Place::of(&gpu, options.quick);
+    let place = Machine::of(&gpu, options.quick);
     let stage = match Stage::new(gpu, options.quick) {
         Ok(stage) => stage,
         Err(why) => return output::fail(&why, options.json, Outcome::Finding),
@@ -185,7 +185,7 @@ fn conclude(options: &BenchOptions, report: &Report) -> Outcome {
 struct Watch(Sender<Option<Group>>);
 
 impl Watch {
-    fn start(options: BenchOptions, place: Place, rows: Arc<Mutex<Vec<Row>>>) -> Watch {
+    fn start(options: BenchOptions, place: Machine, rows: Arc<Mutex<Vec<Row>>>) -> Watch {
         let (sender, groups) = channel::<Option<Group>>();
         std::thread::spawn(move || {
             let mut running = None;

@@ -129,8 +129,8 @@ impl Bare {
         for (fd, len) in &self.regions {
             let backend = self.gpu.backend();
             let memory = backend.import_memory(self.gpu.device(), fd.as_fd(), *len).map_err(|e| explain(&e))?;
-            // SAFETY: `map_memory` asks for memory that is not released and for reserved addresses with nothing on them:
-            // the range has room for all regions in order, and `unmap` takes them off.
+            // SAFETY: `map_memory` asks for memory that is not released and for reserved addresses with nothing on
+            // them: the range has room for all regions in order, and `unmap` takes them off.
             unsafe { backend.map_memory(at, memory, Access::ReadWrite) }.map_err(|e| explain(&e))?;
             self.mapped.push((at, memory));
             at = at.offset(*len);
@@ -214,8 +214,8 @@ fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, Strin
         settle();
         let to = bare.base;
         let copied = || {
-            // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is done: all regions of
-            // both are mapped in a row, and it is waited for.
+            // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is done: all regions
+            // of both are mapped in a row, and it is waited for.
             unsafe { stage.gpu.backend().copy(stream.raw(), to, at, bytes) }.map_err(|e| explain(&e))?;
             stream.synchronize().map_err(|e| explain(&e))
         };
@@ -246,8 +246,8 @@ fn successor(stage: &Stage, owner: &Owner, bytes: u64) -> Result<Row, String> {
     let copied = |bytes: u64| {
         for _ in 0..bytes.div_ceil(piece) {
             let from = std::ptr::with_exposed_provenance(from.0);
-            // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: both
-            // have `piece` bytes, and it is waited for below.
+            // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done:
+            // both have `piece` bytes, and it is waited for below.
             unsafe { backend.copy_to_device(stream.raw(), to, from, piece as usize) }.map_err(|e| explain(&e))?;
         }
         stream.synchronize().map_err(|e| explain(&e))

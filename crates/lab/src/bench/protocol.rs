@@ -252,8 +252,9 @@ pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
     }])
 }
 
-/// Runs cycles on a thread for each block, and returns the nanoseconds of each cycle of all of them: from the first thread's
-/// beginning to the last one's end, by their own clocks, because the thread that waits for them may sleep through both.
+/// Runs cycles on a thread for each block, and returns the nanoseconds of each cycle of all of them: from the first
+/// thread's beginning to the last one's end, by their own clocks, because the thread that waits for them may sleep
+/// through both.
 fn each_of(pair: &Pair, blocks: &[SentBlock], cycles: usize) -> Result<f64, String> {
     let barrier = Barrier::new(blocks.len());
     let run = |block: &SentBlock| {

@@ -12,7 +12,7 @@ use super::row::{Row, digits, show};
 
 /// Where it was measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Place {
+pub struct Machine {
     /// The backend's name.
     pub backend: String,
     /// The device's name.
@@ -37,11 +37,11 @@ pub struct Place {
 /// The profile for who measures.
 const MEASURES: &str = "dist";
 
-impl Place {
+impl Machine {
     /// Looks where this is.
-    pub fn of(gpu: &Gpu, quick: bool) -> Place {
+    pub fn of(gpu: &Gpu, quick: bool) -> Machine {
         let system = rustix::system::uname();
-        Place {
+        Machine {
             backend: gpu.kind().name().to_owned(),
             device: gpu.info().name.clone(),
             driver: driver(gpu.kind()),
@@ -85,14 +85,14 @@ pub struct Report {
     pub ok: bool,
     /// Where.
     #[serde(flatten)]
-    pub place: Place,
+    pub place: Machine,
     /// Everything that was measured.
     pub rows: Vec<Row>,
 }
 
 impl Report {
     /// Puts one together.
-    pub fn new(place: Place, rows: Vec<Row>) -> Report {
+    pub fn new(place: Machine, rows: Vec<Row>) -> Report {
         Report { ok: !rows.is_empty() && rows.iter().all(|row| row.error.is_none()), place, rows }
     }
 

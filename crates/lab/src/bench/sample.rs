@@ -80,8 +80,8 @@ impl Pairs {
         }
     }
 
-    /// Takes one sample of each as [`sample`](Pairs::sample) does, and with each what its calls leave to be done once, after
-    /// them: it is part of their price.
+    /// Takes one sample of each as [`sample`](Pairs::sample) does, and with each what its calls leave to be done once,
+    /// after them: it is part of their price.
     ///
     /// # Errors
     ///

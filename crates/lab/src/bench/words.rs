@@ -46,15 +46,16 @@ impl Words {
     }
 
     fn first(&self) -> &AtomicU64 {
-        // SAFETY: the page is mapped, aligned and zeroed at first, and everybody reaches it by atomics or from a stream.
+        // SAFETY: the page is mapped, aligned and zeroed at first, and everybody reaches it by atomics or from a
+        // stream.
         unsafe { &*self.start }
     }
 }
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: `unregister_words` asks for words that no operation is unfinished on: those who queue any settle their
-        // streams before they drop this.
+        // SAFETY: `unregister_words` asks for words that no operation is unfinished on: those who queue any settle
+        // their streams before they drop this.
         let unregistered = unsafe { self.gpu.backend().unregister_words(HostPtr(self.start.expose_provenance())) };
         if unregistered.is_ok() {
             // SAFETY: `munmap` asks for a mapping that nothing uses: it is unregistered.

@@ -9,8 +9,8 @@ use gpu_ipc::{BackendKind, Error, Gpu};
 
 use super::shared_stats::{Board, Count};
 
-/// A source of regions that counts what is taken twice or given back twice, and that overwrites what is given back where
-/// it can reach it: a holder that it was taken from too early sees that at once.
+/// A source of regions that counts what is taken twice or given back twice, and that overwrites what is given back
+/// where it can reach it: a holder that it was taken from too early sees that at once.
 #[derive(Debug)]
 pub struct Audit {
     source: Arc<Arena>,

@@ -8,7 +8,7 @@ use gpu_ipc::{ClaimError, Error, Participant, ParticipantId, ReceivedBlock, Stat
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use super::Place;
+use super::Seat;
 use super::consumer::{Borrower, Taken};
 use super::lender::QUARANTINE;
 use super::message::{self, Message};
@@ -36,7 +36,7 @@ pub struct Leases {
 
 impl Leases {
     /// Connects; `None` when that fails as it may.
-    pub fn open(place: &Place, dice: &mut Dice) -> Result<Option<Leases>, String> {
+    pub fn open(place: &Seat, dice: &mut Dice) -> Result<Option<Leases>, String> {
         let device = place.gpu()?;
         let copier = Copier::new(&device.gpu).map_err(|e| explain(&e))?;
         if place.lasts.is_none() && dice.in_thousand(100) {
@@ -74,8 +74,8 @@ fn is_few_files(error: &Error) -> bool {
         Error::System { source, .. } | Error::Connect { source: Some(source), .. } => source,
         _ => return false,
     };
-    // The kernel counts what is on its way against the same limit, for all processes of the user together: what visitors
-    // sent to a stopped producer, too.
+    // The kernel counts what is on its way against the same limit, for all processes of the user together: what
+    // visitors sent to a stopped producer, too.
     matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ETOOMANYREFS))
 }
 

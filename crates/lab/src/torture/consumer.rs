@@ -1,5 +1,5 @@
-//! A consumer of a run: it takes what it is sent, looks at it before and after it held it, and sometimes forks, forwards
-//! or dies on its own account.
+//! A consumer of a run: it takes what it is sent, looks at it before and after it held it, and sometimes forks,
+//! forwards or dies on its own account.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use super::message::{Inbox, Message, Outbox};
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
 use super::vitals::{Course, Vitals};
-use super::{Place, fork};
+use super::{Seat, fork};
 
 /// Blocks that a consumer holds at a time.
 const MOST_HELD: usize = 16;
@@ -78,7 +78,7 @@ struct Lease<H> {
 }
 
 /// Lives until the run, or its producer, ends.
-pub fn run(place: &Place) -> Result<(), String> {
+pub fn run(place: &Seat) -> Result<(), String> {
     let mut dice = Dice::new(place.seed, place.serial);
     let me = place.board.member(place.slot);
     // Some have a child before they connect.
@@ -102,7 +102,7 @@ pub fn run(place: &Place) -> Result<(), String> {
 }
 
 struct Consumer<'a, B: Borrower> {
-    place: &'a Place,
+    place: &'a Seat,
     board: &'static Board,
     borrower: &'a mut B,
     inbox: Inbox,
@@ -114,7 +114,7 @@ struct Consumer<'a, B: Borrower> {
 }
 
 impl<B: Borrower> Consumer<'_, B> {
-    fn serve(place: &Place, borrower: &mut B, (inbox, outbox): (Inbox, Outbox), dice: Dice) -> Result<(), String> {
+    fn serve(place: &Seat, borrower: &mut B, (inbox, outbox): (Inbox, Outbox), dice: Dice) -> Result<(), String> {
         let me = place.board.member(place.slot);
         me.producer.store(place.producer, Ordering::Relaxed);
         me.participant.store(borrower.participant(), Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! What must be found: two ways of lending memory that lose blocks or take them too early, under the same torture.
 //!
-//! - A plain shared counter: the holder adds one and takes one off. One that is killed leaves no trace of who it was, and
-//!   its block never comes back.
+//! - A plain shared counter: the holder adds one and takes one off. One that is killed leaves no trace of who it was,
+//!   and its block never comes back.
 //! - A blind time-out: a block is free a fixed time after it was lent, held or not. A holder that was stopped meanwhile
 //!   finds another generation in it.
 
@@ -16,7 +16,7 @@ use super::message::{Message, Outbox};
 use super::producer::Lender;
 use super::rng::Dice;
 use super::shared_stats::{Board, Shared, map};
-use super::{Control, Place};
+use super::{Control, Seat};
 
 const BLOCKS: usize = 256;
 const WORDS: usize = 8;
@@ -39,7 +39,7 @@ pub struct Cells([Cell; BLOCKS]);
 // SAFETY: its fields are arrays and `repr(C)` structs of atomic integers.
 unsafe impl Shared for Cells {}
 
-fn path(place: &Place, producer: u64) -> PathBuf {
+fn path(place: &Seat, producer: u64) -> PathBuf {
     place.dir.join(format!("arena{producer}"))
 }
 
@@ -54,7 +54,7 @@ pub struct Arena {
 
 impl Arena {
     /// Makes the memory.
-    pub fn create(place: &Place) -> Result<Arena, String> {
+    pub fn create(place: &Seat) -> Result<Arena, String> {
         let making = |e: std::io::Error| format!("the control's memory cannot be made: {e}");
         let path = path(place, place.serial);
         let unfinished = path.with_extension("new");
@@ -137,7 +137,7 @@ pub struct Loan {
 
 impl Loans {
     /// Maps the producer's memory.
-    pub fn open(place: &Place) -> Result<Loans, String> {
+    pub fn open(place: &Seat) -> Result<Loans, String> {
         let opening = |e: std::io::Error| format!("the control's memory cannot be mapped: {e}");
         let file = OpenOptions::new().read(true).write(true).open(path(place, place.producer)).map_err(opening)?;
         let control = place.control.ok_or("only a control has such memory")?;

@@ -25,8 +25,9 @@ fn live(rounds: u128, memory: &[(*mut u8, usize)]) -> ! {
     let millisecond = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
     for _ in 0..rounds {
         for &(start, len) in memory {
-            // SAFETY: `write_bytes` asks for writable bytes: blocks that the parent held, whose mappings a forked child has
-            // too and nobody takes away. Other processes may write there at the same time; no value read depends on it.
+            // SAFETY: `write_bytes` asks for writable bytes: blocks that the parent held, whose mappings a forked child
+            // has too and nobody takes away. Other processes may write there at the same time; no value read depends on
+            // it.
             unsafe { start.write_bytes(SCRIBBLE, len) };
         }
         // SAFETY: `nanosleep` asks for a valid time; the rest may be null.

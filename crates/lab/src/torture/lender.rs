@@ -15,7 +15,7 @@ use super::producer::Lender;
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, microseconds};
 use super::vitals::{Course, Vitals};
-use super::{PATIENCE, Place};
+use super::{PATIENCE, Seat};
 use crate::copier::Copier;
 use crate::device::explain;
 
@@ -54,12 +54,12 @@ struct Grant {
 
 impl Sessions {
     /// Opens a session for this producer.
-    pub fn open(place: &Place) -> Result<Sessions, String> {
+    pub fn open(place: &Seat) -> Result<Sessions, String> {
         let gpu: Gpu = place.gpu()?.gpu;
         let audit = Audit::new(gpu.clone(), REGION_BYTES, place.board).map_err(|e| explain(&e))?;
         let source: Arc<dyn RegionSource> = audit.clone();
-        // So that others come as far as to be refused by who they are, the directory is what keeps them away, and not the
-        // socket's mode.
+        // So that others come as far as to be refused by who they are, the directory is what keeps them away, and not
+        // the socket's mode.
         let session = Session::builder(gpu.clone())
             .allow_uids([NO_USER])
             .socket(message::session(&place.dir, place.serial))

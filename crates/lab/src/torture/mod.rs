@@ -4,13 +4,14 @@
 //! 2. `producer`, `consumer`: what each of them does; `lender`, `borrower`: by the library; `control`: by a method that
 //!    must fail.
 //!    `visitor`: connections that are opened and abandoned.
-//! 3. `shared_stats`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`: which
-//!    bytes a session takes and gives back; `vitals`: what a process takes; `fork`: children that live on; `rng`: chance.
+//! 3. `shared_stats`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`:
+//!    which bytes a session takes and gives back; `vitals`: what a process takes; `fork`: children that live on; `rng`:
+//!    chance.
 //!
 //! `objects` is the same for a broker: writers, readers, brokers and keepers.
 //!
-//! Every block is filled with its generation. A holder compares all bytes before and after; returned bytes are overwritten
-//! at once where the CPU can reach them. docs/TESTING.md lists what is done, and to which process.
+//! Every block is filled with its generation. A holder compares all bytes before and after; returned bytes are
+//! overwritten at once where the CPU can reach them. docs/TESTING.md lists what is done, and to which process.
 
 mod audit;
 mod borrower;
@@ -123,7 +124,7 @@ pub struct MemberOptions {
 }
 
 /// The identity of a process of a run, and its directory.
-pub struct Place {
+pub struct Seat {
     dir: PathBuf,
     board: &'static Board,
     slot: usize,
@@ -143,7 +144,7 @@ struct Device {
     host: Option<Arc<HostBackend>>,
 }
 
-impl Place {
+impl Seat {
     fn gpu(&self) -> Result<Device, String> {
         if self.backend != BackendKind::Host {
             return Ok(Device { gpu: device::find(self.backend, &self.device)?, host: None });
@@ -195,7 +196,7 @@ pub fn run(options: &TortureOptions) -> Outcome {
 pub fn run_member(options: &MemberOptions) -> Outcome {
     child::die_with_parent();
     let lived = Board::open(&options.dir.join("board")).map_err(|e| format!("no board: {e}")).and_then(|board| {
-        let place = Place {
+        let place = Seat {
             dir: options.dir.clone(),
             board,
             slot: options.slot,

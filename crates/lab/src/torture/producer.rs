@@ -8,7 +8,7 @@ use super::lender::Sessions;
 use super::message::Outbox;
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
-use super::{PATIENCE, Place};
+use super::{PATIENCE, Seat};
 
 /// How a producer gives out memory: by the library, or as a control does.
 pub trait Lender {
@@ -24,20 +24,20 @@ pub trait Lender {
     /// Counts what is lent and not back.
     fn held(&mut self) -> u64;
 
-    /// Waits until nothing is held, and says how many blocks did not come back. When it is `alone`, because everybody else
-    /// has left, nothing else of theirs may be left either.
+    /// Waits until nothing is held, and says how many blocks did not come back. When it is `alone`, because everybody
+    /// else has left, nothing else of theirs may be left either.
     fn finish(&mut self, alone: bool) -> u64;
 }
 
 /// Lives until the run ends.
-pub fn run(place: &Place) -> Result<(), String> {
+pub fn run(place: &Seat) -> Result<(), String> {
     match place.control {
         None => serve(place, &mut Sessions::open(place)?),
         Some(_) => serve(place, &mut Arena::create(place)?),
     }
 }
 
-fn serve(place: &Place, lender: &mut impl Lender) -> Result<(), String> {
+fn serve(place: &Seat, lender: &mut impl Lender) -> Result<(), String> {
     let board: &Board = place.board;
     let me = board.member(place.slot);
     let outbox = Outbox::new(&place.dir).map_err(|e| format!("a socket cannot be made: {e}"))?;
@@ -87,6 +87,6 @@ fn serve(place: &Place, lender: &mut impl Lender) -> Result<(), String> {
 }
 
 /// A producer that ends before the run does, ends with its consumers still there.
-fn ending_alone(board: &Board, place: &Place) -> bool {
+fn ending_alone(board: &Board, place: &Seat) -> bool {
     place.control.is_none() && board.phase() == Phase::Work
 }

@@ -120,8 +120,8 @@ pub struct Member {
     pub participant: AtomicU64,
     /// 1 once it has forked: its death alone proves nothing.
     pub forked: AtomicU32,
-    /// For producers: 1 when it shall end on its own; 2 when it shares nothing more; 3 when it has looked whether anybody
-    /// holds something. For consumers: 2 when it has let go of everything.
+    /// For producers: 1 when it shall end on its own; 2 when it shares nothing more; 3 when it has looked whether
+    /// anybody holds something. For consumers: 2 when it has let go of everything.
     pub ending: AtomicU32,
 }
 

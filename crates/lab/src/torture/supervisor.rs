@@ -341,8 +341,8 @@ impl Torment<'_> {
         Ok(())
     }
 
-    /// Lets everybody come to an end: producers fall silent, consumers take what is on its way and let go, producers look
-    /// whether anything is still held, consumers leave, and producers look what is left.
+    /// Lets everybody come to an end: producers fall silent, consumers take what is on its way and let go, producers
+    /// look whether anything is still held, consumers leave, and producers look what is left.
     fn end(&mut self) -> Result<(), String> {
         for process in &mut self.processes {
             if let Some((since, _)) = process.stopped.take() {

@@ -1,5 +1,5 @@
-//! A visitor of a run: it opens connections to a producer and abandons them, in every way that connects go wrong, and by
-//! chance many at a time; and between that it connects as one should, and must be let in.
+//! A visitor of a run: it opens connections to a producer and abandons them, in every way that connects go wrong, and
+//! by chance many at a time; and between that it connects as one should, and must be let in.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use rustix::process::{PidfdFlags, Uid, getpid, pidfd_open};
 
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
-use super::{Place, message};
+use super::{Seat, message};
 use crate::device::explain;
 
 /// How long an honest connect may take: a producer may be stopped.
@@ -39,7 +39,7 @@ pub fn can_be_nobody() -> bool {
 }
 
 /// Lives until its producer, or the run, ends.
-pub fn run(place: &Place) -> Result<(), String> {
+pub fn run(place: &Seat) -> Result<(), String> {
     let me = place.board.member(place.slot);
     let visitor = Visitor {
         board: place.board,

@@ -1,5 +1,5 @@
-//! What a process takes from its machine, so that what it never gives back shows: a producer that lives for the whole run
-//! takes no more at its end than in its middle, and when everybody has left no more than before they came.
+//! What a process takes from its machine, so that what it never gives back shows: a producer that lives for the whole
+//! run takes no more at its end than in its middle, and when everybody has left no more than before they came.
 
 use std::time::{Duration, Instant};
 
@@ -51,8 +51,8 @@ impl Vitals {
         ]
     }
 
-    /// Says what there is more of than at rest, memory aside, which an allocator need not give back. A few threads, and what
-    /// they are woken by, begin when they are first needed, and stay.
+    /// Says what there is more of than at rest, memory aside, which an allocator need not give back. A few threads, and
+    /// what they are woken by, begin when they are first needed, and stay.
     pub fn above(self, rest: Vitals) -> Option<String> {
         let more = |((what, now), (_, before)): ((&str, u64), (_, u64))| {
             let few = if matches!(what, "descriptors" | "threads") { FEW } else { 0 };

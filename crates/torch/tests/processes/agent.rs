@@ -191,7 +191,8 @@ impl State {
             // In a child everything says so, and every drop does nothing.
             "fork" => {
                 // SAFETY: `fork` asks that the child of a process with threads calls only what is safe there: it
-                // allocates with the C library's allocator, which glibc keeps usable in a child, and leaves with `_exit`.
+                // allocates with the C library's allocator, which glibc keeps usable in a child, and leaves with
+                // `_exit`.
                 let pid = unsafe { libc::fork() };
                 if pid == 0 {
                     let message = TensorMessage::decode(&unhex(rest)).and_then(|message| message.fields.decode());

@@ -118,8 +118,8 @@ impl<'a> BindLock<'a> {
 
 impl Drop for BindLock<'_> {
     fn drop(&mut self) {
-        // Removed while it is held, so a process that opened it meanwhile finds it without a name and makes another. A lock
-        // file that stays is harmless: the next holder removes it.
+        // Removed while it is held, so a process that opened it meanwhile finds it without a name and makes another. A
+        // lock file that stays is harmless: the next holder removes it.
         let _ = rustix::fs::unlinkat(self.directory, BindLock::name(self.id), AtFlags::empty());
         // A forked child may hold a copy of the descriptor; closing alone would leave the lock with it.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);

@@ -12,8 +12,9 @@ use super::packet_socket::{address_of, new_socket};
 
 /// A socket that is not connected yet.
 ///
-/// It is made before the process' descendants are counted, so that a child forked after that has a copy of it, which keeps
-/// the proof of death from being complete; and connected after, so that nobody waits at the session while they are.
+/// It is made before the process' descendants are counted, so that a child forked after that has a copy of it, which
+/// keeps the proof of death from being complete; and connected after, so that nobody waits at the session while they
+/// are.
 #[derive(Debug)]
 pub struct Connecting(OwnedFd);
 

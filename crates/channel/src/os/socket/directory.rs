@@ -25,14 +25,14 @@ const _: () = assert!(MOST_BYTES == 69);
 /// Returns the directory in which sessions put their sockets, and makes it where it is missing.
 ///
 /// The first of these that is set: what the caller says, `$GPU_IPC_RUNTIME_DIR`, `$XDG_RUNTIME_DIR/gpu-ipc`,
-/// `/tmp/gpu-ipc-<uid>`. `$XDG_RUNTIME_DIR` counts only if it is the absolute path of a directory. Only the last component
-/// is made.
+/// `/tmp/gpu-ipc-<uid>`. `$XDG_RUNTIME_DIR` counts only if it is the absolute path of a directory. Only the last
+/// component is made.
 ///
 /// # Errors
 ///
-/// [`Error::Invalid`] when it is a symbolic link, no directory, of another user, or open to others: a user that can write
-/// there could answer in a producer's place; when its path is so long that a socket in it has no address; or when it
-/// cannot be made because of what lies above it. [`Error::System`] for what else the system refuses.
+/// [`Error::Invalid`] when it is a symbolic link, no directory, of another user, or open to others: a user that can
+/// write there could answer in a producer's place; when its path is so long that a socket in it has no address; or when
+/// it cannot be made because of what lies above it. [`Error::System`] for what else the system refuses.
 pub fn runtime_dir(explicit: Option<&Path>) -> Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let dir = choose(explicit, env::var_os("GPU_IPC_RUNTIME_DIR"), env::var_os("XDG_RUNTIME_DIR"), uid);

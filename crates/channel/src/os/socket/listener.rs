@@ -67,8 +67,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a path that is too long, that somebody listens on, that is no socket, or whose directory is
-    /// missing; [`Error::System`] when that is full or not writable, or no file descriptor is left.
+    /// [`Error::Invalid`] for a path that is too long, that somebody listens on, that is no socket, or whose directory
+    /// is missing; [`Error::System`] when that is full or not writable, or no file descriptor is left.
     pub fn bind(place: &Place) -> Result<Listener> {
         let (path, mode) = match place {
             Place::Runtime { dir, session } => (dir.join(format!("{session}.sock")), 0o600),

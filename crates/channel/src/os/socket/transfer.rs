@@ -111,8 +111,8 @@ pub fn receive(fd: impl AsFd, packet: &mut [u8; MOST_BYTES], fds: &mut Vec<Owned
 
 /// Receives one packet of somebody who may mean harm; nothing that comes with it is closed by this thread.
 ///
-/// The descriptors are taken while the packet still has its own copies, so that none of those is the last. What finds no
-/// room among this process' descriptors stays in the socket's queue.
+/// The descriptors are taken while the packet still has its own copies, so that none of those is the last. What finds
+/// no room among this process' descriptors stays in the socket's queue.
 ///
 /// # Errors
 ///

@@ -38,7 +38,8 @@ impl Patience {
     }
 }
 
-/// A claim's interest in an answer. It ends when this is dropped: the question is withdrawn if nobody else waits for it.
+/// A claim's interest in an answer. It ends when this is dropped: the question is withdrawn if nobody else waits for
+/// it.
 #[derive(Debug)]
 pub(crate) struct Asking<'a> {
     link: &'a Link,
@@ -73,8 +74,8 @@ impl Drop for Asking<'_> {
 }
 
 impl Link {
-    /// Waits until `look` gives something, looking again at every change; `None` after the deadline. Repeats what is due
-    /// meanwhile.
+    /// Waits until `look` gives something, looking again at every change; `None` after the deadline. Repeats what is
+    /// due meanwhile.
     pub fn wait_until<T>(&self, patience: Patience, mut look: impl FnMut(&mut Questions) -> Option<T>) -> Option<T> {
         let mut locked = self.table();
         loop {

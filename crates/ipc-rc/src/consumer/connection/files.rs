@@ -80,8 +80,8 @@ impl Files {
             must: "within the quota of the welcome",
         })?;
         let registered = if gpu.caps().stream_writes {
-            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the files stay here, and are
-            // unregistered before they go, or leaked.
+            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the files stay here,
+            // and are unregistered before they go, or leaked.
             Some(unsafe { gpu.backend().register_words(counters.start(), counters.bytes()) }?)
         } else {
             None

@@ -1,7 +1,8 @@
 //! Hearing the producer: by the participant's service, or by a thread that waits for an answer.
 //!
-//! A thread that waits for an answer reads the socket itself, so that the answer wakes one thread and not two. Meanwhile
-//! the service does not watch the socket; the lock says whose turn it is, so packets are obeyed in their order.
+//! A thread that waits for an answer reads the socket itself, so that the answer wakes one thread and not two.
+//! Meanwhile the service does not watch the socket; the lock says whose turn it is, so packets are obeyed in their
+//! order.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;

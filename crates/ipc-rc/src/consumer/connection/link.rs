@@ -1,6 +1,7 @@
 //! The link to a producer: who it is, what is asked of it and by which socket, and what of it the application is told.
 //!
-//! Messages are sent under the table's lock, without blocking, so that they leave in the order in which its rows changed.
+//! Messages are sent under the table's lock, without blocking, so that they leave in the order in which its rows
+//! changed.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -22,24 +22,25 @@
 //!
 //! # Why a region's row is never forgotten in silence
 //!
-//! The producer pins a region before it says how to map it, so that nobody frees memory that somebody maps. From the first
-//! `MapRegion` that may have left until a `Noted` answers `Unmapped`, the producer may have pinned. `MapRegion` and
-//! `Unmapped` are therefore two questions of one key: asking one replaces the other, and neither overtakes the other.
-//! Refused rows end by `Unmapped` too: the producer may have pinned at an earlier copy of the same question.
+//! The producer pins a region before it says how to map it, so that nobody frees memory that somebody maps. From the
+//! first `MapRegion` that may have left until a `Noted` answers `Unmapped`, the producer may have pinned. `MapRegion`
+//! and `Unmapped` are therefore two questions of one key: asking one replaces the other, and neither overtakes the
+//! other. Refused rows end by `Unmapped` too: the producer may have pinned at an earlier copy of the same question.
 //!
 //! # Which answer counts
 //!
-//! A row is *born* with a number of the participant's one counter, which its messages carry and the answer repeats. An answer
-//! counts if its number is the row's. Otherwise a late answer to a question that was withdrawn would map a region that the
-//! producer is about to unpin. Tickets are asked for by the batch; a ticket's answer counts from the row's birth on.
+//! A row is *born* with a number of the participant's one counter, which its messages carry and the answer repeats. An
+//! answer counts if its number is the row's. Otherwise a late answer to a question that was withdrawn would map a
+//! region that the producer is about to unpin. Tickets are asked for by the batch; a ticket's answer counts from the
+//! row's birth on.
 //!
 //! # What the channel may do
 //!
-//! Lose any message, delay it, and deliver it again by a repeat. It keeps the order: one socket, and both sides send under a
-//! lock (this table's). Reordering is not covered.
+//! Lose any message, delay it, and deliver it again by a repeat. It keeps the order: one socket, and both sides send
+//! under a lock (this table's). Reordering is not covered.
 //!
-//! Checked by `questions_model.rs`: random histories of two claimants, a thread and a producer, with every message lost,
-//! delayed, repeated or refused; `ci/mutants.d/questions-*.patch` weaken this file, and each fails it.
+//! Checked by `questions_model.rs`: random histories of two claimants, a thread and a producer, with every message
+//! lost, delayed, repeated or refused; `ci/mutants.d/questions-*.patch` weaken this file, and each fails it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -189,7 +190,7 @@ impl Interest {
 pub(crate) struct Unsent;
 
 #[derive(Debug)]
-enum State {
+enum AskState {
     Asked,
     Answered(Answer),
     Refused(No),
@@ -200,7 +201,7 @@ enum State {
 struct Row {
     born: u64,
     question: Question,
-    state: State,
+    state: AskState,
     /// How many claims wait for it.
     waiting: u32,
     /// Kept until then although nobody waits.
@@ -262,18 +263,18 @@ impl Questions {
     fn join(&mut self, key: Key, question: Question, now: Instant) -> &mut Row {
         let joins = self.rows.get(&key).is_some_and(|row| match row.state {
             // Two questions of one region: the later one replaces the other.
-            State::Asked => (row.question == Question::Unmapped) == (question == Question::Unmapped),
-            State::Answered(_) | State::Acting => true,
-            State::Refused(_) => false,
+            AskState::Asked => (row.question == Question::Unmapped) == (question == Question::Unmapped),
+            AskState::Answered(_) | AskState::Acting => true,
+            AskState::Refused(_) => false,
         });
         if !joins {
-            self.begin(key, question, State::Asked, now);
+            self.begin(key, question, AskState::Asked, now);
         }
         self.rows.get_mut(&key).expect("it was there, or was just made")
     }
 
     /// Puts a row in the place of what was there.
-    fn begin(&mut self, key: Key, question: Question, state: State, now: Instant) {
+    fn begin(&mut self, key: Key, question: Question, state: AskState, now: Instant) {
         self.remove(key);
         let born = if let Key::Forward(number) = key { number } else { self.number() };
         let row = Row { born, question, state, waiting: 0, kept: None, repeat: now, pause: REPEAT.0, due: None };
@@ -290,7 +291,7 @@ impl Questions {
     /// Brings the schedule up to date with a row.
     fn plan(&mut self, key: Key) {
         let Some(row) = self.rows.get_mut(&key) else { return };
-        let repeat = matches!(row.state, State::Asked).then_some(row.repeat);
+        let repeat = matches!(row.state, AskState::Asked).then_some(row.repeat);
         let withdrawal = row.kept.filter(|_| row.waiting == 0);
         let due = [repeat, withdrawal].into_iter().flatten().min().map(|at| (at, row.born));
         if row.due != due {
@@ -308,12 +309,12 @@ impl Questions {
     pub fn look(&mut self, key: Key, born: u64) -> Look {
         let Some(row) = self.row(key, born) else { return Look::Gone };
         match (&row.state, &row.question) {
-            (State::Asked | State::Acting, _) => Look::Wait,
-            (State::Answered(Answer::Ticket(outcome)), _) => Look::Ticket(*outcome),
-            (State::Refused(no), Question::Map { lease, .. }) => Look::Refused(no.clone(), Some(*lease)),
-            (State::Refused(no), _) => Look::Refused(no.clone(), None),
-            (State::Answered(_), _) => match std::mem::replace(&mut row.state, State::Acting) {
-                State::Answered(answer) => {
+            (AskState::Asked | AskState::Acting, _) => Look::Wait,
+            (AskState::Answered(Answer::Ticket(outcome)), _) => Look::Ticket(*outcome),
+            (AskState::Refused(no), Question::Map { lease, .. }) => Look::Refused(no.clone(), Some(*lease)),
+            (AskState::Refused(no), _) => Look::Refused(no.clone(), None),
+            (AskState::Answered(_), _) => match std::mem::replace(&mut row.state, AskState::Acting) {
+                AskState::Answered(answer) => {
                     self.plan(key);
                     Look::Take(answer)
                 }
@@ -357,7 +358,7 @@ impl Questions {
     fn withdraw(&mut self, key: Key, now: Instant) {
         let Some(row) = self.rows.get(&key) else { return };
         match (key, &row.state, &row.question) {
-            (Key::Region(_), State::Acting, _) | (_, _, Question::Unmapped | Question::Goodbye) => {}
+            (Key::Region(_), AskState::Acting, _) | (_, _, Question::Unmapped | Question::Goodbye) => {}
             (Key::Region(region), ..) => self.unmapped(region, now),
             _ => self.remove(key),
         }
@@ -368,7 +369,7 @@ impl Questions {
     pub fn begin_unmap(&mut self, region: RegionId, now: Instant) -> bool {
         let free = !self.rows.contains_key(&Key::Region(region));
         if free {
-            self.begin(Key::Region(region), Question::Unmapped, State::Acting, now);
+            self.begin(Key::Region(region), Question::Unmapped, AskState::Acting, now);
         }
         free
     }
@@ -389,7 +390,7 @@ impl Questions {
         if self.ended || self.leaked.contains(&region) {
             self.remove(Key::Region(region));
         } else {
-            self.begin(Key::Region(region), Question::Unmapped, State::Asked, now);
+            self.begin(Key::Region(region), Question::Unmapped, AskState::Asked, now);
         }
     }
 
@@ -401,7 +402,7 @@ impl Questions {
         said: Result<Answer, No>,
         now: Instant,
     ) -> Option<Result<Answer, No>> {
-        let Some(row) = self.rows.get_mut(&key).filter(|row| matches!(row.state, State::Asked)) else {
+        let Some(row) = self.rows.get_mut(&key).filter(|row| matches!(row.state, AskState::Asked)) else {
             return Some(said);
         };
         let counts = if matches!(key, Key::Ticket(_)) { request >= row.born } else { request == row.born };
@@ -416,10 +417,10 @@ impl Questions {
                     None
                 };
             }
-            Ok(answer) => row.state = State::Answered(answer),
-            Err(no) => row.state = State::Refused(no),
+            Ok(answer) => row.state = AskState::Answered(answer),
+            Err(no) => row.state = AskState::Refused(no),
         }
-        if row.waiting == 0 && row.kept.is_none() && !matches!(row.state, State::Asked) {
+        if row.waiting == 0 && row.kept.is_none() && !matches!(row.state, AskState::Asked) {
             self.withdraw(key, now);
         }
         self.plan(key);
@@ -468,7 +469,7 @@ impl Questions {
     /// Lists tickets that are due, as many as a message takes.
     fn tickets_due(&self, now: Instant) -> ArrayVec<Key, MOST_TICKETS> {
         let due = self.schedule.iter().take_while(|((at, _), _)| *at <= now).map(|(_, &key)| key);
-        due.filter(|key| matches!(key, Key::Ticket(_)) && matches!(self.rows[key].state, State::Asked))
+        due.filter(|key| matches!(key, Key::Ticket(_)) && matches!(self.rows[key].state, AskState::Asked))
             .take(MOST_TICKETS)
             .collect()
     }
@@ -513,7 +514,7 @@ impl Questions {
     /// Ends every question: the producer is gone, and answers nothing any more.
     pub fn end(&mut self) {
         self.ended = true;
-        let rows = self.rows.iter().filter(|(_, row)| !matches!(row.state, State::Acting));
+        let rows = self.rows.iter().filter(|(_, row)| !matches!(row.state, AskState::Acting));
         for key in rows.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.remove(key);
         }

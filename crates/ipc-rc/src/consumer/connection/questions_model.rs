@@ -1,10 +1,10 @@
-//! The protocol of [`questions`](super) and [`told`](crate::producer::roster::told), under a channel that loses, delays and repeats:
-//! the code that ships, driven by random histories of two claimants, a thread that unmaps, and a producer whose leases
-//! end and come again.
+//! The protocol of [`questions`](super) and [`told`](crate::producer::roster::told), under a channel that loses, delays
+//! and repeats: the code that ships, driven by random histories of two claimants, a thread that unmaps, and a producer
+//! whose leases end and come again.
 //!
 //! After each step: what is mapped is pinned, and nothing is granted twice. At the end of each history the channel is
-//! mended, and then: every claim that still waits is answered; when nobody wants anything any more, nothing is pinned and no row
-//! is left; and the goodbye is heard.
+//! mended, and then: every claim that still waits is answered; when nobody wants anything any more, nothing is pinned
+//! and no row is left; and the goodbye is heard.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

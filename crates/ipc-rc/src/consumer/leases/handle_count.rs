@@ -20,8 +20,8 @@
 //!
 //! # Not covered here
 //!
-//! A producer that grants a slot that is held: [`is_held`](HandleCount::is_held) finds it, unless it happens while another
-//! claim of the slot is under way. A participant trusts its producer with more than this.
+//! A producer that grants a slot that is held: [`is_held`](HandleCount::is_held) finds it, unless it happens while
+//! another claim of the slot is under way. A participant trusts its producer with more than this.
 //!
 //! Checked by `tests/loom_handle_count.rs`; weakening `LET_GO`, `LAST` or `LAST_AFTER_ALL` to Relaxed fails it.
 

@@ -1,7 +1,7 @@
 //! What the handles of one lease share: it lies beside the lease's slot, so that a claim takes no memory.
 //!
-//! The next claim of the slot comes after the release, through the producer's grant; so records need no more order than the
-//! slot gives. A record that is held while its slot is granted again is the producer's fault, and refused.
+//! The next claim of the slot comes after the release, through the producer's grant; so records need no more order than
+//! the slot gives. A record that is held while its slot is granted again is the producer's fault, and refused.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -5,11 +5,11 @@
 //! caller's streams are not slowed (measured: a host function would cost them 48 µs each), and a stream that is stuck
 //! holds up only those who named it.
 //!
-//! A driver's queue that is full blocks every thread of the process (measured at 1,020 entries), and the caller's stream
-//! may share it. So at most [`MOST_PENDING`] ends are queued on a lane, and what comes on top takes no place in any queue
-//! but one event on each stream, whatever its number: it gathers here, the participant's thread records the events when
-//! the last ones are done, and ends what had gathered by then when these are. So it is, too, for a set with a stream of
-//! another device or vendor, whose events no stream of ours can wait for.
+//! A driver's queue that is full blocks every thread of the process (measured at 1,020 entries), and the caller's
+//! stream may share it. So at most [`MOST_PENDING`] ends are queued on a lane, and what comes on top takes no place in
+//! any queue but one event on each stream, whatever its number: it gathers here, the participant's thread records the
+//! events when the last ones are done, and ends what had gathered by then when these are. So it is, too, for a set with
+//! a stream of another device or vendor, whose events no stream of ours can wait for.
 //!
 //! **Any error before the stores are queued leaves the lease HELD** until the process ends, counted, and logged once:
 //! an end that might come early would be worse.
@@ -27,8 +27,8 @@ use crate::stream::{Stream, StreamKey, advise};
 
 /// Ends queued on one lane: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;
-/// Ends queued on a lane from which on a drop looks which of them are done. Each look reads what a GPU has written, from
-/// memory; but the slots of several leases lie in one line, and those that ended meanwhile are read together.
+/// Ends queued on a lane from which on a drop looks which of them are done. Each look reads what a GPU has written,
+/// from memory; but the slots of several leases lie in one line, and those that ended meanwhile are read together.
 const SETTLED_FROM: usize = MOST_PENDING / 2;
 /// Streams of a set that is looked up without taking memory.
 const FEW: usize = 8;
@@ -47,8 +47,8 @@ pub(crate) trait Ends {
     /// Says whether a queue has ended it.
     fn is_released(&self) -> bool;
 
-    /// Returns the stores that end it: RELEASED into its slot, then 1 into its dirty word. `None` where streams have no way
-    /// to the words.
+    /// Returns the stores that end it: RELEASED into its slot, then 1 into its dirty word. `None` where streams have no
+    /// way to the words.
     fn stores(&self) -> Option<[StreamOp; 2]>;
 
     /// Lets go of its mapping, after the end.
@@ -317,8 +317,8 @@ impl<E: Ends> ReleaseQueues<E> {
         left
     }
 
-    /// Says whether every lease that was given to a lane has ended, and the lanes' streams write nothing more. Never waits:
-    /// a lane that somebody has locked is in use.
+    /// Says whether every lease that was given to a lane has ended, and the lanes' streams write nothing more. Never
+    /// waits: a lane that somebody has locked is in use.
     pub fn are_dry(&self) -> bool {
         self.table.load().values().all(|lane| match lane.try_lock() {
             Ok(mut lane) => lane.is_dry(),
@@ -343,13 +343,13 @@ impl<E: Ends> ReleaseQueue<E> {
         }
     }
 
-    /// Says whether every lease that was given to it has ended, and its stream writes nothing more: after RELEASED comes
-    /// the dirty word.
+    /// Says whether every lease that was given to it has ended, and its stream writes nothing more: after RELEASED
+    /// comes the dirty word.
     fn is_dry(&mut self) -> bool {
         self.settle();
         self.pending.is_empty() && self.later.is_empty() && {
-            // SAFETY: `query_stream` asks for a live stream: the lane keeps it. An error is a broken context, whose streams
-            // write nothing.
+            // SAFETY: `query_stream` asks for a live stream: the lane keeps it. An error is a broken context, whose
+            // streams write nothing.
             unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(true)
         }
     }

@@ -1,12 +1,13 @@
 //! A mapping and who uses it.
 //!
-//! **The count of its [`use_count`](crate::consumer::mappings::use_count) is all that keeps a mapping**: while it is not 0 nobody closes the
-//! mapping, an open one keeps its home, and the home owns it. So a lease has no count beside this one, and after a leave
-//! no thread may touch either: a leave that may have to wake the thread keeps the home first.
+//! **The count of its [`use_count`](crate::consumer::mappings::use_count) is all that keeps a mapping**: while it is
+//! not 0 nobody closes the mapping, an open one keeps its home, and the home owns it. So a lease has no count beside
+//! this one, and after a leave no thread may touch either: a leave that may have to wake the thread keeps the home
+//! first.
 //!
 //! A mapping's memory stays until the home goes and is used again for other regions; so a claimant may try to enter any
-//! that it finds in the table of places, whatever became of it. It looks at the region once more when it has entered: no
-//! opening comes while it is there.
+//! that it finds in the table of places, whatever became of it. It looks at the region once more when it has entered:
+//! no opening comes while it is there.
 
 use std::fmt;
 use std::ops::Deref;
@@ -201,8 +202,8 @@ impl<H: Home> Entered<H> {
     /// Returns the home.
     #[inline]
     pub fn home(&self) -> &H {
-        // SAFETY: `&*` of what a `Weak` points to asks that the value is alive: the mapping is open, because this use is
-        // counted, and an open mapping keeps its home.
+        // SAFETY: `&*` of what a `Weak` points to asks that the value is alive: the mapping is open, because this use
+        // is counted, and an open mapping keeps its home.
         unsafe { &*self.home.as_ptr() }
     }
 

@@ -4,10 +4,11 @@
 //!
 //! # Requests
 //!
-//! A region that is not mapped is asked for by a row of the [table of questions](crate::consumer::connection::questions). **A row of a
-//! region that is asked, answered or refused means that the region is not mapped**: the row is made under the table's lock
-//! after a look at the mappings, becomes *acting* before anybody maps, and ends after the mapping is to be found; an unmapping begins
-//! only where there is no row, under the same lock.
+//! A region that is not mapped is asked for by a row of the [table of
+//! questions](crate::consumer::connection::questions). **A row of a region that is asked, answered or refused means
+//! that the region is not mapped**: the row is made under the table's lock after a look at the mappings, becomes
+//! *acting* before anybody maps, and ends after the mapping is to be found; an unmapping begins only where there is no
+//! row, under the same lock.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! How many use a mapping, and whether it may be closed.
 //!
-//! The count is spread over cells, so that threads do not wait for each other's writes: each enters by a cell of its own
-//! and leaves by the one that it entered by. All of them are opened, watched and closed.
+//! The count is spread over cells, so that threads do not wait for each other's writes: each enters by a cell of its
+//! own and leaves by the one that it entered by. All of them are opened, watched and closed.
 //!
 //! | step | who | operation on a cell | ordering |
 //! |---|---|---|---|
@@ -19,16 +19,16 @@
 //! - **`LEAVE` with `CLOSE`**: all use of the mapping comes before its unmapping.
 //! - **`OPEN` with `ENTER`**: a thread that entered reads what the mapping was opened with.
 //! - **Watch** needs no order: it, the leaves and the look change and read one word, and the second sees the
-//!   first. A close that fails opens cells that are not watched any more; but it failed by a cell that is, whose last leave
-//!   wakes the thread, and the thread watches all of them before it looks again.
+//!   first. A close that fails opens cells that are not watched any more; but it failed by a cell that is, whose last
+//!   leave wakes the thread, and the thread watches all of them before it looks again.
 //!
-//! **After a leave nobody may touch the cell**: the mapping may be closed, and its memory gone, between the CAS and the next
-//! instruction. So a use that ends while the cell is watched keeps the memory first, which the CAS makes sure of. And so a
-//! leave is a method of a cell, which consists of its word alone: a reference to more would promise that the rest is there
-//! until the method returns.
+//! **After a leave nobody may touch the cell**: the mapping may be closed, and its memory gone, between the CAS and the
+//! next instruction. So a use that ends while the cell is watched keeps the memory first, which the CAS makes sure of.
+//! And so a leave is a method of a cell, which consists of its word alone: a reference to more would promise that the
+//! rest is there until the method returns.
 //!
-//! Checked by `tests/loom_use_count.rs`; weakening `ENTER`, `LEAVE`, `CLOSE` or `OPEN` to Relaxed fails it. That a leave touches
-//! nothing after it, by the interpreter on this file's tests.
+//! Checked by `tests/loom_use_count.rs`; weakening `ENTER`, `LEAVE`, `CLOSE` or `OPEN` to Relaxed fails it. That a
+//! leave touches nothing after it, by the interpreter on this file's tests.
 
 use std::sync::atomic::Ordering;
 

@@ -8,9 +8,9 @@
 //! | sub | who drops it | `fetch_add` to what went, in its own cell, which may be another | [`WENT`] Release |
 //! | sum | anybody | load all that went, then all that came | [`SUM`] Acquire, then Relaxed |
 //!
-//! **A sum is never less than what is there**: `WENT` pairs with `SUM`, so whatever is counted as gone is counted as come.
-//! One word for both could not say so: a block that comes by a cell that was read before, and goes by one that is read
-//! after, would stand for another that is still there, and a session would end while somebody holds a block.
+//! **A sum is never less than what is there**: `WENT` pairs with `SUM`, so whatever is counted as gone is counted as
+//! come. One word for both could not say so: a block that comes by a cell that was read before, and goes by one that is
+//! read after, would stand for another that is still there, and a session would end while somebody holds a block.
 //!
 //! **It may be more**: blocks that come and go meanwhile may be counted as there. A thread that waits for 0
 //! looks again.

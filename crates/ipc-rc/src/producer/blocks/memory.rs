@@ -47,7 +47,8 @@ impl Memory {
             .ok()
     }
 
-    /// Keeps an adopted block's token until somebody collects. It waits for the unmapping of the piece that comes with it.
+    /// Keeps an adopted block's token until somebody collects. It waits for the unmapping of the piece that comes with
+    /// it.
     pub fn return_token(&self, token: AdoptToken, piece: Option<Piece>) {
         self.tokens.push(token, piece);
         // The thread has the region unmapped and tells.

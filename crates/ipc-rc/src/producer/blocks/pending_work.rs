@@ -50,15 +50,15 @@ impl Proof {
 }
 
 #[derive(Debug)]
-struct Entry<B> {
+struct Waiting<B> {
     proof: Proof,
     block: B,
     rest: Vec<Proof>,
 }
 
 #[derive(Debug)]
-struct State<B> {
-    queues: HashMap<StreamKey, VecDeque<Entry<B>>>,
+struct WorkState<B> {
+    queues: HashMap<StreamKey, VecDeque<Waiting<B>>>,
     spare: Vec<GpuEvent>,
     /// Blocks that have streams without an event.
     unmarked: Vec<Unmarked<B>>,
@@ -76,7 +76,7 @@ pub struct Unmarked<B> {
 #[derive(Debug)]
 pub struct PendingWork<B> {
     gpu: Gpu,
-    state: Mutex<State<B>>,
+    state: Mutex<WorkState<B>>,
     /// Blocks in the queues. Changed under the lock, read without it.
     waiting: AtomicUsize,
     /// Of those, blocks that have streams without an event.
@@ -88,7 +88,7 @@ impl<B> PendingWork<B> {
     pub fn new(gpu: Gpu) -> PendingWork<B> {
         PendingWork {
             gpu,
-            state: Mutex::new(State { queues: HashMap::new(), spare: Vec::new(), unmarked: Vec::new() }),
+            state: Mutex::new(WorkState { queues: HashMap::new(), spare: Vec::new(), unmarked: Vec::new() }),
             waiting: AtomicUsize::new(0),
             unmarked: AtomicUsize::new(0),
         }
@@ -131,7 +131,7 @@ impl<B> PendingWork<B> {
         // Without any, the block may be the last of its kind, and its drop gives it back: not under the lock.
         if let Some(proof) = proofs.pop() {
             self.waiting.fetch_add(1, Ordering::Relaxed);
-            self.lock().queues.entry(proof.stream).or_default().push_back(Entry { proof, block, rest: proofs });
+            self.lock().queues.entry(proof.stream).or_default().push_back(Waiting { proof, block, rest: proofs });
         }
         Ok(false)
     }
@@ -144,7 +144,8 @@ impl<B> PendingWork<B> {
         std::mem::take(&mut self.lock().unmarked)
     }
 
-    /// Waits for the streams on which no event could be recorded, on the calling thread, and then for what events there are.
+    /// Waits for the streams on which no event could be recorded, on the calling thread, and then for what events there
+    /// are.
     ///
     /// # Errors
     ///
@@ -171,12 +172,12 @@ impl<B> PendingWork<B> {
         event.record(stream).map(|()| event)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<B>> {
+    fn lock(&self) -> MutexGuard<'_, WorkState<B>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves blocks whose work has finished to `out`. The driver is asked with no lock held: what another thread is asking
-    /// about at this moment is left to it.
+    /// Moves blocks whose work has finished to `out`. The driver is asked with no lock held: what another thread is
+    /// asking about at this moment is left to it.
     pub fn poll(&self, out: &mut ReclaimedBlocks<B>) {
         if self.waiting() == 0 {
             return;
@@ -194,7 +195,7 @@ impl<B> PendingWork<B> {
                 let mut rest = entry.rest;
                 match rest.pop() {
                     Some(proof) => {
-                        let entry = Entry { proof, block: entry.block, rest };
+                        let entry = Waiting { proof, block: entry.block, rest };
                         queues.entry(entry.proof.stream).or_default().push_back(entry);
                     }
                     None => {
@@ -221,11 +222,11 @@ impl<B> PendingWork<B> {
     }
 }
 
-/// Queues that a thread asks the driver about. They go back when this goes, also because the driver panics: their blocks
-/// must wait on.
+/// Queues that a thread asks the driver about. They go back when this goes, also because the driver panics: their
+/// blocks must wait on.
 struct Taken<'a, B> {
     of: &'a PendingWork<B>,
-    queues: HashMap<StreamKey, VecDeque<Entry<B>>>,
+    queues: HashMap<StreamKey, VecDeque<Waiting<B>>>,
 }
 
 impl<B> Drop for Taken<'_, B> {

@@ -14,8 +14,8 @@ pub struct AdoptToken(pub u64);
 
 type Returned = Vec<(AdoptToken, Option<Piece>)>;
 
-/// A session's returned tokens. Each waits for the unmapping of the piece that came with it: the owner may free the memory
-/// as soon as it has the token.
+/// A session's returned tokens. Each waits for the unmapping of the piece that came with it: the owner may free the
+/// memory as soon as it has the token.
 #[derive(Debug, Default)]
 pub(crate) struct ReturnedTokens {
     returned: Mutex<Returned>,

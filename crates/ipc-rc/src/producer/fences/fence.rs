@@ -1,8 +1,8 @@
 //! The producer's fences: values that its streams write into the participants' timeline words.
 //!
-//! One [`Line`] for each stream that something was shared after. Values and their enqueueing are ordered by the line's own
-//! lock; a line's word at one participant is a [`Cell`] with a lock of its own. Both are held across a driver's call, so
-//! the session's thread only ever tries them. Lock order: line, then a participant's cells, then one cell.
+//! One [`Line`] for each stream that something was shared after. Values and their enqueueing are ordered by the line's
+//! own lock; a line's word at one participant is a [`Cell`] with a lock of its own. Both are held across a driver's
+//! call, so the session's thread only ever tries them. Lock order: line, then a participant's cells, then one cell.
 //!
 //! # When a participant's words may go
 //!
@@ -17,8 +17,9 @@
 //! | close | the session's thread | closes the words, then tries each cell: one that is locked owes a value |
 //!
 //! - **A closed word gets no value**: the flag is set before a cell's lock is tried, and read under that lock.
-//! - **Every value is settled**: it is queued by the share of a block that has the stream in its list, and a block goes only
-//!   after an event on each. The streams of [`Lanes`](super::ticket_event::Lanes) are our own and are asked themselves.
+//! - **Every value is settled**: it is queued by the share of a block that has the stream in its list, and a block goes
+//!   only after an event on each. The streams of [`Lanes`](super::ticket_event::Lanes) are our own and are asked
+//!   themselves.
 //! - **Not covered**: a broken context, in which nothing is written any more.
 
 use std::collections::BTreeMap;
@@ -404,8 +405,8 @@ impl Fences {
                 for to in addressees.iter() {
                     cells.push(state.cell(line, to.id, to.words)?.clone());
                 }
-                // Each is held until its value is queued. They are all this line's; who looks for a word to take over does
-                // not wait for them.
+                // Each is held until its value is queued. They are all this line's; who looks for a word to take over
+                // does not wait for them.
                 let locked: Vec<_> =
                     cells.iter().map(|cell| cell.lock().unwrap_or_else(PoisonError::into_inner)).collect();
                 for to in addressees.iter() {

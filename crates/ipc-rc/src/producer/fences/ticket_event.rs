@@ -1,8 +1,8 @@
 //! Points in a stream's order, for readers who are not known yet.
 //!
 //! A grant to a participant writes a value into that participant's word at once. A ticket has no participant, so it
-//! keeps a [`TicketEvent`]: an event on the stream. When somebody claims the ticket, either the event is done and no fence is
-//! needed, or a lane of the producer's own waits for the event and writes the claimant's word.
+//! keeps a [`TicketEvent`]: an event on the stream. When somebody claims the ticket, either the event is done and no
+//! fence is needed, or a lane of the producer's own waits for the event and writes the claimant's word.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

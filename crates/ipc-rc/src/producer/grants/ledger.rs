@@ -118,7 +118,8 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         for locked in &self.shards {
             let mut shard = locked.lock();
             debug_assert!(shard.owner.is_none() && !locked.is_busy(), "somebody else's");
-            // A thread that was adding a file when the last owner left may have come too late: its numbers were that owner's.
+            // A thread that was adding a file when the last owner left may have come too late: its numbers were that
+            // owner's.
             shard.parts.clear();
             shard.owner = Some(owner);
         }

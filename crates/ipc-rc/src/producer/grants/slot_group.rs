@@ -1,7 +1,8 @@
-//! One shard's part of one counter file: the rows behind its slots, in groups of as many slots as a dirty word stands for.
+//! One shard's part of one counter file: the rows behind its slots, in groups of as many slots as a dirty word stands
+//! for.
 //!
-//! A part is only ever touched under its shard's lock. Two summaries say which groups have a free slot and which a lease,
-//! so that neither a grant nor a collect walks over rows that do not concern it.
+//! A part is only ever touched under its shard's lock. Two summaries say which groups have a free slot and which a
+//! lease, so that neither a grant nor a collect walks over rows that do not concern it.
 
 use std::sync::Arc;
 
@@ -70,7 +71,8 @@ pub struct SlotGroups<B, F> {
 }
 
 impl<B: Clone, F: SlotFile> SlotGroups<B, F> {
-    /// Writes a block down in a free slot and grants it; `None` when there is none. `times` are when, and when it lapses.
+    /// Writes a block down in a free slot and grants it; `None` when there is none. `times` are when, and when it
+    /// lapses.
     #[inline]
     pub fn grant(&mut self, block: &B, times: (Tick, Tick)) -> Option<(u32, Generation)> {
         if self.with_free == 0 {

@@ -12,8 +12,8 @@
 //! that has ended answers why until its place is used again, which is not before [`REMEMBERED`] others have ended after
 //! it. Then its generation differs and the answer is `Stale`.
 //!
-//! A claim counts when the lease is granted. A participant that dies between that and its first use has spent its claim:
-//! a ticket is never claimed more often than it states, and the block comes back.
+//! A claim counts when the lease is granted. A participant that dies between that and its first use has spent its
+//! claim: a ticket is never claimed more often than it states, and the block comes back.
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
@@ -78,12 +78,12 @@ impl Default for Table {
 #[derive(Debug)]
 struct Row {
     generation: Generation,
-    state: State,
+    state: TicketState,
     given: Vec<(ParticipantId, Granted)>,
 }
 
 #[derive(Debug)]
-enum State {
+enum TicketState {
     Live(Live),
     Revoked,
     Used,
@@ -159,7 +159,7 @@ impl Tickets {
         };
         let lapses = time_to_live.map_or(Tick::NEVER, |time| now.after(time));
         table.first_lapse = table.first_lapse.min(lapses);
-        let state = State::Live(Live { hold, point, time_to_live, lapses });
+        let state = TicketState::Live(Live { hold, point, time_to_live, lapses });
         let number = match table.reusable() {
             Some(number) => {
                 let row = &mut table.rows[number as usize];
@@ -176,7 +176,7 @@ impl Tickets {
             // the other.
             block.note_tickets();
             if block.is_in_limbo() {
-                table.end(number, State::Revoked);
+                table.end(number, TicketState::Revoked);
                 return Err(Error::Invalid {
                     what: "an unlimited ticket",
                     got: "of a block that its producer dropped".into(),
@@ -197,10 +197,10 @@ impl Tickets {
             return Err(Outcome::Granted(*granted));
         }
         let live = match &row.state {
-            State::Live(live) if live.lapses <= Tick::now() => return Err(Outcome::Revoked),
-            State::Live(live) => live,
-            State::Revoked => return Err(Outcome::Revoked),
-            State::Used => return Err(Outcome::AlreadyClaimed),
+            TicketState::Live(live) if live.lapses <= Tick::now() => return Err(Outcome::Revoked),
+            TicketState::Live(live) => live,
+            TicketState::Revoked => return Err(Outcome::Revoked),
+            TicketState::Used => return Err(Outcome::AlreadyClaimed),
         };
         let block = match &live.hold {
             Hold::Counted(block, _) => block.clone(),
@@ -224,9 +224,9 @@ impl Tickets {
         let mut table = self.table();
         let row = table.find_mut(ticket).ok_or(Outcome::Stale)?;
         let used = match &mut row.state {
-            State::Revoked => return Err(Outcome::Revoked),
-            State::Used => return Err(Outcome::AlreadyClaimed),
-            State::Live(live) => match &mut live.hold {
+            TicketState::Revoked => return Err(Outcome::Revoked),
+            TicketState::Used => return Err(Outcome::AlreadyClaimed),
+            TicketState::Live(live) => match &mut live.hold {
                 Hold::Unlimited(_) => false,
                 Hold::Counted(_, left) => {
                     *left -= 1;
@@ -238,7 +238,7 @@ impl Tickets {
             row.given.retain(|(id, _)| connected(*id));
         }
         row.given.push((claimant, granted));
-        let ended = used.then(|| self.end(&mut table, ticket.number, State::Used)).flatten();
+        let ended = used.then(|| self.end(&mut table, ticket.number, TicketState::Used)).flatten();
         // The last hold on the block may go with it: not under the lock.
         drop(table);
         drop(ended);
@@ -252,7 +252,7 @@ impl Tickets {
     /// What identifies the block that the ticket is of, when it is another.
     pub fn cancel(&self, block: &Arc<Block>, ticket: TicketId) -> Result<bool, Option<Arc<Block>>> {
         let mut table = self.table();
-        let Some(Row { state: State::Live(live), .. }) = table.find(ticket) else { return Ok(false) };
+        let Some(Row { state: TicketState::Live(live), .. }) = table.find(ticket) else { return Ok(false) };
         let of = match &live.hold {
             Hold::Counted(of, _) => Some(of.clone()),
             Hold::Unlimited(of) => of.upgrade(),
@@ -260,7 +260,7 @@ impl Tickets {
         if !of.as_ref().is_some_and(|of| Arc::ptr_eq(of, block)) {
             return Err(of);
         }
-        let ended = self.end(&mut table, ticket.number, State::Revoked);
+        let ended = self.end(&mut table, ticket.number, TicketState::Revoked);
         drop(table);
         drop(ended);
         Ok(true)
@@ -270,7 +270,7 @@ impl Tickets {
     pub fn end_of(&self, block: &Arc<Block>) {
         let mut table = self.table();
         for number in table.unlimited.remove(&key_of(block)).unwrap_or_default() {
-            drop(self.end(&mut table, number, State::Revoked));
+            drop(self.end(&mut table, number, TicketState::Revoked));
         }
     }
 
@@ -284,19 +284,19 @@ impl Tickets {
         let mut due = Vec::new();
         for (number, row) in (0..).zip(&table.rows) {
             match &row.state {
-                State::Live(live) if live.lapses <= now => due.push(number),
-                State::Live(live) => next = next.min(live.lapses),
+                TicketState::Live(live) if live.lapses <= now => due.push(number),
+                TicketState::Live(live) => next = next.min(live.lapses),
                 _ => {}
             }
         }
         table.first_lapse = next;
         for &number in &due {
-            out.extend(self.end(&mut table, number, State::Revoked));
+            out.extend(self.end(&mut table, number, TicketState::Revoked));
         }
         due.len() as u64
     }
 
-    fn end(&self, table: &mut Table, number: u32, state: State) -> Option<Arc<Block>> {
+    fn end(&self, table: &mut Table, number: u32, state: TicketState) -> Option<Arc<Block>> {
         let ended = table.end(number, state)?;
         self.live.fetch_sub(1, Ordering::Relaxed);
         match ended.hold {
@@ -324,10 +324,10 @@ impl Table {
         self.rows.get_mut(ticket.number as usize).filter(|row| row.generation == ticket.generation)
     }
 
-    fn end(&mut self, number: u32, state: State) -> Option<Live> {
+    fn end(&mut self, number: u32, state: TicketState) -> Option<Live> {
         let row = self.rows.get_mut(number as usize)?;
         match std::mem::replace(&mut row.state, state) {
-            State::Live(live) => {
+            TicketState::Live(live) => {
                 self.ended.push_back(number);
                 Some(live)
             }

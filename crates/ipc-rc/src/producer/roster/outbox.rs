@@ -12,8 +12,8 @@ use channel::wire::message::{MOST_BYTES, ToParticipant};
 
 /// Messages kept for one participant before it counts as not reading: it is refused more.
 const MOST_KEPT: usize = 256;
-/// File descriptors kept for one participant: each is one of this process' own, so a participant that asks for regions and
-/// does not read could take them all.
+/// File descriptors kept for one participant: each is one of this process' own, so a participant that asks for regions
+/// and does not read could take them all.
 const MOST_KEPT_FDS: usize = 16;
 
 #[derive(Debug)]

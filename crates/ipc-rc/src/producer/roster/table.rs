@@ -60,7 +60,8 @@ impl Roster {
 
     /// Puts a participant into the table if it could be welcomed; `welcome` never blocks (thread).
     ///
-    /// A participant that has read its welcome can be shared with: a lookup that misses waits for this lock and looks again.
+    /// A participant that has read its welcome can be shared with: a lookup that misses waits for this lock and looks
+    /// again.
     ///
     /// # Errors
     ///

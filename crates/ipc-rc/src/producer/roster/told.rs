@@ -10,8 +10,8 @@
 //! | `AskFile` | the file, or no | the same |
 //! | `Bye` | grants nothing more, and answers `Noted` | `Noted` |
 //!
-//! Every question is answered. An answer that cannot be sent changes nothing: the question comes again. So a pin ends by
-//! `Unmapped`, or with the participant, and by nothing else: not by a refusal, because the participant may map by an
+//! Every question is answered. An answer that cannot be sent changes nothing: the question comes again. So a pin ends
+//! by `Unmapped`, or with the participant, and by nothing else: not by a refusal, because the participant may map by an
 //! earlier answer, and not by an answer that was lost.
 
 use std::collections::{BTreeMap, HashMap};

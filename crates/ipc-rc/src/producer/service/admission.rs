@@ -7,8 +7,8 @@
 //! | prepare | version, vendor and device are checked; a counter file is made and registered. Nobody sees any of it | refused |
 //! | seat | the welcome is sent, and the participant is in the table: one step for a thread that looks it up | [let go](Service::let_go) |
 //!
-//! The way out is [`Service::let_go`] for everybody, whatever went wrong. What another process sent, and every connection,
-//! is [`Foreign`]: its close never keeps this thread.
+//! The way out is [`Service::let_go`] for everybody, whatever went wrong. What another process sent, and every
+//! connection, is [`Foreign`]: its close never keeps this thread.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -87,8 +87,8 @@ impl Service {
         }
     }
 
-    /// Makes room for a connection: the process with the most silent connections loses its oldest. A participant says hello
-    /// at once, so a silent process keeps out only itself.
+    /// Makes room for a connection: the process with the most silent connections loses its oldest. A participant says
+    /// hello at once, so a silent process keeps out only itself.
     fn hang_up_on_a_silent_one(&mut self) {
         let mut silent: HashMap<Credentials, (usize, u64)> = HashMap::new();
         for (&key, greeting) in &self.greetings {
@@ -192,8 +192,8 @@ impl Service {
         };
         let file = Arc::new(CounterFile::create(Leases::next_file_slots(0)).map_err(|e| internal(&e))?);
         let registered = if core.facts.gpu.caps().stream_writes {
-            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the peer keeps the file,
-            // and its registrations are ended before the peer goes, or leaked with it.
+            // SAFETY: `register_words` asks for bytes that stay mapped until `unregister_words`: the peer keeps the
+            // file, and its registrations are ended before the peer goes, or leaked with it.
             let words = unsafe { core.facts.gpu.backend().register_words(file.start(), file.bytes()) };
             Some((file.start(), words.map_err(|e| internal(&e))?))
         } else {

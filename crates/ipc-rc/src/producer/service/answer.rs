@@ -237,8 +237,8 @@ impl Service {
     }
 }
 
-/// Says whether a packet cannot be read because of what it is: empty, too long, or with descriptors that find no room here.
-/// No participant sends any after its hello.
+/// Says whether a packet cannot be read because of what it is: empty, too long, or with descriptors that find no room
+/// here. No participant sends any after its hello.
 fn is_of_its_making(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::InvalidData || error.raw_os_error() == Some(libc::EMFILE)
 }

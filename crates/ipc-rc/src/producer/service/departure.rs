@@ -80,8 +80,8 @@ impl Service {
         }
     }
 
-    /// The one way out: a participant's watches, kept messages, place and mappings go, and it stays among those that leave
-    /// until no stream of ours owes it a word. Also for one whose welcome failed, which was in no table.
+    /// The one way out: a participant's watches, kept messages, place and mappings go, and it stays among those that
+    /// leave until no stream of ours owes it a word. Also for one whose welcome failed, which was in no table.
     pub(super) fn let_go(&mut self, peer: &Arc<Peer>) {
         peer.gone.store(true, Ordering::Relaxed);
         let unmapped = peer.forget_mappings();
@@ -146,8 +146,8 @@ impl Service {
         });
     }
 
-    /// While a participant may wait for a word that a stream of ours has yet to write, asks whether the context still works.
-    /// Once it does not, the waiting participants are told.
+    /// While a participant may wait for a word that a stream of ours has yet to write, asks whether the context still
+    /// works. Once it does not, the waiting participants are told.
     pub(super) fn watch_context(&mut self) {
         let peers = self.core.roster.peers();
         let awaited = || peers.iter().flatten().filter(|peer| peer.words.are_awaited());

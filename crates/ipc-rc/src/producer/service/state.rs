@@ -129,7 +129,8 @@ impl Service {
         self.is_deaf = !listens;
     }
 
-    /// Reads no more of a participant that speaks nonsense or has shut its end for writing: its hang-up alone is awaited.
+    /// Reads no more of a participant that speaks nonsense or has shut its end for writing: its hang-up alone is
+    /// awaited.
     pub(super) fn silence(&mut self, key: u64, peer: &Arc<Peer>) {
         self.poller.pause(peer.socket.as_fd(), key);
         self.close(peer);

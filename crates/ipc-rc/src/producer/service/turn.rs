@@ -1,8 +1,8 @@
 //! The session's own thread: its socket, its participants' deaths, and collecting when nobody else does.
 //!
-//! It never makes a driver call that can block: those go to [`Blocking`](channel::os::blocking::Blocking). It sleeps in epoll, and gets up by itself
-//! only for what the kernel does not announce: a GPU's store of RELEASED, the end of a time to live or of a
-//! quarantine. While something waits for leases to end it looks every 50 µs, rising to 10 ms.
+//! It never makes a driver call that can block: those go to [`Blocking`](channel::os::blocking::Blocking). It sleeps in
+//! epoll, and gets up by itself only for what the kernel does not announce: a GPU's store of RELEASED, the end of a
+//! time to live or of a quarantine. While something waits for leases to end it looks every 50 µs, rising to 10 ms.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -99,8 +99,8 @@ impl Service {
         self.listen_again();
         self.core.roster.flush();
         self.expire();
-        // Before the burials: what a participant has ended before it went keeps it no longer, and nothing else may wake this
-        // thread.
+        // Before the burials: what a participant has ended before it went keeps it no longer, and nothing else may wake
+        // this thread.
         let found = self.core.collect(Effort::Marked);
         self.bury();
         if self.core.releases.take() {

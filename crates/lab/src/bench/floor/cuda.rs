@@ -156,7 +156,8 @@ impl Cuda {
         let f = &self.functions;
         let mut handle = 0;
         let number = ptr::without_provenance_mut(fd as usize);
-        // SAFETY: `cuMemImportFromShareableHandle` writes one handle; for this type the address is a descriptor's number.
+        // SAFETY: `cuMemImportFromShareableHandle` writes one handle; for this type the address is a descriptor's
+        // number.
         let code = unsafe { (f.cuMemImportFromShareableHandle)(&raw mut handle, number, POSIX_FD) };
         good("cuMemImportFromShareableHandle", code)?;
         let mut base = 0;

@@ -1,12 +1,12 @@
 //! Torture of objects: writers, readers, their broker and its keeper, killed and stopped at random.
 //!
 //! 1. `supervisor` starts them, torments them, and counts what they found (`report`).
-//! 2. `writer` puts object after object; some ask for the commit before they have written, which a broker must not hear.
-//!    `reader` opens, advances, sleeps and wakes, and compares every byte.
+//! 2. `writer` puts object after object; some ask for the commit before they have written, which a broker must not
+//!    hear. `reader` opens, advances, sleeps and wakes, and compares every byte.
 //! 3. `tally`: what they count in memory that outlives each of them.
 //!
-//! An object's parts have contents that follow from its stamp, which travels beside them: a reader that finds others has
-//! seen a half. What was answered as committed must be there, or something newer.
+//! An object's parts have contents that follow from its stamp, which travels beside them: a reader that finds others
+//! has seen a half. What was answered as committed must be there, or something newer.
 
 mod reader;
 mod report;

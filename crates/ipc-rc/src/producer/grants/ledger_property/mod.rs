@@ -113,7 +113,8 @@ fn the_count_is_the_outstanding_slots_and_every_lease_ends_once() {
     let reach = RefCell::new(Reach::default());
     // A step may be another thread's, which has another shard.
     let steps = prop::collection::vec((step(), prop::bool::weighted(0.2)), 1..150);
-    // A run that did not come far enough goes on: what is rare needs luck, and what cannot be reached is found all the same.
+    // A run that did not come far enough goes on: what is rare needs luck, and what cannot be reached is found all the
+    // same.
     let mut missing = None;
     for _ in 0..MOST_RUNS {
         // Each run its own: a runner that has had its cases runs no more.

@@ -4,8 +4,8 @@
 //! execute a number of instructions of the one call, kills it, and checks that what it left is repaired, once. A
 //! plain shared counter, which cannot be repaired, is killed in the same way and must leak.
 //!
-//! By default instructions are sampled: evenly, and all around the one that changes the lease. `GPU_IPC_INSTRUCTIONS=all`
-//! tries every one, which takes minutes; a number tries about that many of each call.
+//! By default instructions are sampled: evenly, and all around the one that changes the lease.
+//! `GPU_IPC_INSTRUCTIONS=all` tries every one, which takes minutes; a number tries about that many of each call.
 
 mod agent;
 mod consumer;

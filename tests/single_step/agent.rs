@@ -24,8 +24,8 @@ pub fn open_gpu() -> Gpu {
 pub fn write_stamp(gpu: &Gpu, ptr: gpu_ipc::backend::DevicePtr, stamp: u64) {
     let stream = Stream::create(gpu).expect("a stream");
     let bytes = stamp.to_le_bytes();
-    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the stream is
-    // synchronised before `bytes` goes, and every block here has 8 bytes.
+    // SAFETY: `copy_to_device` asks for a live stream and two ranges that are valid until the copy is done: the stream
+    // is synchronised before `bytes` goes, and every block here has 8 bytes.
     unsafe { gpu.backend().copy_to_device(stream.raw(), ptr, bytes.as_ptr(), 8) }.expect("it copies");
     stream.synchronize().expect("it runs");
 }
