@@ -180,8 +180,8 @@
 // Of a participant: the producer is closing its session; what was granted can still be claimed.
 #define GPU_IPC_NOTICE_CLOSING 7
 
-// Of a participant: the producer is short of memory and would like the region unmapped, which happens when no block of it
-// is held.
+// Of a participant: the producer is short of memory and would like the region unmapped, which happens when no block of
+// it is held.
 #define GPU_IPC_NOTICE_PLEASE_UNMAP 8
 
 // Of a participant: a grant was taken back before it was claimed.
@@ -539,11 +539,12 @@ extern "C" {
 // Grants a lease on a block to one participant, and writes the descriptor by which it is claimed: plain bytes for any
 // transport.
 //
-// The contents may be read after what is queued on `after` at this moment; null says that all work on the block is done.
-// `options` may be null.
+// The contents may be read after what is queued on `after` at this moment; null says that all work on the block is
+// done. `options` may be null.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `CLOSING`,
-// `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another device, `EXHAUSTED`, `DRIVER`. After an error nothing is granted.
+// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`,
+// `CLOSING`, `FORKED`, `CAPTURING`, `MISMATCH` for a stream of another device, `EXHAUSTED`, `DRIVER`. After an error
+// nothing is granted.
 //
 // Caller: `options` is null, or has as many bytes as its `size` says.
 int32_t gpu_ipc_share(struct gpu_ipc_block *block,
@@ -569,10 +570,11 @@ int32_t gpu_ipc_share_ticket(struct gpu_ipc_block *block,
 // Shares several blocks of a session after the same work, each with whom it names: one fence for each participant. The
 // descriptors come in the order of the grants.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `MISMATCH` for a block
-// of another session. After an error nothing is granted.
+// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `MISMATCH` for
+// a block of another session. After an error nothing is granted.
 //
-// Caller: There are `count` grants, and room for as many descriptors; `options` is null, or has as many bytes as its `size` says.
+// Caller: There are `count` grants, and room for as many descriptors; `options` is null, or has as many bytes as its `size`
+// says.
 int32_t gpu_ipc_share_many(struct gpu_ipc_session *session,
                            const struct gpu_ipc_grant *grants,
                            size_t count,
@@ -580,16 +582,15 @@ int32_t gpu_ipc_share_many(struct gpu_ipc_session *session,
                            const struct gpu_ipc_share_options *options,
                            struct gpu_ipc_descriptor *descriptors);
 
-// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A ticket is ended before
-// its last claim; leases that it gave stay.
+// Takes a grant back that nobody has claimed; `cancelled` says whether it did, and may be null. A ticket is ended
+// before its last claim; leases that it gave stay.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for one of another session or block,
-// `FORKED`.
-int32_t gpu_ipc_block_cancel(struct gpu_ipc_block *block,
-                             const struct gpu_ipc_descriptor *descriptor,
-                             bool *cancelled);
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `MISMATCH` for one of another
+// session or block, `FORKED`.
+int32_t gpu_ipc_block_cancel(struct gpu_ipc_block *block, const struct gpu_ipc_descriptor *descriptor, bool *cancelled);
 
-// Returns the address of a block's first byte in this process; null after an error. On the host backend the CPU may use it.
+// Returns the address of a block's first byte in this process; null after an error. On the host backend the CPU may
+// use it.
 //
 // Streams whose queued work touches the block are named with `gpu_ipc_block_used_on` before it is closed, unless the
 // block was shared after that work.
@@ -604,17 +605,16 @@ uint64_t gpu_ipc_block_len(struct gpu_ipc_block *block);
 
 // Names a stream of this process whose queued work touches the block: it is not used again before that is done.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the per-thread
-// default stream, `FORKED`.
-int32_t gpu_ipc_block_used_on(struct gpu_ipc_block *block,
-                              struct gpu_ipc_stream *stream);
+// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the
+// per-thread default stream, `FORKED`.
+int32_t gpu_ipc_block_used_on(struct gpu_ipc_block *block, struct gpu_ipc_stream *stream);
 
-// Waits until no lease on the block is outstanding, so that it can be written again. With 0 it asks; when the answer is
-// no, the session's notice `GPU_IPC_NOTICE_TRY_AGAIN` says when to ask again.
+// Waits until no lease on the block is outstanding, so that it can be written again. With 0 it asks; when the answer
+// is no, the session's notice `GPU_IPC_NOTICE_TRY_AGAIN` says when to ask again.
 //
-// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`, `FORKED`.
-int32_t gpu_ipc_block_wait_released(struct gpu_ipc_block *block,
-                                    int64_t timeout_ns);
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`,
+// `FORKED`.
+int32_t gpu_ipc_block_wait_released(struct gpu_ipc_block *block, int64_t timeout_ns);
 
 // Counts the leases that are granted or held; 0 after an error. A ticket that can still be claimed counts as one, an
 // unlimited one as none.
@@ -624,8 +624,8 @@ size_t gpu_ipc_block_outstanding(struct gpu_ipc_block *block);
 
 // Copies `len` bytes into a block from `offset` on, after the work that is queued on the stream.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's end,
-// `MISMATCH` for a stream of another device, `CAPTURING`, `DRIVER`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's
+// end, `MISMATCH` for a stream of another device, `CAPTURING`, `DRIVER`.
 //
 // Caller: There are `len` bytes.
 int32_t gpu_ipc_block_write(struct gpu_ipc_block *block,
@@ -636,8 +636,8 @@ int32_t gpu_ipc_block_write(struct gpu_ipc_block *block,
 
 // Copies `len` bytes of a block from `offset` on to the host, after the work that is queued on the stream.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: as `gpu_ipc_block_write`; then the bytes are as they
-// were.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: as `gpu_ipc_block_write`; then the bytes
+// are as they were.
 //
 // Caller: There is room for `len` bytes.
 int32_t gpu_ipc_block_read(struct gpu_ipc_block *block,
@@ -654,36 +654,30 @@ int32_t gpu_ipc_block_close(struct gpu_ipc_block *block);
 
 // Reads what a descriptor says, of bytes that somebody sent.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_DESCRIPTOR` naming the first field that is wrong, `MISMATCH` for
-// another version, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_DESCRIPTOR` naming the first field that is wrong, `MISMATCH`
+// for another version, `INVALID`.
 //
 // Caller: There are `len` bytes; `info` has as many bytes as its `size` says.
-int32_t gpu_ipc_descriptor_get_info(const void *bytes,
-                                    size_t len,
-                                    struct gpu_ipc_descriptor_info *info);
+int32_t gpu_ipc_descriptor_get_info(const void *bytes, size_t len, struct gpu_ipc_descriptor_info *info);
 
 // Finds the devices that this process can use, GPUs first, and opens each.
 //
-// Writes as many handles as fit into `capacity` and the number of all to `count`. Loads every vendor's driver that there is.
-// `gpu_ipc_device_open` says of a vendor that is missing why.
+// Writes as many handles as fit into `capacity` and the number of all to `count`. Loads every vendor's driver that
+// there is. `gpu_ipc_device_open` says of a vendor that is missing why.
 //
 // Keeps: nothing; the handles are the caller's to close. Thread: any. Blocks: while drivers start, up to seconds.
 // Errors: `INVALID`, `EXHAUSTED`.
 //
 // Caller: `devices` has room for `capacity` handles, or is null and `capacity` 0.
-int32_t gpu_ipc_detect(struct gpu_ipc_device **devices,
-                       size_t capacity,
-                       size_t *count);
+int32_t gpu_ipc_detect(struct gpu_ipc_device **devices, size_t capacity, size_t *count);
 
 // Opens a device by its vendor and number; vendor 0 is the first that there is, GPUs first.
 //
 // Loads that vendor's driver alone.
 //
-// Keeps: nothing. Thread: any. Blocks: while the driver starts, up to seconds. Errors: `NOT_COMPILED`, `UNAVAILABLE` with the
-// reason, `INVALID`, `DRIVER`.
-int32_t gpu_ipc_device_open(uint32_t backend,
-                            uint32_t number,
-                            struct gpu_ipc_device **device);
+// Keeps: nothing. Thread: any. Blocks: while the driver starts, up to seconds. Errors: `NOT_COMPILED`, `UNAVAILABLE`
+// with the reason, `INVALID`, `DRIVER`.
+int32_t gpu_ipc_device_open(uint32_t backend, uint32_t number, struct gpu_ipc_device **device);
 
 // Says what a device is.
 //
@@ -721,46 +715,44 @@ const char *gpu_ipc_last_error_remedy(void);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: none.
 const char *gpu_ipc_error_name(int32_t code);
 
-// Writes what the library has to say to a descriptor, a line each: 2 for standard error. Below 0 for nowhere, which is how
-// it begins. `level` is `GPU_IPC_LOG_...`.
+// Writes what the library has to say to a descriptor, a line each: 2 for standard error. Below 0 for nowhere, which is
+// how it begins. `level` is `GPU_IPC_LOG_...`.
 //
-// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. A descriptor that is full blocks who logs.
-// Errors: `INVALID`, `SYSTEM`.
+// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. A descriptor that is full blocks who
+// logs. Errors: `INVALID`, `SYSTEM`.
 //
 // Caller: `fd` is below 0, or open, and nobody closes it during the call.
-int32_t gpu_ipc_log_to(int fd,
-                       uint32_t level);
+int32_t gpu_ipc_log_to(int fd, uint32_t level);
 
-// Takes the oldest notice of a session that was not read yet; `GPU_IPC_NOTICE_NONE` when there is none. While there is one,
-// `gpu_ipc_session_fd` is readable; an event loop that tells of changes only reads until there is none.
+// Takes the oldest notice of a session that was not read yet; `GPU_IPC_NOTICE_NONE` when there is none. While there is
+// one, `gpu_ipc_session_fd` is readable; an event loop that tells of changes only reads until there is none.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
-int32_t gpu_ipc_session_next_notice(struct gpu_ipc_session *session,
-                                    struct gpu_ipc_notice *notice);
+int32_t gpu_ipc_session_next_notice(struct gpu_ipc_session *session, struct gpu_ipc_notice *notice);
 
-// Takes the oldest notice of a participant that was not read yet; `GPU_IPC_NOTICE_NONE` when there is none. While there is
-// one, `gpu_ipc_participant_fd` is readable; an event loop that tells of changes only reads until there is none.
+// Takes the oldest notice of a participant that was not read yet; `GPU_IPC_NOTICE_NONE` when there is none. While
+// there is one, `gpu_ipc_participant_fd` is readable; an event loop that tells of changes only reads until there is
+// none.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
-int32_t gpu_ipc_participant_next_notice(struct gpu_ipc_participant *participant,
-                                        struct gpu_ipc_notice *notice);
+int32_t gpu_ipc_participant_next_notice(struct gpu_ipc_participant *participant, struct gpu_ipc_notice *notice);
 
 // Connects to a broker of objects, for objects on a device. It reconnects by itself when the broker was started again.
 //
-// Keeps: nothing; texts are copied. Thread: any. Blocks: for the broker's welcome. Errors: `BAD_HANDLE`, `CONNECT`, `REFUSED`,
-// `INVALID`, `UNSUPPORTED`.
+// Keeps: nothing; texts are copied. Thread: any. Blocks: for the broker's welcome. Errors: `BAD_HANDLE`, `CONNECT`,
+// `REFUSED`, `INVALID`, `UNSUPPORTED`.
 //
 // Caller: `options` is null, or has as many bytes as its `size` says and good pointers in them.
 int32_t gpu_ipc_client_connect(struct gpu_ipc_device *device,
                                const struct gpu_ipc_client_options *options,
                                struct gpu_ipc_client **client);
 
-// Makes an object to be filled: all its memory is there, readable and writable by this process alone. Nobody sees it before
-// `gpu_ipc_writer_commit`.
+// Makes an object to be filled: all its memory is there, readable and writable by this process alone. Nobody sees it
+// before `gpu_ipc_writer_commit`.
 //
-// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory first.
-// Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit or a name of another user, `INVALID`, `WRITER_LOST`, `DEADLINE`,
-// `FORKED`.
+// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory
+// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit or a name of another user, `INVALID`,
+// `WRITER_LOST`, `DEADLINE`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte; there are `count` parts with good pointers in them; `options` is null, or has as many
 // bytes as its `size` says and good pointers in them.
@@ -773,8 +765,8 @@ int32_t gpu_ipc_object_create(struct gpu_ipc_client *client,
 
 // Maps an object read-only: an epoch of a name, 0 for the newest.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED`, `MISMATCH` for one of another
-// device, `INVALID`, `DEADLINE`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED`, `MISMATCH` for
+// one of another device, `INVALID`, `DEADLINE`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte.
 int32_t gpu_ipc_object_open(struct gpu_ipc_client *client,
@@ -791,7 +783,8 @@ int32_t gpu_ipc_object_open_identity(struct gpu_ipc_client *client,
 
 // Waits until a name has an epoch newer than `seen`, and says which.
 //
-// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`, `REFUSED`, `INVALID`.
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE`,
+// `REFUSED`, `INVALID`.
 //
 // Caller: `name` ends with a zero byte.
 int32_t gpu_ipc_object_watch(struct gpu_ipc_client *client,
@@ -800,20 +793,17 @@ int32_t gpu_ipc_object_watch(struct gpu_ipc_client *client,
                              int64_t timeout_ns,
                              uint64_t *epoch);
 
-// Removes an epoch of a name, with 0 all of them; who has one mapped keeps it. `last` gets the last epoch that the name had,
-// and may be null.
+// Removes an epoch of a name, with 0 all of them; who has one mapped keeps it. `last` gets the last epoch that the
+// name had, and may be null.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED` for another user's, `INVALID`,
-// `DEADLINE`.
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED` for another
+// user's, `INVALID`, `DEADLINE`.
 //
 // Caller: `name` ends with a zero byte.
-int32_t gpu_ipc_object_remove(struct gpu_ipc_client *client,
-                              const char *name,
-                              uint64_t epoch,
-                              uint64_t *last);
+int32_t gpu_ipc_object_remove(struct gpu_ipc_client *client, const char *name, uint64_t epoch, uint64_t *last);
 
-// Says what became of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets that of one that was
-// committed, else 0, and may be null.
+// Says what became of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets that of one that
+// was committed, else 0, and may be null.
 //
 // Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`.
 int32_t gpu_ipc_object_outcome(struct gpu_ipc_client *client,
@@ -842,16 +832,14 @@ int32_t gpu_ipc_reader_user(struct gpu_ipc_reader *reader, void *bytes, size_t c
 
 // Says what a part is and where it lies: at the same address for the reader's life, whatever epoch it reaches.
 //
-// It is read-only: a kernel that writes there ends its context. Work on it is named with `gpu_ipc_reader_used_on`; work on
-// a stream that was not named, and that is not finished when the reader advances, sleeps or is closed, is undefined
-// behaviour.
+// It is read-only: a kernel that writes there ends its context. Work on it is named with `gpu_ipc_reader_used_on`;
+// work on a stream that was not named, and that is not finished when the reader advances, sleeps or is closed, is
+// undefined behaviour.
 //
 // Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
 //
 // Caller: `name` ends with a zero byte; `part` has as many bytes as its `size` says.
-int32_t gpu_ipc_reader_get_part(struct gpu_ipc_reader *reader,
-                                const char *name,
-                                struct gpu_ipc_part *part);
+int32_t gpu_ipc_reader_get_part(struct gpu_ipc_reader *reader, const char *name, struct gpu_ipc_part *part);
 
 // Says what the part of a number is: 0 to the count of parts, in the order of their names.
 //
@@ -862,34 +850,27 @@ int32_t gpu_ipc_reader_get_part_at(struct gpu_ipc_reader *reader, size_t number,
 
 // Copies `len` bytes of a part from `offset` on to the host.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's end, `ASLEEP`,
-// `POISONED`, `DRIVER`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
+// end, `ASLEEP`, `POISONED`, `DRIVER`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte; there is room for `len` bytes.
-int32_t gpu_ipc_reader_read(struct gpu_ipc_reader *reader,
-                            const char *name,
-                            uint64_t offset,
-                            void *bytes,
-                            size_t len);
+int32_t gpu_ipc_reader_read(struct gpu_ipc_reader *reader, const char *name, uint64_t offset, void *bytes, size_t len);
 
 // Names a stream whose work touches the object: advance, sleep and close wait for it.
 //
-// Keeps: the stream, until the reader is closed. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`,
-// `MISMATCH` for a stream of another device.
-int32_t gpu_ipc_reader_used_on(struct gpu_ipc_reader *reader,
-                               struct gpu_ipc_stream *stream);
+// Keeps: the stream, until the reader is closed. Thread: any. Blocks: while another call is in this reader. Errors:
+// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
+int32_t gpu_ipc_reader_used_on(struct gpu_ipc_reader *reader, struct gpu_ipc_stream *stream);
 
-// Moves to an epoch of the name, with 0 to the newest, at the same addresses; `moved` says whether it was another one, and
-// may be null.
+// Moves to an epoch of the name, with 0 to the newest, at the same addresses; `moved` says whether it was another one,
+// and may be null.
 //
 // Waits for the streams that were named. The caller launches nothing meanwhile that touches the addresses; what was
 // registered with them elsewhere (NCCL, RDMA) is registered anew.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker and the streams. Errors: `BAD_HANDLE`; `LAYOUT_DIFFERS`, `NOT_FOUND`,
-// `ASLEEP`: nothing changed; `POISONED`: open the object anew; `DRIVER`, `DEADLINE`, `FORKED`.
-int32_t gpu_ipc_reader_advance(struct gpu_ipc_reader *reader,
-                               uint64_t epoch,
-                               bool *moved);
+// Keeps: nothing. Thread: any. Blocks: for the broker and the streams. Errors: `BAD_HANDLE`; `LAYOUT_DIFFERS`,
+// `NOT_FOUND`, `ASLEEP`: nothing changed; `POISONED`: open the object anew; `DRIVER`, `DEADLINE`, `FORKED`.
+int32_t gpu_ipc_reader_advance(struct gpu_ipc_reader *reader, uint64_t epoch, bool *moved);
 
 // Moves to the object of an identity, as `gpu_ipc_reader_advance` does to an epoch.
 //
@@ -900,21 +881,21 @@ int32_t gpu_ipc_reader_advance_identity(struct gpu_ipc_reader *reader,
 
 // Gives the mapping up, and keeps the addresses; with `release` the lease too, so that a sole reader's memory goes.
 //
-// Keeps: nothing. Thread: any. Blocks: for the streams that were named. Errors: `BAD_HANDLE`, `DRIVER`, `POISONED`, `FORKED`.
-int32_t gpu_ipc_reader_sleep(struct gpu_ipc_reader *reader,
-                             bool release);
+// Keeps: nothing. Thread: any. Blocks: for the streams that were named. Errors: `BAD_HANDLE`, `DRIVER`, `POISONED`,
+// `FORKED`.
+int32_t gpu_ipc_reader_sleep(struct gpu_ipc_reader *reader, bool release);
 
 // Maps the same object again, at the same addresses.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the lease was released and the object
-// has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND` when the lease was released
+// and the object has gone, `POISONED`, `DRIVER`, `DEADLINE`, `FORKED`; the reader sleeps on.
 int32_t gpu_ipc_reader_wake(struct gpu_ipc_reader *reader);
 
 // Maps an epoch of the name, with 0 the newest, at the same addresses. One that does not sleep advances.
 //
-// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and `LAYOUT_DIFFERS`; the reader sleeps on.
-int32_t gpu_ipc_reader_wake_to(struct gpu_ipc_reader *reader,
-                               uint64_t epoch);
+// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: as `gpu_ipc_reader_wake`, and `LAYOUT_DIFFERS`; the
+// reader sleeps on.
+int32_t gpu_ipc_reader_wake_to(struct gpu_ipc_reader *reader, uint64_t epoch);
 
 // Closes a reader; its addresses are given back when the work on the named streams is done. Null is passed over.
 //
@@ -938,8 +919,8 @@ int32_t gpu_ipc_writer_identity(struct gpu_ipc_writer *writer, struct gpu_ipc_id
 
 // Copies `len` bytes from the host into a part from `offset` on.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's end, `DRIVER`,
-// `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
+// end, `DRIVER`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte; there are `len` bytes.
 int32_t gpu_ipc_writer_write(struct gpu_ipc_writer *writer,
@@ -950,20 +931,19 @@ int32_t gpu_ipc_writer_write(struct gpu_ipc_writer *writer,
 
 // Names a stream whose work touches the object: the commit waits for it.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this writer. Errors: `BAD_HANDLE`,
-// `MISMATCH` for a stream of another device.
-int32_t gpu_ipc_writer_used_on(struct gpu_ipc_writer *writer,
-                               struct gpu_ipc_stream *stream);
+// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this writer. Errors:
+// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
+int32_t gpu_ipc_writer_used_on(struct gpu_ipc_writer *writer, struct gpu_ipc_stream *stream);
 
 // Commits an object: it becomes visible, whole, once all that is queued on these streams, and on those that were named
 // before, has finished. The handle is closed, whatever the call returns.
 //
-// With `epoch` it waits until the object is visible, and says its epoch. Without it returns at once: the commit goes on,
-// and `gpu_ipc_object_outcome` tells what became of it.
+// With `epoch` it waits until the object is visible, and says its epoch. Without it returns at once: the commit goes
+// on, and `gpu_ipc_object_outcome` tells what became of it.
 //
-// Keeps: the streams, until that work is done. Thread: any. Blocks: with `epoch` up to `timeout_ns`, below 0 for ever. Errors:
-// `BAD_HANDLE`; `CAPTURING` and `MISMATCH` for a stream: nothing is committed; `CONFLICT`, `WRITER_LOST`, `REFUSED`; `DEADLINE`:
-// the commit goes on.
+// Keeps: the streams, until that work is done. Thread: any. Blocks: with `epoch` up to `timeout_ns`, below 0 for ever.
+// Errors: `BAD_HANDLE`; `CAPTURING` and `MISMATCH` for a stream: nothing is committed; `CONFLICT`, `WRITER_LOST`,
+// `REFUSED`; `DEADLINE`: the commit goes on.
 //
 // Caller: There are `count` streams.
 int32_t gpu_ipc_writer_commit(struct gpu_ipc_writer *writer,
@@ -980,8 +960,8 @@ int32_t gpu_ipc_writer_close(struct gpu_ipc_writer *writer);
 // Connects to a producer's session by the path of its socket, and starts the participant's thread.
 //
 // Keeps: nothing; texts are copied. Thread: any. Blocks: for the producer's welcome, as the options say. Errors:
-// `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`, `MISMATCH` for another version, `UNSUPPORTED`,
-// `INVALID`, `SYSTEM`.
+// `BAD_HANDLE`, `CONNECT`, `REFUSED` with the producer's reason, `DEADLINE`, `MISMATCH` for another version,
+// `UNSUPPORTED`, `INVALID`, `SYSTEM`.
 //
 // Caller: `path` ends with a zero byte; `options` is null, or has as many bytes as its `size` says and good pointers in them.
 int32_t gpu_ipc_connect(struct gpu_ipc_device *device,
@@ -989,13 +969,14 @@ int32_t gpu_ipc_connect(struct gpu_ipc_device *device,
                         const struct gpu_ipc_connect_options *options,
                         struct gpu_ipc_participant **participant);
 
-// Joins a session by a connection that somebody else made: one end of a socket pair (`SOCK_SEQPACKET`) whose other end the
-// session accepted, or what another process passed on.
+// Joins a session by a connection that somebody else made: one end of a socket pair (`SOCK_SEQPACKET`) whose other end
+// the session accepted, or what another process passed on.
 //
 // Every other copy of it must be closed, this one by the caller after the call: as long as one is open this process'
 // death is not proven.
 //
-// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: as `gpu_ipc_connect`. Errors: as `gpu_ipc_connect`.
+// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: as `gpu_ipc_connect`. Errors: as
+// `gpu_ipc_connect`.
 //
 // Caller: `connection` is open, and nobody closes it during the call; `options` is as for `gpu_ipc_connect`.
 int32_t gpu_ipc_connect_by(struct gpu_ipc_device *device,
@@ -1017,13 +998,14 @@ int gpu_ipc_participant_fd(struct gpu_ipc_participant *participant);
 
 // Claims what a descriptor grants.
 //
-// `wait` says what happens to the producer's work on the block: `GPU_IPC_WAIT` waits for it, on `stream` if there is one
-// (which counts as used, so that the lease ends behind it), else on this thread; `GPU_IPC_NO_WAIT` does not.
+// `wait` says what happens to the producer's work on the block: `GPU_IPC_WAIT` waits for it, on `stream` if there is
+// one (which counts as used, so that the lease ends behind it), else on this thread; `GPU_IPC_NO_WAIT` does not.
 //
-// Keeps: the stream, until the work that the block was used for is done. Thread: any. Blocks: up to `timeout_ns`, below 0 for
-// ever: for the producer's answer when the descriptor is a ticket or its region is not mapped yet, and for its work. Errors:
-// `BAD_HANDLE`, `BAD_DESCRIPTOR`, `NOT_ADDRESSEE`, `REVOKED`, `ALREADY_CLAIMED`, `STALE`, `PRODUCER_GONE`, `CAPTURING`, `MISMATCH`,
-// `FORKED`, `DRIVER`, and `DEADLINE`, after which the same claim can be made again.
+// Keeps: the stream, until the work that the block was used for is done. Thread: any. Blocks: up to `timeout_ns`,
+// below 0 for ever: for the producer's answer when the descriptor is a ticket or its region is not mapped yet, and for
+// its work. Errors: `BAD_HANDLE`, `BAD_DESCRIPTOR`, `NOT_ADDRESSEE`, `REVOKED`, `ALREADY_CLAIMED`, `STALE`,
+// `PRODUCER_GONE`, `CAPTURING`, `MISMATCH`, `FORKED`, `DRIVER`, and `DEADLINE`, after which the same claim can be made
+// again.
 //
 // Caller: There are `len` bytes.
 int32_t gpu_ipc_claim(struct gpu_ipc_participant *participant,
@@ -1034,11 +1016,11 @@ int32_t gpu_ipc_claim(struct gpu_ipc_participant *participant,
                       int64_t timeout_ns,
                       struct gpu_ipc_received **received);
 
-// Claims what a descriptor grants if that needs no waiting; otherwise asks for what it needs and answers `WOULD_BLOCK`. When
-// it may have come, the participant has the notice `GPU_IPC_NOTICE_TRY_AGAIN`.
+// Claims what a descriptor grants if that needs no waiting; otherwise asks for what it needs and answers
+// `WOULD_BLOCK`. When it may have come, the participant has the notice `GPU_IPC_NOTICE_TRY_AGAIN`.
 //
-// Keeps: as `gpu_ipc_claim`; what was asked for, 30 seconds or until `gpu_ipc_participant_abandon`. Thread: any. Blocks: no.
-// Errors: `WOULD_BLOCK`, and those of `gpu_ipc_claim` but `DEADLINE`.
+// Keeps: as `gpu_ipc_claim`; what was asked for, 30 seconds or until `gpu_ipc_participant_abandon`. Thread: any.
+// Blocks: no. Errors: `WOULD_BLOCK`, and those of `gpu_ipc_claim` but `DEADLINE`.
 //
 // Caller: There are `len` bytes.
 int32_t gpu_ipc_try_claim(struct gpu_ipc_participant *participant,
@@ -1050,11 +1032,12 @@ int32_t gpu_ipc_try_claim(struct gpu_ipc_participant *participant,
 
 // Claims several descriptors, with one question for up to 64 tickets among them.
 //
-// Each gives a handle, or null, in `received`, and a code in `codes`, in the same order; one that fails does not touch the
-// others. The call returns `GPU_IPC_OK` if all were claimed, else the code of the first that was not, of which the error's
-// text tells.
+// Each gives a handle, or null, in `received`, and a code in `codes`, in the same order; one that fails does not touch
+// the others. The call returns `GPU_IPC_OK` if all were claimed, else the code of the first that was not, of which the
+// error's text tells.
 //
-// Keeps: as `gpu_ipc_claim`. Thread: any. Blocks: as `gpu_ipc_claim`, all of them together. Errors: as `gpu_ipc_claim`.
+// Keeps: as `gpu_ipc_claim`. Thread: any. Blocks: as `gpu_ipc_claim`, all of them together. Errors: as
+// `gpu_ipc_claim`.
 //
 // Caller: There are `count` descriptors, and room for as many handles and codes; `codes` may be null.
 int32_t gpu_ipc_claim_many(struct gpu_ipc_participant *participant,
@@ -1076,38 +1059,35 @@ int32_t gpu_ipc_participant_prefetch(struct gpu_ipc_participant *participant,
                                      const struct gpu_ipc_descriptor *descriptors,
                                      size_t count);
 
-// Gives up what was asked for on behalf of a claim that answered `WOULD_BLOCK`, or of a prefetch. The claim can be made later
-// all the same.
+// Gives up what was asked for on behalf of a claim that answered `WOULD_BLOCK`, or of a prefetch. The claim can be
+// made later all the same.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 //
 // Caller: There are `len` bytes.
-int32_t gpu_ipc_participant_abandon(struct gpu_ipc_participant *participant,
-                                    const void *descriptor,
-                                    size_t len);
+int32_t gpu_ipc_participant_abandon(struct gpu_ipc_participant *participant, const void *descriptor, size_t len);
 
-// Closes a participant and waits until the producer has noted that: every block that it received is closed and its work
-// done, everything is unmapped, and goodbye is said and heard. Null is passed over.
+// Closes a participant and waits until the producer has noted that: every block that it received is closed and its
+// work done, everything is unmapped, and goodbye is said and heard. Null is passed over.
 //
 // The handle is closed whatever the call returns; after `DEADLINE` the rest goes on by itself.
 //
-// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` with what is still
-// held, `FORKED`.
-int32_t gpu_ipc_participant_leave(struct gpu_ipc_participant *participant,
-                                  int64_t timeout_ns);
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` with
+// what is still held, `FORKED`.
+int32_t gpu_ipc_participant_leave(struct gpu_ipc_participant *participant, int64_t timeout_ns);
 
-// Closes a participant; blocks that it received stay good. It says goodbye when the last of them is closed and its work
-// done. Null is passed over.
+// Closes a participant; blocks that it received stay good. It says goodbye when the last of them is closed and its
+// work done. Null is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_participant_close(struct gpu_ipc_participant *participant);
 
-// Returns the address of a received block's first byte in this process; null after an error. On the host backend the CPU
-// may use it.
+// Returns the address of a received block's first byte in this process; null after an error. On the host backend the
+// CPU may use it.
 //
-// Every stream whose work touches the block is named with `gpu_ipc_received_used_on` before the block is closed (the one
-// that the claim waited on is), and work of the CPU is over by then. Otherwise the producer may use the bytes again
-// meanwhile: undefined behaviour that no library can see. The address means nothing in a forked child.
+// Every stream whose work touches the block is named with `gpu_ipc_received_used_on` before the block is closed (the
+// one that the claim waited on is), and work of the CPU is over by then. Otherwise the producer may use the bytes
+// again meanwhile: undefined behaviour that no library can see. The address means nothing in a forked child.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 void *gpu_ipc_received_ptr(struct gpu_ipc_received *received);
@@ -1117,37 +1097,35 @@ void *gpu_ipc_received_ptr(struct gpu_ipc_received *received);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 uint64_t gpu_ipc_received_len(struct gpu_ipc_received *received);
 
-// Returns the number of the region that a received block lies in, as `GPU_IPC_NOTICE_PLEASE_UNMAP` names it; 0 after an
-// error.
+// Returns the number of the region that a received block lies in, as `GPU_IPC_NOTICE_PLEASE_UNMAP` names it; 0 after
+// an error.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 uint64_t gpu_ipc_received_region(struct gpu_ipc_received *received);
 
-// Says what the contents are worth at this moment: `GPU_IPC_STATE_...`. Who waited on a stream asks after synchronising it.
+// Says what the contents are worth at this moment: `GPU_IPC_STATE_...`. Who waited on a stream asks after
+// synchronising it.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
-int32_t gpu_ipc_received_state(struct gpu_ipc_received *received,
-                               uint32_t *state);
+int32_t gpu_ipc_received_state(struct gpu_ipc_received *received, uint32_t *state);
 
 // Waits for the producer's work on a block after its claim: on this thread, or by queueing the wait on a stream, which
 // counts as used.
 //
-// Keeps: the stream, until its work is done. Thread: any. Blocks: without a stream up to `timeout_ns`, below 0 for ever.
-// Errors: `BAD_HANDLE`, `DEADLINE`, `CAPTURING`, `MISMATCH`, `FORKED`. The block stays held.
-int32_t gpu_ipc_received_wait(struct gpu_ipc_received *received,
-                              struct gpu_ipc_stream *stream,
-                              int64_t timeout_ns);
+// Keeps: the stream, until its work is done. Thread: any. Blocks: without a stream up to `timeout_ns`, below 0 for
+// ever. Errors: `BAD_HANDLE`, `DEADLINE`, `CAPTURING`, `MISMATCH`, `FORKED`. The block stays held.
+int32_t gpu_ipc_received_wait(struct gpu_ipc_received *received, struct gpu_ipc_stream *stream, int64_t timeout_ns);
 
 // Names a stream of this process whose work touches the block, of any device and vendor: the lease ends behind it.
 //
-// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the per-thread
-// default stream, `FORKED`.
-int32_t gpu_ipc_received_used_on(struct gpu_ipc_received *received,
-                                 struct gpu_ipc_stream *stream);
+// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for the
+// per-thread default stream, `FORKED`.
+int32_t gpu_ipc_received_used_on(struct gpu_ipc_received *received, struct gpu_ipc_stream *stream);
 
 // Makes another handle for a part of a received block, under the same lease, which ends with the last of them.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a range that is empty or not in the block.
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a range that is empty or not in the
+// block.
 int32_t gpu_ipc_received_slice(struct gpu_ipc_received *received,
                                uint64_t offset,
                                uint64_t len,
@@ -1155,8 +1133,8 @@ int32_t gpu_ipc_received_slice(struct gpu_ipc_received *received,
 
 // Copies `len` bytes into a received block from `offset` on, after the work that is queued on the stream.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's end and
-// for a participant that maps read-only, `MISMATCH`, `CAPTURING`, `DRIVER`.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the block's
+// end and for a participant that maps read-only, `MISMATCH`, `CAPTURING`, `DRIVER`.
 //
 // Caller: There are `len` bytes.
 int32_t gpu_ipc_received_write(struct gpu_ipc_received *received,
@@ -1167,8 +1145,8 @@ int32_t gpu_ipc_received_write(struct gpu_ipc_received *received,
 
 // Copies `len` bytes of a received block from `offset` on to the host, after the work that is queued on the stream.
 //
-// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID`, `MISMATCH`, `CAPTURING`,
-// `DRIVER`; then the bytes are as they were.
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID`, `MISMATCH`,
+// `CAPTURING`, `DRIVER`; then the bytes are as they were.
 //
 // Caller: There is room for `len` bytes.
 int32_t gpu_ipc_received_read(struct gpu_ipc_received *received,
@@ -1180,7 +1158,8 @@ int32_t gpu_ipc_received_read(struct gpu_ipc_received *received,
 // Asks the producer for a descriptor of a received block for somebody else: the participant of that number in the same
 // session, or with 0 the first `claims` who ask (0: everybody). The new lease does not depend on this one.
 //
-// Waits for the producer's work on the block first. Work of this process on it must be done: the receiver waits for none.
+// Waits for the producer's work on the block first. Work of this process on it must be done: the receiver waits for
+// none.
 //
 // Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `REFUSED` and
 // `PARTICIPANT_GONE`, `PRODUCER_GONE`, `STALE` for contents that are garbage, `DEADLINE`, `FORKED`.
@@ -1190,14 +1169,14 @@ int32_t gpu_ipc_received_forward(struct gpu_ipc_received *received,
                                  int64_t timeout_ns,
                                  struct gpu_ipc_descriptor *descriptor);
 
-// Closes a received block. The lease ends when its last handle is closed and all work on the streams that were named is
-// done. Null is passed over.
+// Closes a received block. The lease ends when its last handle is closed and all work on the streams that were named
+// is done. Null is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_received_close(struct gpu_ipc_received *received);
 
-// Closes many received blocks at the cost of a few: those that follow each other and were used on the same streams wait
-// for one event on each, and one batch of stores ends them. Nulls are passed over.
+// Closes many received blocks at the cost of a few: those that follow each other and were used on the same streams
+// wait for one event on each, and one batch of stores ends them. Nulls are passed over.
 //
 // Every handle that is good is closed, whatever the call returns.
 //
@@ -1208,8 +1187,8 @@ int32_t gpu_ipc_received_close_many(struct gpu_ipc_received *const *received, si
 
 // Opens a session: binds its socket and starts its thread.
 //
-// Keeps: nothing; texts are copied. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` when somebody listens on the
-// path already, `UNSUPPORTED` on a device that shares no memory, `SYSTEM`.
+// Keeps: nothing; texts are copied. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` when somebody listens on
+// the path already, `UNSUPPORTED` on a device that shares no memory, `SYSTEM`.
 //
 // Caller: `options` is null, or has as many bytes as its `size` says and good pointers in them.
 int32_t gpu_ipc_session_open(struct gpu_ipc_device *device,
@@ -1218,40 +1197,35 @@ int32_t gpu_ipc_session_open(struct gpu_ipc_device *device,
 
 // Writes the path of a session's socket, with a zero byte behind.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a buffer that is too small: 4,096 bytes are
-// always enough.
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for a buffer that is too small: 4,096 bytes
+// are always enough.
 //
 // Caller: `buffer` has `capacity` bytes.
-int32_t gpu_ipc_session_path(struct gpu_ipc_session *session,
-                             char *buffer,
-                             size_t capacity);
+int32_t gpu_ipc_session_path(struct gpu_ipc_session *session, char *buffer, size_t capacity);
 
 // Allocates a block of `len` bytes, aligned to 256.
 //
-// Before the device is asked for more, what leases have ended is collected; when it has no more, participants are asked to
-// unmap what they do not use.
+// Before the device is asked for more, what leases have ended is collected; when it has no more, participants are
+// asked to unmap what they do not use.
 //
 // Keeps: nothing. Thread: any. Blocks: in the driver, and up to 100 ms for participants when memory is short; with
-// `timeout_ns` above 0 up to that long for room. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY` with who holds it, `INVALID` for 0
-// bytes, `CLOSING`, `FORKED`.
-int32_t gpu_ipc_alloc(struct gpu_ipc_session *session,
-                      uint64_t len,
-                      int64_t timeout_ns,
-                      struct gpu_ipc_block **block);
+// `timeout_ns` above 0 up to that long for room. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY` with who holds it, `INVALID`
+// for 0 bytes, `CLOSING`, `FORKED`.
+int32_t gpu_ipc_alloc(struct gpu_ipc_session *session, uint64_t len, int64_t timeout_ns, struct gpu_ipc_block **block);
 
 // Takes in memory of another allocator, so that it can be shared: `len` bytes at `memory` that lie in one allocation.
 //
-// The memory stays allocated, and no other block overlaps it, until `returned` was called, or the process ends. That is
-// when the block was dropped, its last lease has ended, and nobody maps it.
+// The memory stays allocated, and no other block overlaps it, until `returned` was called, or the process ends. That
+// is when the block was dropped, its last lease has ended, and nobody maps it.
 //
 // Keeps: the memory, `returned` and `context`, until `returned` is called: once, inside a `gpu_ipc_session_collect` or
-// `gpu_ipc_session_shutdown` of this session, on the thread of that call and with no lock held, so that it may call any
-// function. A notice `GPU_IPC_NOTICE_TOKENS_RETURNED` says that a collect would. Thread: any. Blocks: no. Errors:
-// `BAD_HANDLE`, `UNSUPPORTED` for memory that cannot be shared, with what to change; `INVALID`, `CLOSING`, `FORKED`. After
-// an error `returned` is not called.
+// `gpu_ipc_session_shutdown` of this session, on the thread of that call and with no lock held, so that it may call
+// any function. A notice `GPU_IPC_NOTICE_TOKENS_RETURNED` says that a collect would. Thread: any. Blocks: no. Errors:
+// `BAD_HANDLE`, `UNSUPPORTED` for memory that cannot be shared, with what to change; `INVALID`, `CLOSING`, `FORKED`.
+// After an error `returned` is not called.
 //
-// Caller: The memory stays allocated, and overlaps no other block, as said above; `returned` may be called with `context` on the
-// threads named.
+// Caller: The memory stays allocated, and overlaps no other block, as said above; `returned` may be called with `context` on
+// the threads named.
 int32_t gpu_ipc_adopt(struct gpu_ipc_session *session,
                       void *memory,
                       uint64_t len,
@@ -1259,14 +1233,14 @@ int32_t gpu_ipc_adopt(struct gpu_ipc_session *session,
                       void *context,
                       struct gpu_ipc_block **block);
 
-// Looks for leases that have ended, gives back what nothing holds any more, and calls `returned` of adopted memory that is
-// its owner's again. The session's own thread collects too, but calls nothing back.
+// Looks for leases that have ended, gives back what nothing holds any more, and calls `returned` of adopted memory
+// that is its owner's again. The session's own thread collects too, but calls nothing back.
 //
-// Keeps: nothing. `collected` may be null. Thread: any. Blocks: no, but for the callbacks. Errors: `BAD_HANDLE`, `INVALID`.
+// Keeps: nothing. `collected` may be null. Thread: any. Blocks: no, but for the callbacks. Errors: `BAD_HANDLE`,
+// `INVALID`.
 //
 // Caller: `collected` is null, or has as many bytes as its `size` says.
-int32_t gpu_ipc_session_collect(struct gpu_ipc_session *session,
-                                struct gpu_ipc_collected *collected);
+int32_t gpu_ipc_session_collect(struct gpu_ipc_session *session, struct gpu_ipc_collected *collected);
 
 // Says what a session holds; in a forked child that it holds nothing.
 //
@@ -1281,10 +1255,10 @@ int32_t gpu_ipc_session_get_stats(struct gpu_ipc_session *session, struct gpu_ip
 int32_t gpu_ipc_session_trim(struct gpu_ipc_session *session, uint64_t *bytes);
 
 // Lists the participants that are connected: as many numbers as fit into `capacity`, and how many there are. With a
-// `least` above 0 it waits until so many are connected.
+// `least` above 0 it waits until that many are connected.
 //
-// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`,
-// `DEADLINE`, `INVALID`, `FORKED`.
+// Keeps: nothing. Thread: any. Blocks: with `least` above 0 up to `timeout_ns`, below 0 for ever. Errors:
+// `BAD_HANDLE`, `DEADLINE`, `INVALID`, `FORKED`.
 //
 // Caller: `participants` has room for `capacity` numbers, or is null and `capacity` 0.
 int32_t gpu_ipc_session_participants(struct gpu_ipc_session *session,
@@ -1296,8 +1270,8 @@ int32_t gpu_ipc_session_participants(struct gpu_ipc_session *session,
 
 // Writes what a participant that is connected calls itself, or else the command that it runs, with a zero byte behind.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for a buffer that is too small: 256
-// bytes are always enough.
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `PARTICIPANT_GONE`, `INVALID` for a buffer that is
+// too small: 256 bytes are always enough.
 //
 // Caller: `buffer` has `capacity` bytes.
 int32_t gpu_ipc_session_participant_name(struct gpu_ipc_session *session,
@@ -1308,15 +1282,14 @@ int32_t gpu_ipc_session_participant_name(struct gpu_ipc_session *session,
 // Takes in a connection that reached the application in another way than through the session's socket: one end of a
 // socket pair (`SOCK_SEQPACKET`), or what another process passed on.
 //
-// Every other copy of it must be closed, this one by the caller after the call: as long as one is open the participant's
-// death is not proven.
+// Every other copy of it must be closed, this one by the caller after the call: as long as one is open the
+// participant's death is not proven.
 //
-// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for what is no such
-// socket, `CLOSING`, `FORKED`, `SYSTEM`.
+// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID` for what
+// is no such socket, `CLOSING`, `FORKED`, `SYSTEM`.
 //
 // Caller: `connection` is open, and nobody closes it during the call.
-int32_t gpu_ipc_session_accept(struct gpu_ipc_session *session,
-                               int connection);
+int32_t gpu_ipc_session_accept(struct gpu_ipc_session *session, int connection);
 
 // Returns the descriptor that is readable while the session has a notice; -1 after an error.
 //
@@ -1330,14 +1303,13 @@ int gpu_ipc_session_fd(struct gpu_ipc_session *session);
 //
 // Can be called again to wait longer. The handle stays open.
 //
-// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` while something
-// is held, with what and by whom; `FORKED`.
-int32_t gpu_ipc_session_shutdown(struct gpu_ipc_session *session,
-                                 int64_t timeout_ns);
+// Keeps: nothing. Thread: any. Blocks: up to `timeout_ns`, below 0 for ever. Errors: `BAD_HANDLE`, `DEADLINE` while
+// something is held, with what and by whom; `FORKED`.
+int32_t gpu_ipc_session_shutdown(struct gpu_ipc_session *session, int64_t timeout_ns);
 
-// Closes a session: its socket goes with the last use of it. Blocks that were allocated stay good, with this process and
-// with others. Adopted memory whose `returned` was not called stays lent until the process ends: shut the session down
-// first. Null is passed over.
+// Closes a session: its socket goes with the last use of it. Blocks that were allocated stay good, with this process
+// and with others. Adopted memory whose `returned` was not called stays lent until the process ends: shut the session
+// down first. Null is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_session_close(struct gpu_ipc_session *session);
@@ -1352,13 +1324,14 @@ int32_t gpu_ipc_stream_create(struct gpu_ipc_device *device, struct gpu_ipc_stre
 // Null and 1 are the legacy default stream of `device`. 2 is the calling thread's default stream of `device`, which is
 // taken by calls that queue at once and refused by those where a later moment counts (`..._used_on`).
 //
-// The stream must live until `released` was called, which may be after `gpu_ipc_stream_close`: a lease that ends behind
-// the stream's work still needs it. Without `released` it must live until the process ends. No thread may begin to
-// capture it while another is in a call that was given it.
+// The stream must live until `released` was called, which may be after `gpu_ipc_stream_close`: a lease that ends
+// behind the stream's work still needs it. Without `released` it must live until the process ends. No thread may begin
+// to capture it while another is in a call that was given it.
 //
-// Keeps: the stream, `released` and `context`, until `released` is called: once, on a thread of the library's own that holds
-// no lock, so that it may call any function. Not in a forked child. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
-// `INVALID`, `MISMATCH` for a stream of another device or context, `SYSTEM`. After an error `released` is not called.
+// Keeps: the stream, `released` and `context`, until `released` is called: once, on a thread of the library's own that
+// holds no lock, so that it may call any function. Not in a forked child. Thread: any. Blocks: no. Errors:
+// `BAD_HANDLE`, `INVALID`, `MISMATCH` for a stream of another device or context, `SYSTEM`. After an error `released`
+// is not called.
 //
 // Caller: `handle` is a live stream, and stays so as said above; `released` may be called with `context` on any thread.
 int32_t gpu_ipc_stream_borrow(struct gpu_ipc_device *device,
@@ -1369,12 +1342,12 @@ int32_t gpu_ipc_stream_borrow(struct gpu_ipc_device *device,
 
 // Blocks until all that is queued on a stream has finished.
 //
-// Keeps: nothing. Thread: any. Blocks: as long as the work takes. Errors: `BAD_HANDLE`, `DRIVER`, an error of earlier work among
-// them.
+// Keeps: nothing. Thread: any. Blocks: as long as the work takes. Errors: `BAD_HANDLE`, `DRIVER`, an error of earlier
+// work among them.
 int32_t gpu_ipc_stream_synchronize(struct gpu_ipc_stream *stream);
 
-// Closes a stream. What was used on it keeps it until that work is done; then one that was made here is destroyed, and of a
-// borrowed one it is told. Null is passed over.
+// Closes a stream. What was used on it keeps it until that work is done; then one that was made here is destroyed, and
+// of a borrowed one it is told. Null is passed over.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_stream_close(struct gpu_ipc_stream *stream);
@@ -1382,28 +1355,23 @@ int32_t gpu_ipc_stream_close(struct gpu_ipc_stream *stream);
 // Lets PyTorch allocate its segments of this session's device from the session, by `gpu_ipc_torch_alloc` and
 // `gpu_ipc_torch_free`. To be called once for each device, before PyTorch allocates there.
 //
-// Keeps: the session, until the process ends: segments may outlive the handle. Thread: any. Blocks: no. Errors: `BAD_HANDLE`,
-// `UNSUPPORTED` for a session that is on no CUDA device, `INVALID` when another session has that device.
+// Keeps: the session, until the process ends: segments may outlive the handle. Thread: any. Blocks: no. Errors:
+// `BAD_HANDLE`, `UNSUPPORTED` for a session that is on no CUDA device, `INVALID` when another session has that device.
 int32_t gpu_ipc_torch_use(struct gpu_ipc_session *session);
 
 // Allocates a segment for PyTorch; null when there is none, which PyTorch takes for no memory. For
 // `CUDAPluggableAllocator(path, "gpu_ipc_torch_alloc", "gpu_ipc_torch_free")`.
 //
-// Keeps: nothing. Thread: any. Blocks: as `gpu_ipc_alloc`. Errors: as `gpu_ipc_alloc`; `INVALID` for a device that no session was
-// named for by `gpu_ipc_torch_use`.
-void *gpu_ipc_torch_alloc(ptrdiff_t size,
-                          int device,
-                          void *_stream);
+// Keeps: nothing. Thread: any. Blocks: as `gpu_ipc_alloc`. Errors: as `gpu_ipc_alloc`; `INVALID` for a device that no
+// session was named for by `gpu_ipc_torch_use`.
+void *gpu_ipc_torch_alloc(ptrdiff_t size, int device, void *_stream);
 
-// Takes a segment of PyTorch's back. It stays with those who hold leases on parts of it, and until the work on its stream is
-// done. What was not allocated here is passed over.
+// Takes a segment of PyTorch's back. It stays with those who hold leases on parts of it, and until the work on its
+// stream is done. What was not allocated here is passed over.
 //
-// Keeps: nothing. Thread: any. Blocks: no. Errors: `DRIVER`, `MISMATCH`: then the segment is kept until the process ends, for
-// nobody knows when its work is done.
-void gpu_ipc_torch_free(void *start,
-                        ptrdiff_t _size,
-                        int device,
-                        void *stream);
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `DRIVER`, `MISMATCH`: then the segment is kept until the process
+// ends, for nobody knows when its work is done.
+void gpu_ipc_torch_free(void *start, ptrdiff_t _size, int device, void *stream);
 
 #ifdef __cplusplus
 }  // extern "C"
