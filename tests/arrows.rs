@@ -72,7 +72,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("capi", 9),
     ("hip-on-cuda", 4),
     ("lab", 5),
-    ("python", 12),
+    ("python", 20),
 ];
 
 #[test]
