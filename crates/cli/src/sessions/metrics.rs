@@ -55,23 +55,21 @@ fn label(name: &str, value: impl Display) -> String {
 fn sessions(seen: &[Seen]) -> Vec<Family> {
     type Value = fn(&gpu_ipc::session::Stats) -> u64;
     let families: [(&'static str, &'static str, &'static str, Value); 13] = [
-        ("session_blocks", "gauge", "Blocks that are live.", |s| s.live_blocks as u64),
+        ("session_blocks", "gauge", "Blocks that are live.", |s| s.live_blocks),
         ("session_block_bytes", "gauge", "Bytes of live blocks.", |s| s.live_bytes),
-        ("session_limbo_blocks", "gauge", "Blocks that were dropped and are still held or in use.", |s| {
-            s.limbo_blocks as u64
-        }),
+        ("session_limbo_blocks", "gauge", "Blocks that were dropped and are still held or in use.", |s| s.limbo_blocks),
         ("session_limbo_bytes", "gauge", "Bytes of those.", |s| s.limbo_bytes),
-        ("session_leases_held", "gauge", "Leases that consumers hold.", |s| s.held as u64),
-        ("session_leases_in_flight", "gauge", "Leases that were granted and not claimed.", |s| s.in_flight as u64),
-        ("session_participants", "gauge", "Connected participants.", |s| s.participants as u64),
+        ("session_leases_held", "gauge", "Leases that consumers hold.", |s| s.held),
+        ("session_leases_in_flight", "gauge", "Leases that were granted and not claimed.", |s| s.in_flight),
+        ("session_participants", "gauge", "Connected participants.", |s| s.participants),
         ("session_quarantined_bytes", "gauge", "Bytes of the dead that are not yet used again.", |s| {
             s.quarantined_bytes
         }),
         ("session_leaked_bytes", "gauge", "Bytes that are never used again.", |s| s.leaked_bytes),
         ("session_reserved_bytes", "gauge", "Bytes of the device that the session has.", |s| s.source.reserved),
-        ("session_expired", "counter", "Leases that nobody claimed in time.", |s| s.expired as u64),
-        ("session_revoked", "counter", "Leases that were taken back.", |s| s.revoked as u64),
-        ("session_deaths", "counter", "Participants that died.", |s| s.deaths as u64),
+        ("session_expired", "counter", "Leases that nobody claimed in time.", |s| s.expired),
+        ("session_revoked", "counter", "Leases that were taken back.", |s| s.revoked),
+        ("session_deaths", "counter", "Participants that died.", |s| s.deaths),
     ];
     let labels = |one: &Seen| label("socket", one.socket.display());
     let up = seen.iter().map(|one| (labels(one), u64::from(matches!(one.answer, Answer::Alive(_))))).collect();
