@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::WATCHDOG;
 use crate::faulty::Faulty;
-use crate::{hostile, limits};
+use crate::{hostile, limits, mapping};
 
 /// Names what an agent suffers from.
 pub const ROLE: &str = "GPU_IPC_TEST_FAULT";
@@ -23,7 +23,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one: `backend N`, `files N`, `memory N`, `signals N`, `room N` or `scribble N`.
+    /// Starts one: `backend N`, `files N`, `memory N`, `signals N`, `room N`, `two N` or `scribble N`.
     pub fn start(fault: &str) -> Agent {
         Agent::run(Command::new(std::env::current_exe().expect("a test binary has a path")), fault)
     }
@@ -79,6 +79,7 @@ pub fn run(role: &str) {
     match what {
         "backend" => faulty.fail_at(u32::try_from(number).unwrap_or(u32::MAX)),
         "scribble" => return hostile::scribble(&gpu, &socket, number),
+        "two" => return mapping::claim_beside(&faulty, &gpu, &socket),
         "room" => return limits::open_without_room(&gpu, &socket),
         "signals" => interrupt_every(number),
         "files" => limit(Resource::Nofile, open_files() + number),
@@ -100,10 +101,16 @@ pub fn run(role: &str) {
     hear();
 }
 
-fn hear() -> String {
+pub fn hear() -> String {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).expect("a pipe");
     line.trim_end().to_owned()
+}
+
+/// Hears bytes in hexadecimal.
+pub fn hear_bytes() -> Vec<u8> {
+    let text = hear();
+    (0..text.len()).step_by(2).filter_map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
 }
 
 fn limit(resource: Resource, most: u64) {
@@ -146,9 +153,7 @@ fn live(gpu: &Gpu, socket: &str) -> Result<()> {
     let participant = Participant::builder(gpu.clone()).timeout(Some(WATCHDOG)).connect(socket)?;
     println!("{}", participant.id().0);
     for _ in 0..2 {
-        let text = hear();
-        let bytes: Vec<u8> =
-            (0..text.len()).step_by(2).filter_map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect();
+        let bytes = hear_bytes();
         let claimed = participant.claim(&bytes, Wait::Stream(&stream), Some(WATCHDOG));
         let block = claimed.map_err(|error| gpu_ipc::Error::Refused { why: error.to_string(), remedy: "-" })?;
         println!("claimed");

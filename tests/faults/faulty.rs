@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use gpu_ipc::backend::groups::*;
 use gpu_ipc::backend::{
@@ -60,12 +60,43 @@ struct Ledger {
 pub struct Faulty<B> {
     backend: Arc<B>,
     ledger: Mutex<Ledger>,
+    gate: Mutex<Gate>,
+    opened: Condvar,
+}
+
+/// Before a mapping of another process' memory.
+#[derive(Debug, Default)]
+struct Gate {
+    is_shut: bool,
+    waiting: usize,
 }
 
 impl<B: GpuBackend> Faulty<B> {
     /// Wraps a backend, which fails at nothing yet.
     pub fn new(backend: Arc<B>) -> Arc<Faulty<B>> {
-        Arc::new(Faulty { backend, ledger: Mutex::default() })
+        Arc::new(Faulty { backend, ledger: Mutex::default(), gate: Mutex::default(), opened: Condvar::new() })
+    }
+
+    /// Holds up the calls that map another process' memory, or lets them go on.
+    pub fn hold_mappings(&self, is_shut: bool) {
+        self.gate().is_shut = is_shut;
+        self.opened.notify_all();
+    }
+
+    /// Says how many calls are held up.
+    pub fn held_mappings(&self) -> usize {
+        self.gate().waiting
+    }
+
+    fn gate(&self) -> MutexGuard<'_, Gate> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass_gate(&self) {
+        let mut gate = self.gate();
+        gate.waiting += 1;
+        gate = self.opened.wait_while(gate, |gate| gate.is_shut).unwrap_or_else(PoisonError::into_inner);
+        gate.waiting -= 1;
     }
 
     /// Makes the n-th call from here on fail; the first is 1.
@@ -306,6 +337,7 @@ unsafe impl<B: GpuBackend> GpuHandles for Faulty<B> {
     fn open_handle(&self, device: DeviceId, handle: &MemHandle) -> Result<DevicePtr> {
         let mut made = DevicePtr(0);
         self.gives("open_handle", || {
+            self.pass_gate();
             made = self.backend.open_handle(device, handle)?;
             Ok(Thing::Mapping(made.0))
         })?;
@@ -323,6 +355,7 @@ unsafe impl<B: GpuBackend> GpuDescriptors for Faulty<B> {
     fn import_fd(&self, device: DeviceId, fd: BorrowedFd<'_>, len: u64, access: Access) -> Result<DevicePtr> {
         let mut made = DevicePtr(0);
         self.gives("import_fd", || {
+            self.pass_gate();
             made = self.backend.import_fd(device, fd, len, access)?;
             Ok(Thing::Mapping(made.0))
         })?;

@@ -9,6 +9,7 @@ mod backend;
 mod faulty;
 mod hostile;
 mod limits;
+mod mapping;
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ fn main() {
         agent::run(&role.to_string_lossy());
         return;
     }
-    let here = [backend::CASES, limits::CASES, hostile::CASES].concat();
+    let here = [backend::CASES, limits::CASES, hostile::CASES, mapping::CASES].concat();
     let mut trials: Vec<Trial> = here.iter().map(|case| trial(case, true)).collect();
     let can_mount = limits::can_mount();
     trials.extend(limits::MOUNTS.iter().map(|case| trial(case, can_mount)));

@@ -111,6 +111,10 @@ impl Link {
                 if seen.is_some() {
                     break Some(seen);
                 }
+                // Another thread maps or unmaps. It announces its end, and no packet tells of it.
+                if table.is_anybody_acting() {
+                    break None;
+                }
                 table.next_due().map(|due| due.saturating_duration_since(Instant::now()))
             };
             match self.hear() {
@@ -126,7 +130,7 @@ impl Link {
         };
         self.poller.resume(self.socket.as_fd(), SOCKET);
         drop(turn);
-        // The end, and the producer's death, are the service's business; it tells.
+        // The end, and the producer's death, are the service's business; it tells. So does a thread that maps.
         heard.unwrap_or_else(|| self.wait_until(patience, look))
     }
 }

@@ -511,6 +511,11 @@ impl Questions {
         !self.rows.keys().any(|key| matches!(key, Key::Region(_)))
     }
 
+    /// Says whether a thread maps or unmaps a region.
+    pub fn is_anybody_acting(&self) -> bool {
+        self.rows.values().any(|row| matches!(row.state, AskState::Acting))
+    }
+
     /// Ends every question: the producer is gone, and answers nothing any more.
     pub fn end(&mut self) {
         self.ended = true;
