@@ -274,7 +274,7 @@ fn expand(tree: &[String], before: &mut Module, named: &mut Vec<(Module, String)
         }
         at += 1;
         let is_last = tree.get(at).is_none_or(|next| next == "," || next == "as");
-        if is_last && before.len() > depth || (is_last && tree[at - 1] == "self") {
+        if is_last && (before.len() > depth || tree[at - 1] == "self") {
             let end = at + tree[at..].iter().position(|token| token == ",").unwrap_or(tree.len() - at);
             let name = tree[end - 1].clone();
             if before.len() > 1 && before.last().is_some_and(|last| last == "self") {
@@ -330,7 +330,7 @@ impl Files {
         let tests: Vec<Module> = files
             .iter()
             .flat_map(|(module, file): (&Module, &File)| {
-                file.tests.iter().map(|test| [&module[..], &[test.clone()]].concat())
+                file.tests.iter().map(|test| [&module[..], std::slice::from_ref(test)].concat())
             })
             .collect();
         files.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));

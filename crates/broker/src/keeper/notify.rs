@@ -121,7 +121,7 @@ mod tests {
             (b"FDSTORE=1\nFDNAME=r1.0\nFDPOLL=1", "FDPOLL must be 0"),
             (b"FDSTORE=1\nFDNAME=0123456789abc", "printable characters"),
             (b"FDSTORE=1\nFDNAME=a b", "printable characters"),
-            (b"\xff", "no text"),
+            (b"\xff", "not UTF-8 text"),
         ] {
             let error = parse(bytes, 1).expect_err(why);
             assert!(error.contains(why), "{error}");
