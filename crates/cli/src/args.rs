@@ -26,6 +26,7 @@ Examples:
   gpu-ipc demo                                     see it at work: share, hold, die, reclaim
   gpu-ipc ls                                       which sessions are open here, and which process holds what?
   gpu-ipc top                                      the same, live
+  gpu-ipc metrics                                  the same for Prometheus, as OpenMetrics text
   gpu-ipc snapshot --svg memory.svg                where does a session's memory lie? with a picture
   gpu-ipc keep -- gpu-ipc broker                   keep objects: memory that outlives its writer
   gpu-ipc put model model.safetensors              fill an object of that broker with a file

@@ -35,6 +35,13 @@ fn nothing_is_lost_and_nothing_freed_early() {
     let mut keys: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
     keys.sort_unstable();
     let mut expected = [
+        "abandoned",
+        "gave_up",
+        "half_closed",
+        "nonsense",
+        "silent",
+        "strangers",
+        "visits",
         "ok",
         "seconds",
         "seed",

@@ -85,6 +85,6 @@ mod tests {
         assert_eq!(runs.found, "a process nvidia-cuda-mps* runs");
         let client = judge(None, &path("pipes"), &path("idle"));
         assert_eq!(client.found, "a control socket is there");
-        assert!(client.why.is_some_and(|why| why.contains("a death proves nothing")));
+        assert!(client.why.is_some_and(|why| why.contains("a death is no proof")));
     }
 }

@@ -296,7 +296,11 @@ mod tests {
         assert_eq!(visitor.visit(), Ok(true));
         assert_eq!(visitor.give_up(20, || ()), Ok(true));
         if can_be_nobody() {
-            assert_eq!(visitor.pass_for_nobody(), Ok(true));
+            // A queue of connections that is full is no refusal: the next try may find room.
+            let begun = std::time::Instant::now();
+            while board.counted(Count::Strangers) == 0 && begun.elapsed() < PATIENCE {
+                assert_eq!(visitor.pass_for_nobody(), Ok(true));
+            }
             counts.push(Count::Strangers);
         }
         let missing: Vec<Count> = counts.into_iter().filter(|&what| board.counted(what) == 0).collect();

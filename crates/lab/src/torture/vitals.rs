@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_millis(200);
+
+/// The shortest run that is judged by what grew in it.
+const SHORTEST: Duration = Duration::from_secs(10);
 /// What memory may differ by between two parts of a run: what an allocator keeps.
 const SLACK_KIB: u64 = 4 << 10;
 /// Threads, and descriptors, that a session begins when it first needs them.
@@ -113,10 +116,11 @@ impl Course {
         };
     }
 
-    /// Says what grew: of which there was never so little in the last third as there was at most in the second.
+    /// Says what grew: of which there was never so little in the last third as there was at most in the second. A short
+    /// run says nothing: its thirds differ by as many connections as happen to be open.
     pub fn grown(&self) -> Option<String> {
         let [_, middle, last] = self.parts;
-        if middle.looks == 0 || last.looks == 0 {
+        if self.lasts < SHORTEST || middle.looks == 0 || last.looks == 0 {
             return None;
         }
         let grew = |((what, least), (_, most)): ((&str, u64), (_, u64))| {
@@ -134,12 +138,12 @@ mod tests {
 
     #[test]
     fn what_rises_from_third_to_third_has_grown_and_what_goes_up_and_down_has_not() {
-        let mut course = Course::new(Duration::from_secs(1));
+        let mut course = Course::new(SHORTEST);
         for (third, descriptors) in [(0, 9), (1, 4), (1, 8), (2, 8), (2, 12)] {
             course.note(third, Vitals { descriptors, ..Vitals::default() });
         }
         assert_eq!(course.grown(), None);
-        let mut course = Course::new(Duration::from_secs(1));
+        let mut course = Course::new(SHORTEST);
         for (third, regions) in [(0, 1), (1, 2), (1, 5), (2, 6), (2, 12), (3, 13)] {
             course.note(third, Vitals { regions, ..Vitals::default() });
         }
