@@ -196,6 +196,8 @@ sys.stdin.read()
 def test_ctrl_c_ends_every_wait(wait: str, tmp_path: pathlib.Path) -> None:
     program = f"""
         import os, signal, subprocess, sys, threading, time
+        # A shell that runs this in the background has the signal ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         import gpu_ipc
 
         producer = subprocess.Popen(
