@@ -112,8 +112,12 @@ static void tickets_and_event_loops(gpu_ipc_block *block)
     check(gpu_ipc_claim(first, &ticket, sizeof ticket, GPU_IPC_NO_WAIT, NULL, -1, &without), "claim");
     check(gpu_ipc_received_wait(without, NULL, -1), "wait");
     check(gpu_ipc_received_wait(without, stream, -1), "wait");
-    code = gpu_ipc_try_claim(first, &unused, sizeof unused, GPU_IPC_WAIT, NULL, &(gpu_ipc_received *){NULL});
+    gpu_ipc_received *early = NULL;
+    code = gpu_ipc_try_claim(first, &unused, sizeof unused, GPU_IPC_WAIT, NULL, &early);
     require(code == GPU_IPC_WOULD_BLOCK || code == GPU_IPC_OK, "a ticket of another session");
+    // The producer may answer before the call returns.
+    if (code == GPU_IPC_OK)
+        check(gpu_ipc_received_close(early), "close");
     check(gpu_ipc_participant_abandon(first, &unused, sizeof unused), "abandon");
 
     uint32_t state = 0;

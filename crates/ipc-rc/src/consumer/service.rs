@@ -208,9 +208,13 @@ impl Service {
             });
         }
         if all {
-            let mut table = link.table();
-            table.abandon_all(Instant::now());
-            table.hand_over();
+            {
+                let mut table = link.table();
+                table.abandon_all(Instant::now());
+                table.hand_over();
+            }
+            // A close may wait for the end of the last question.
+            link.announce_change();
         }
         if !all {
             // Before the looks: a wish that comes after them sets the flag again. Acquire, so that a wish whose flag is
