@@ -27,7 +27,7 @@ static void look(gpu_ipc_reader *model, float *weights, float epoch)
     }
 }
 
-static int engine(const char *dir, uint32_t backend, uint64_t epochs)
+static int engine(const char *dir, uint32_t backend, uint64_t epochs, int begun)
 {
     gpu_ipc_device *device;
     gpu_ipc_reader *model;
@@ -42,6 +42,7 @@ static int engine(const char *dir, uint32_t backend, uint64_t epochs)
     float *weights = malloc(WEIGHTS * sizeof *weights);
     require(weights != NULL, "no memory");
     uint64_t moves = 0;
+    require(write(begun, "", 1) == 1, "no trainer");
     for (;;) {
         gpu_ipc_reader_info info = {.size = sizeof info};
         gpu_ipc_part part = {.size = sizeof part};
@@ -67,7 +68,7 @@ static int engine(const char *dir, uint32_t backend, uint64_t epochs)
     return moves > 0 || epochs == 1 ? 0 : 1;
 }
 
-static void train(const char *dir, uint32_t backend, uint64_t epochs)
+static void train(const char *dir, uint32_t backend, uint64_t epochs, int begun)
 {
     gpu_ipc_device *device;
     check(gpu_ipc_device_open(backend, 0, &device), "device");
@@ -88,6 +89,9 @@ static void train(const char *dir, uint32_t backend, uint64_t epochs)
         check(gpu_ipc_writer_write(writer, "w", 0, weights, WEIGHTS * sizeof *weights), "write");
         check(gpu_ipc_writer_commit(writer, NULL, 0, -1, &epoch), "commit");
         require(epoch == wanted, "another epoch");
+        // The engine begins with the first epoch, so that it has somewhere to move from.
+        char byte;
+        require(wanted > 1 || read(begun, &byte, 1) == 1, "the engine has not begun");
     }
     free(weights);
     check(gpu_ipc_client_close(client), "close");
@@ -100,11 +104,15 @@ int main(int argc, char **argv)
     uint64_t epochs = argc > 2 ? strtoull(argv[2], NULL, 10) : 5;
     uint32_t backend = vendor(argc > 3 ? argv[3] : "host");
     // Before the first call of the library: a device's driver does not work in a forked child.
+    int begun[2];
+    require(pipe(begun) == 0, "no pipe");
     pid_t child = fork();
     if (child == 0) {
-        return engine(argv[1], backend, epochs);
+        close(begun[0]);
+        return engine(argv[1], backend, epochs, begun[1]);
     }
-    train(argv[1], backend, epochs);
+    close(begun[1]);
+    train(argv[1], backend, epochs, begun[0]);
     int status = 0;
     waitpid(child, &status, 0);
     require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the engine failed");
