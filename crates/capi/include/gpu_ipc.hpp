@@ -93,7 +93,7 @@ struct To {
     uint32_t claims = 0;
 
     static To one(uint64_t participant) { return {participant, 0}; }
-    /// The first so many who ask.
+    /// The first `claims` participants that ask.
     static To ticket(uint32_t claims) { return {0, claims}; }
     /// Everybody, as long as the block is not closed.
     static To everybody() { return {0, 0}; }
@@ -280,7 +280,7 @@ public:
         return descriptors;
     }
 
-    /// The participants that are connected; with `least` it waits until so many are.
+    /// The participants that are connected; it waits until there are `least` of them.
     std::vector<uint64_t> participants(size_t least = 0, std::chrono::nanoseconds timeout = forever) const {
         std::vector<uint64_t> numbers(64);
         size_t count = 0;

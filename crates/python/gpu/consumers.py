@@ -180,7 +180,7 @@ class Pool:
         self.spare: deque[Consumer] = deque()
 
     def prepare(self, count: int) -> None:
-        """Start so many that at least `count` are there."""
+        """Start consumers until at least `count` are there."""
         while len(self.spare) < count:
             self.spare.append(Consumer(self.context, self.device))
 

@@ -76,10 +76,9 @@ impl Broker {
     /// Copy arrays into a new object, commit it, and return its epoch.
     ///
     /// Args:
-    ///     name: the object's name. A newer epoch of a name replaces the older for whoever asks next.
+    ///     name: the object's name. A newer epoch of a name replaces the older for the next open.
     ///     parts: a mapping of names to arrays, such as a state dict. Mappings in it may nest: the name of a part is
-    ///     then
-    ///         made of the keys on the way, with ``/`` between.
+    ///         then made of the keys on the way, with ``/`` between.
     ///     stream: as for ``Session.share``.
     ///     expect: the epoch that the name must have at the commit; 0 for none.
     ///     replace: give the name's epochs up first, where there is no room for two.

@@ -105,9 +105,9 @@ impl Part {
     /// Make a PyTorch tensor of it, on PyTorch's current stream.
     ///
     /// Raises:
-    ///     Unsupported: the part is read-only; PyTorch has no such tensors. ``part.without_read_only_flag().torch()``
-    ///     makes
-    ///         one all the same; a write to it ends the process' GPU context.
+    ///     Unsupported: the part is read-only; PyTorch has no such tensors.
+    ///         ``part.without_read_only_flag().torch()`` makes one all the same; a write to it ends the process' GPU
+    ///         context.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if self.read_only {
             return Err(unsupported(

@@ -27,8 +27,7 @@ use crate::{logging, stats, streams};
 ///     device: the device to map memory on, as for ``Session``; None takes the session's own.
 ///     name: what the producer's reports call the participant, instead of the command that it runs; 32 bytes of it.
 ///     read_only: map memory so that a write to it faults, where the device can. On a GPU such a write ends the
-///     process'
-///         context.
+///         process' context.
 ///
 /// Raises:
 ///     ConnectFailed: nobody listens there.
@@ -137,8 +136,7 @@ impl Participant {
     /// Args:
     ///     descriptor: a ``Descriptor``, or its bytes.
     ///     stream: a stream of yours that waits for the producer's work; it counts as used. None lets each array that
-    ///     is
-    ///         made of the result wait by itself.
+    ///         is made of the result wait by itself.
     ///     timeout: seconds to wait for the producer's answer, where one is needed; None waits for ever. When it passes
     ///         nothing is lost: the same claim can be made again.
     ///
@@ -304,8 +302,7 @@ impl Participant {
     ///
     /// Args:
     ///     timeout: seconds to wait until everything received is dropped, the GPU work on it is done, and the producer
-    ///     has
-    ///         heard the goodbye; 0 does not wait, None waits for ever.
+    ///         has heard the goodbye; 0 does not wait, None waits for ever.
     ///
     /// Raises:
     ///     Timeout: the text says what is still held. The goodbye goes out when it is not.

@@ -152,17 +152,15 @@ impl Session {
     ///
     /// Args:
     ///     x: a ``Block``, or any array that speaks DLPack, the CUDA array interface or, on the host backend, the
-    ///     buffer
-    ///         protocol.
+    ///         buffer protocol.
     ///     to: a ``ParticipantId``, or a ``Ticket`` for those who are not known; None for one claim by anybody.
     ///     stream: the stream whose queued work fills the array; consumers wait for it, this call does not. None takes
-    ///     the
-    ///         stream that the array's own library uses at this moment, and for a ``Block`` that nothing is pending.
+    ///         the stream that the array's own library uses at this moment, and for a ``Block`` that nothing is
+    ///         pending.
     ///     ttl: seconds that the grant stays claimable, 0 for ever; None as the session's.
     ///     meta: bytes of your own that travel in the descriptor.
     ///     copy: copy the array into memory of the session first, and wait for the copy. It costs as many bytes again,
-    ///     until
-    ///         the last lease has ended.
+    ///         until the last lease has ended.
     ///
     /// Raises:
     ///     Unsupported: the memory cannot be shared; the text says what to do.

@@ -86,7 +86,7 @@ async def notices(source: Participant | Session) -> AsyncIterator[Notice | Sessi
 
 
 async def participants(session: Session, count: int) -> list[ParticipantId]:
-    """Wait until at least so many participants are connected."""
+    """Wait until at least `count` participants are connected."""
     waiters = Waiters.of(session)
     while len(connected := session.participants()) < count:
         if session.closed:

@@ -8,7 +8,7 @@ use crate::owner::connect;
 use crate::pattern;
 use crate::torture::rng::Dice;
 
-/// One writer in so many asks for its commit before it writes.
+/// One of this many writers asks for its commit before it writes.
 const HASTY: u64 = 300;
 
 /// Puts until everybody is to end.
