@@ -3,47 +3,24 @@
 //! Each checks itself and fails with a message; here its last line is compared with what it should have done, so that
 //! one that does nothing does not pass.
 
+#[path = "shared/program.rs"]
+mod program;
+
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
+
+use program::{example, run_to_end};
 
 /// Programs that start their other processes themselves.
 const WHOLE: [&str; 5] = ["camera", "kv_handoff", "poll", "tokio", "weights"];
 /// Long enough for the slowest machine; whatever takes longer hangs.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
-/// Finds an example that `cargo test` built beside this test.
-fn example(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("a test has a path");
-    let profile = test.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps/TEST");
-    let program = profile.join("examples").join(name);
-    assert!(program.exists(), "{} was not built: run `cargo test` without a filter by target", program.display());
-    program
-}
-
 /// Runs an example to its end, its sockets in a directory of its own.
 fn run(name: &str, args: &[&str], sockets: &Path) -> Output {
-    let child = Command::new(example(name))
-        .args(args)
-        .env("GPU_IPC_RUNTIME_DIR", sockets)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("an example starts");
-    let pid = rustix::process::Pid::from_child(&child);
-    let (sender, ended) = channel();
-    std::thread::spawn(move || sender.send(child.wait_with_output()));
-    match ended.recv_timeout(WATCHDOG) {
-        Ok(output) => output.expect("a child can be waited for"),
-        Err(_) => {
-            // Its children end when their inputs do.
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is a child of ours");
-            panic!("{name} hangs");
-        }
-    }
+    run_to_end(Command::new(example(name)).args(args).env("GPU_IPC_RUNTIME_DIR", sockets), WATCHDOG)
 }
 
 /// Runs an example that must succeed, and returns what it printed and how many sockets it left.

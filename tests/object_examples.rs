@@ -3,22 +3,17 @@
 //! Each checks every answer itself and fails with a message; here its last line is compared with what it should have
 //! done.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::channel;
+#[path = "shared/program.rs"]
+mod program;
+
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
+
+use program::{example, run_to_end};
 
 /// Long enough for the slowest machine; whatever takes longer hangs.
 const WATCHDOG: Duration = Duration::from_secs(300);
-
-/// Finds an example that `cargo test` built beside this test.
-fn example(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("a test has a path");
-    let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
-    let program = profile.join("examples").join(name);
-    assert!(program.exists(), "{} was not built: run `cargo test` without a filter by target", program.display());
-    program
-}
 
 /// Runs an example that must succeed, and returns what it printed.
 fn report(name: &str, args: &[&str]) -> String {
@@ -28,23 +23,8 @@ fn report(name: &str, args: &[&str]) -> String {
 }
 
 fn run(name: &str, args: &[&str]) -> (Option<i32>, String, String) {
-    let child = Command::new(example(name))
-        .args(args)
-        .env("GPU_IPC_HOST_BYTES", (1u64 << 30).to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("an example starts");
-    let pid = rustix::process::Pid::from_child(&child);
-    let (sender, ended) = channel();
-    std::thread::spawn(move || sender.send(child.wait_with_output()));
-    let Ok(output) = ended.recv_timeout(WATCHDOG) else {
-        // Its children die with it.
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is a child of ours");
-        panic!("{name} hangs");
-    };
-    let output = output.expect("a child can be waited for");
+    let mut command = Command::new(example(name));
+    let output = run_to_end(command.args(args).env("GPU_IPC_HOST_BYTES", (1u64 << 30).to_string()), WATCHDOG);
     let text = |bytes| String::from_utf8(bytes).expect("text");
     (output.status.code(), text(output.stdout), text(output.stderr))
 }

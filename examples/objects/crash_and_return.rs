@@ -20,7 +20,7 @@ use gpu_ipc::Stream;
 use gpu_ipc::backend::{HostMemory, Sharing};
 use shared::engine::Engine;
 use shared::options::{Options, open, shown};
-use shared::process::{Owner, Process, connect, die_with_parent, own, say};
+use shared::process::{Owner, Process, connect, die_with_parent, end, own, say};
 use shared::weights;
 
 /// What the weights are filled with.
@@ -38,13 +38,7 @@ fn main() -> ExitCode {
         ["copier", _, backend, bytes] => copier(backend, bytes),
         _ => Options::parse("crash_and_return", &args).and_then(|options| play(&options)),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("crash_and_return: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    end("crash_and_return", done)
 }
 
 fn play(options: &Options) -> Result<(), Box<dyn Error>> {

@@ -25,7 +25,7 @@ use gpu_ipc::broker::Epoch;
 use shared::NAME;
 use shared::engine::Engine;
 use shared::options::{Options, open, shown};
-use shared::process::{Owner, Process, connect, die_with_parent, own, say};
+use shared::process::{Owner, Process, connect, die_with_parent, end, own, say};
 use shared::weights;
 
 /// Every this many trainers, one is killed half-way.
@@ -40,13 +40,7 @@ fn main() -> ExitCode {
         ["engine", dir, backend] => engine(dir, backend),
         _ => Options::parse("hot_swap", &args).and_then(|options| play(&options)),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("hot_swap: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    end("hot_swap", done)
 }
 
 fn play(options: &Options) -> Result<(), Box<dyn Error>> {

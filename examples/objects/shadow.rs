@@ -18,7 +18,7 @@ use std::time::Instant;
 use gpu_ipc::{BackendKind, Stream};
 use shared::engine::{Engine, memory_taken};
 use shared::options::{Options, open, shown};
-use shared::process::{Owner, Process, connect, die_with_parent, own, say};
+use shared::process::{Owner, Process, connect, die_with_parent, end, own, say};
 use shared::weights;
 
 /// What the weights are filled with.
@@ -35,13 +35,7 @@ fn main() -> ExitCode {
         ["engine", dir, backend] => engine(dir, backend),
         _ => Options::parse("shadow", &args).and_then(|options| play(&options)),
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("shadow: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    end("shadow", done)
 }
 
 fn play(options: &Options) -> Result<(), Box<dyn Error>> {

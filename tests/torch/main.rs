@@ -4,6 +4,9 @@
 //! program that `GPU_IPC_PYTHON` names. Everything shows as ignored without one; with `REQUIRE_TORCH=1` that is a
 //! failure.
 
+#[path = "../shared/program.rs"]
+mod program;
+
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
@@ -13,6 +16,8 @@ use std::time::Duration;
 use gpu_ipc::backend::DeviceUuid;
 use gpu_ipc::torch::{CounterFile, CounterName, Dtype, Fields, Layout, Released, SLOTS, TensorMessage};
 use libtest_mimic::{Arguments, Failed, Trial};
+
+use program::{example, run_to_end};
 
 const CASES: &[(&str, fn())] = &[
     ("pytorch_decreases_our_counter_and_leaves_our_file", pytorch_decreases_our_counter_and_leaves_our_file),
@@ -186,33 +191,10 @@ fn python_reads_the_bytes_that_rust_writes() {
     assert_eq!(read, "((0, None, 0, 0, None, 0, None, False), None, torch.bool, 0, (0,), (1,))");
 }
 
-/// Finds an example that `cargo test` built beside this test.
-fn example(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("a test has a path");
-    let profile = test.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps/TEST");
-    let program = profile.join("examples").join(name);
-    assert!(program.exists(), "{} was not built: run `cargo test` without a filter by target", program.display());
-    program
-}
-
 /// Runs one side's program to its end; it checks itself, and its children end with it.
 fn run(command: &mut Command) -> Output {
     // Nothing here is worth a thread for each core.
-    let child = command
-        .env("OMP_NUM_THREADS", "1")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    let pid = rustix::process::Pid::from_child(&child);
-    let (done, ended) = mpsc::channel();
-    std::thread::spawn(move || done.send(child.wait_with_output()));
-    let output = ended.recv_timeout(WATCHDOG).unwrap_or_else(|_| {
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is a child of ours");
-        panic!("it hangs");
-    });
-    output.expect("a child can be waited for")
+    run_to_end(command.env("OMP_NUM_THREADS", "1"), WATCHDOG)
 }
 
 #[track_caller]

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::num::NonZeroU32;
 
-use crate::boundary::{Out, Outcome, array, call, null, out, put, timeout, value_or};
+use crate::boundary::{Outcome, array, call, null, out, put, timeout, value_or};
 use crate::descriptor::gpu_ipc_descriptor;
 use crate::engine::{After, Claims, ParticipantId, SentBlock, ShareOptions, To};
 use crate::failure::Failure;
@@ -61,15 +61,8 @@ pub unsafe extern "C" fn gpu_ipc_share(
     options: *const gpu_ipc_share_options,
     descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
 ) -> i32 {
-    call(|process| {
-        let descriptor = out(descriptor, "descriptor")?;
-        // SAFETY: `share_options` asks for what this function asks for.
-        let options = unsafe { share_options(options) }?;
-        let block = process.get(block)?;
-        let stream = process.get_opt(after)?;
-        let after = stream.as_ref().map_or(After::Done, |open| After::Stream(&open.stream));
-        grant(&block, To::Participant(ParticipantId(participant)), after, &options, descriptor)
-    })
+    // SAFETY: `grant` asks for what this function asks for.
+    unsafe { grant(block, To::Participant(ParticipantId(participant)), after, options, descriptor) }
 }
 
 /// Grants leases on a block to the first who ask: a ticket that can be claimed `claims` times, each time by another
@@ -90,15 +83,8 @@ pub unsafe extern "C" fn gpu_ipc_share_ticket(
     options: *const gpu_ipc_share_options,
     descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
 ) -> i32 {
-    call(|process| {
-        let descriptor = out(descriptor, "descriptor")?;
-        // SAFETY: `share_options` asks for what this function asks for.
-        let options = unsafe { share_options(options) }?;
-        let block = process.get(block)?;
-        let stream = process.get_opt(after)?;
-        let after = stream.as_ref().map_or(After::Done, |open| After::Stream(&open.stream));
-        grant(&block, To::Ticket(claims_of(claims)), after, &options, descriptor)
-    })
+    // SAFETY: `grant` asks for what this function asks for.
+    unsafe { grant(block, To::Ticket(claims_of(claims)), after, options, descriptor) }
 }
 
 /// Shares several blocks of a session after the same work, each with whom it names: one fence for each participant. The
@@ -277,17 +263,28 @@ pub extern "C" fn gpu_ipc_block_close(block: *mut gpu_ipc_block) -> i32 {
     call(|process| process.close(block))
 }
 
+/// # Safety
+///
+/// `options` is null, or has as many bytes as its `size` says.
 #[inline]
-fn grant(
-    block: &SentBlock,
+unsafe fn grant(
+    block: *mut gpu_ipc_block,
     to: To,
-    after: After<'_>,
-    options: &ShareOptions,
-    descriptor: Out<'_, gpu_ipc_descriptor>,
-) -> Outcome {
-    let made = block.share_with(to, after, options)?;
-    descriptor.set(gpu_ipc_descriptor { bytes: *made.as_bytes() });
-    Ok(())
+    after: *mut gpu_ipc_stream,
+    options: *const gpu_ipc_share_options,
+    descriptor: Option<&mut MaybeUninit<gpu_ipc_descriptor>>,
+) -> i32 {
+    call(|process| {
+        let descriptor = out(descriptor, "descriptor")?;
+        // SAFETY: `share_options` asks for what this function asks for.
+        let options = unsafe { share_options(options) }?;
+        let block = process.get(block)?;
+        let stream = process.get_opt(after)?;
+        let after = stream.as_ref().map_or(After::Done, |open| After::Stream(&open.stream));
+        let made = block.share_with(to, after, &options)?;
+        descriptor.set(gpu_ipc_descriptor { bytes: *made.as_bytes() });
+        Ok(())
+    })
 }
 
 /// # Safety

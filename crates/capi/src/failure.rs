@@ -189,22 +189,9 @@ impl From<ClaimError> for Failure {
 
 impl From<ObjectError> for Failure {
     fn from(error: ObjectError) -> Failure {
-        let code = match &error {
-            ObjectError::NotFound { .. } => GPU_IPC_NOT_FOUND,
-            ObjectError::Conflict { .. } => GPU_IPC_CONFLICT,
-            ObjectError::OutOfMemory { .. } => GPU_IPC_OUT_OF_MEMORY,
-            ObjectError::WriterLost { .. } => GPU_IPC_WRITER_LOST,
-            ObjectError::Aborted { .. } => GPU_IPC_ABORTED,
-            ObjectError::LayoutDiffers { .. } => GPU_IPC_LAYOUT_DIFFERS,
-            ObjectError::Poisoned { .. } => GPU_IPC_POISONED,
-            ObjectError::Asleep { .. } => GPU_IPC_ASLEEP,
-            ObjectError::Gpu(error) => error.code(),
-            // A refusal, and what a later version of the broker's crate adds.
-            _ => GPU_IPC_REFUSED,
-        };
         match error {
             ObjectError::Gpu(error) => error.into(),
-            error => Failure::caused(code, &error),
+            error => Failure::caused(error.code(), &error),
         }
     }
 }

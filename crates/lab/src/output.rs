@@ -41,6 +41,23 @@ pub fn judged(ok: bool, report: &impl Serialize) -> String {
     serde_json::to_string(&Judged { ok, report }).expect("a report is made of strings and numbers")
 }
 
+/// Makes the same of a run, with what was done in it less often than its floor.
+pub fn judged_run(ok: bool, report: &impl Serialize, shortfalls: Vec<String>) -> String {
+    #[derive(Serialize)]
+    struct Run<'a, R: Serialize> {
+        #[serde(flatten)]
+        report: &'a R,
+        shortfalls: Vec<String>,
+    }
+    judged(ok, &Run { report, shortfalls })
+}
+
+/// Lists what was done less often than its floor: what it is, how often it was done, and the floor.
+pub fn below<'a>(floors: impl IntoIterator<Item = (&'a str, u64, u64)>) -> Vec<String> {
+    let short = floors.into_iter().filter(|(_, done, floor)| done < floor);
+    short.map(|(what, done, floor)| format!("{done} {what}, not {floor}")).collect()
+}
+
 /// Writes the last thing that a command says and ends it. A good end that nobody read is [`Outcome::Unread`].
 pub fn conclude(text: &str, outcome: Outcome) -> Outcome {
     match write(text) {

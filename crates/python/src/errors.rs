@@ -69,20 +69,7 @@ impl<T> OrRaise<T> for Result<T, ObjectError> {
 
 /// Makes the exception of what went wrong with an object.
 fn raise_object(error: ObjectError) -> PyErr {
-    let code = match &error {
-        ObjectError::OutOfMemory { .. } => 1,
-        ObjectError::Refused { .. } => 11,
-        ObjectError::NotFound { .. } => 201,
-        ObjectError::Conflict { .. } => 202,
-        ObjectError::WriterLost { .. } => 203,
-        ObjectError::Aborted { .. } => 204,
-        ObjectError::LayoutDiffers { .. } => 205,
-        ObjectError::Poisoned { .. } => 206,
-        ObjectError::Asleep { .. } => 207,
-        ObjectError::Gpu(error) => error.code(),
-        _ => 0,
-    };
-    exception(code, text_of(&error))
+    exception(error.code(), text_of(&error))
 }
 
 /// Makes the exception of an error.

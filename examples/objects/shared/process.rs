@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,17 @@ use super::options::open;
 
 /// A process that takes longer counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Ends the program of this name, in any role, and says why if it failed.
+pub fn end(name: &str, done: Result<(), Box<dyn Error>>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// This program in another role. Killed when dropped.
 pub struct Process {

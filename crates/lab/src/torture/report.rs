@@ -94,19 +94,12 @@ impl Report {
             ("connects of visitors", self.visits, self.seconds / 2),
             ("deaths whose blocks came back", self.reclaims, self.seconds / 10),
         ];
-        let short = floors.into_iter().filter(|(_, done, floor)| done < floor);
-        short.map(|(what, done, floor)| format!("{done} {what}, not {floor}")).collect()
+        output::below(floors)
     }
 
     /// Makes one JSON object: the fields, and `ok`.
     pub fn json(&self) -> String {
-        #[derive(Serialize)]
-        struct Judged<'a> {
-            #[serde(flatten)]
-            report: &'a Report,
-            shortfalls: Vec<String>,
-        }
-        output::judged(self.is_good(), &Judged { report: self, shortfalls: self.shortfalls() })
+        output::judged_run(self.is_good(), self, self.shortfalls())
     }
 
     /// Makes what people read.

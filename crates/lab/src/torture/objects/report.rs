@@ -79,19 +79,12 @@ impl Report {
             ("brokers stopped", self.stops[2], seconds / 20),
             ("keepers stopped", self.stops[3], seconds / 20),
         ];
-        let short = floors.into_iter().filter(|(_, done, floor)| done < floor);
-        short.map(|(what, done, floor)| format!("{done} {what}, not {floor}")).collect()
+        output::below(floors)
     }
 
     /// Makes one JSON object: the fields, and `ok`.
     pub fn json(&self) -> String {
-        #[derive(Serialize)]
-        struct Judged<'a> {
-            #[serde(flatten)]
-            report: &'a Report,
-            shortfalls: Vec<String>,
-        }
-        output::judged(self.is_good(), &Judged { report: self, shortfalls: self.shortfalls() })
+        output::judged_run(self.is_good(), self, self.shortfalls())
     }
 
     /// Makes what people read.
