@@ -14,8 +14,8 @@ pub fn example(name: &str) -> PathBuf {
     program
 }
 
-/// Runs a program to its end, without input, and returns what it printed. One that takes longer than `watchdog` is killed, and
-/// fails the test; its children end with it, or when their inputs do.
+/// Runs a program to its end, without input, and returns what it printed. One that takes longer than `watchdog` is
+/// killed, and fails the test; its children end with it, or when their inputs do.
 #[track_caller]
 pub fn run_to_end(command: &mut Command, watchdog: Duration) -> Output {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
