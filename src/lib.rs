@@ -50,8 +50,8 @@
 //! | memory that outlives its maker | `broker` | `Client` |
 //! | tensors shared with PyTorch | `torch` | `TensorMessage` |
 //!
-//! `docs/EMBEDDING.md` goes through a whole program, and says what the library does inside a process: its threads,
-//! which call runs where, forks, containers. Sessions, participants, streams and what they give are `Send + Sync`, and
+//! `examples/tensor.rs` is a whole program of two processes. `docs/EMBEDDING.md` says what the library does inside a
+//! process: its threads, which call runs where, forks, containers. Sessions, participants, streams and what they give are `Send + Sync`, and
 //! all but [`SentBlock`] are cheap to clone. Sizes and offsets are bytes.
 //!
 //! # Features
@@ -161,8 +161,3 @@ pub mod host {
 #[cfg(all(doctest, feature = "host"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-/// The code of the document for embedders.
-#[cfg(all(doctest, feature = "host"))]
-#[doc = include_str!("../docs/EMBEDDING.md")]
-struct Embedding;

@@ -126,6 +126,18 @@ fn what_the_two_sides_do_not_understand_is_refused() {
 }
 
 #[test]
+fn a_reader_reads_the_tensor_of_its_trainer() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let sockets = dir.path().join("sockets");
+    let output = run("tensor", &[], &sockets);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "ended with {}: {errors}", output.status);
+    let expected = "tensor: the reader read 1048576 elements, the first is 1.5; nothing is held\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    assert_eq!(std::fs::read_dir(&sockets).expect("the directory").count(), 0, "a socket was left behind");
+}
+
+#[test]
 fn every_example_is_run_here() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let files = std::fs::read_dir(folder).expect("the examples").map(|entry| entry.expect("an entry").path());
@@ -133,7 +145,7 @@ fn every_example_is_run_here() {
     let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
     let there: BTreeSet<String> =
         files.map(|file| file.file_stem().expect("a name").to_str().expect("text").to_owned()).collect();
-    let run_here: BTreeSet<String> = WHOLE.into_iter().chain(["consumer", "producer"]).map(str::to_owned).collect();
+    let run_here: BTreeSet<String> = WHOLE.into_iter().chain(["consumer", "producer", "tensor"]).map(str::to_owned).collect();
     assert_eq!(there, run_here);
 }
 

@@ -35,7 +35,7 @@ fn the_document_has_no_row_of_a_message_or_field_that_is_not_there() {
         let rest = &document[start..];
         rest[..rest.find(to).unwrap_or(rest.len())].to_owned()
     };
-    for (from, to) in [("## The descriptor", "## The counter file"), ("## Control messages", "```text")] {
+    for (from, to) in [("## The descriptor", "## The counter file"), ("## Control messages", "```mermaid")] {
         for row in section(from, to).lines().filter(|line| line.starts_with('|')) {
             assert!(known.iter().any(|known| known == row), "docs/WIRE.md has a row that the code does not: {row}");
         }
