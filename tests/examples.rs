@@ -145,7 +145,8 @@ fn every_example_is_run_here() {
     let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "rs"));
     let there: BTreeSet<String> =
         files.map(|file| file.file_stem().expect("a name").to_str().expect("text").to_owned()).collect();
-    let run_here: BTreeSet<String> = WHOLE.into_iter().chain(["consumer", "producer", "tensor"]).map(str::to_owned).collect();
+    let run_here: BTreeSet<String> =
+        WHOLE.into_iter().chain(["consumer", "producer", "tensor"]).map(str::to_owned).collect();
     assert_eq!(there, run_here);
 }
 
