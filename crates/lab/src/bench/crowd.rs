@@ -54,7 +54,7 @@ pub fn fan_out(stage: &Stage) -> Result<Vec<Row>, String> {
         let others = (count.max(2) - 1) as f64;
         let beyond = pairs.ours.iter().zip(&one.ours).map(|(all, one)| (all - one) / others).collect();
         let what = "one block shared with N consumers after a stream";
-        let row = Row::new("fan-out", what, "one batch of as many writes").at(count as u64, &count.to_string());
+        let row = Row::new("fan-out", what, "one batch of N writes").at(count as u64, &count.to_string());
         let row = row.measured(pairs);
         rows.push(match Figures::of(beyond, 1) {
             Some(each) if count > 1 => {

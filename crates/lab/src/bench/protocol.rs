@@ -135,9 +135,9 @@ fn steps(stage: &Stage, pair: &Pair, block: &SentBlock) -> Result<Vec<Row>, Stri
         retire.floor.push(time(LEASES, &mut || exchange(&word))?);
     }
     let names = [
-        ("grant", "share after nothing", "one store"),
-        ("claim-done", "claim of what waits for nothing", "one compare and swap"),
-        ("release", "drop of what was used on no stream", "one store"),
+        ("grant", "share without a stream", "one store"),
+        ("claim-done", "claim without a wait", "one compare and swap"),
+        ("release", "drop of a block that was used on no stream", "one store"),
         ("retire", "a collect of 64 released leases, for each", "one compare and swap"),
     ];
     let rows = names.into_iter().zip(all);
@@ -243,7 +243,7 @@ pub fn producers(stage: &Stage) -> Result<Vec<Row>, String> {
     }
     drop(blocks);
     pair.end(stage)?;
-    let what = "a lease's whole life with many threads at it, for each lease";
+    let what = "a lease's life on N threads at once, for each lease";
     let row = Row::new("producers", what, "the same with one thread").at(threads as u64, &threads.to_string());
     let row = row.measured(pairs).goal(Goal::Times(0.25, 0.0));
     Ok(vec![match cores < PRODUCERS {
