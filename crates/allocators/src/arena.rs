@@ -283,7 +283,7 @@ impl RegionSource for Arena {
     fn usage(&self) -> SourceUsage {
         let bfc = self.heap.bfc();
         let stats = bfc.stats();
-        let (regions, pinned) = bfc.regions();
+        let (regions, pinned) = bfc.core.regions();
         SourceUsage { regions, reserved: stats.bytes_reserved, in_use: stats.bytes_in_use, pinned }
     }
 

@@ -3,7 +3,17 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::Trim;
+use gpu_api::Result;
+
+/// An allocator that can give idle memory back to the driver.
+pub trait Trim: Send + Sync + 'static {
+    /// Gives back what nobody uses, and says how many bytes. May block.
+    ///
+    /// # Errors
+    ///
+    /// What the driver gave; the memory is leaked then.
+    fn trim(&self) -> Result<u64>;
+}
 
 /// The keepers of free memory of one allocator, by weak references.
 #[derive(Default)]

@@ -8,7 +8,7 @@
 //!    [`Visited`]: any of them, with somebody told.
 //! 3. [`Bfc`]: best fit with coalescing over any upstream.
 //!    [`Recorded`]: work on a stream, after which memory is free.
-//! 4. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error that explains itself.
+//! 4. [`Trim`]: who keeps free memory and returns it on request. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error that explains itself.
 //! 5. [`Arena`]: memory for the blocks of sessions.
 //! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory.
 //! 7. [`Tracking`], [`Guard`], [`NanFill`], [`Limit`], [`Log`]: allocators over another; [`Trace`]: a log, replayed.
@@ -53,6 +53,7 @@ pub use direct::{BasicCpu, Direct, PinnedHost};
 pub use growing::GrowingMemory;
 pub use host_heap::{HostHeap, NodePages};
 pub use host_memory::HostPages;
+pub use keepers::Trim;
 pub use memory::{DeviceBytes, HostBytes, Memory};
 pub use pool::{Pool, PoolCounts, PoolOptions, Rounding};
 pub use process_state::{
@@ -60,7 +61,7 @@ pub use process_state::{
     ProcessState, VirtualDevice, VirtualDevices, Wrap,
 };
 pub use recorded::Recorded;
-pub use relief::{Relief, Relieved, Trim};
+pub use relief::{Relief, Relieved};
 pub use request::{Placed, Request};
 pub use simulated::Simulated;
 pub use snapshot::Snapshot;

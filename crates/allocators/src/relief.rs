@@ -20,7 +20,7 @@ use gpu_api::{Error, ParticipantId, Reclaim, Result};
 use crate::allocator::hand_on;
 use crate::request::end_of;
 use crate::snapshot::{HolderSnapshot, LentSnapshot, Snapshot};
-use crate::{Allocator, Bfc, Placed, Request, SubAllocator, Work};
+use crate::{Allocator, Bfc, Placed, Request, SubAllocator, Trim, Work};
 
 /// The default time to wait for consumers that were asked to unmap.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
@@ -32,16 +32,6 @@ const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 
 /// The most leases of which a snapshot says where their blocks lie.
 const LENT: usize = 1 << 16;
-
-/// An allocator that can give idle memory back to the driver.
-pub trait Trim: Send + Sync + 'static {
-    /// Gives back what nobody uses, and says how many bytes. May block.
-    ///
-    /// # Errors
-    ///
-    /// What the driver gave; the memory is leaked then.
-    fn trim(&self) -> Result<u64>;
-}
 
 /// The sessions and allocators of one device, none of which it keeps alive.
 #[derive(Default)]
@@ -215,13 +205,13 @@ impl<U: SubAllocator> Relieved<U> {
     #[cold]
     fn place_slowly(&self, request: Request) -> Result<Placed<U::Token>> {
         self.bfc.check_owner()?;
-        let mut turn = self.bfc.turn(&request, self.bfc.fit(&request)?);
+        let mut turn = self.bfc.core.turn(&request, self.bfc.core.fit(&request)?);
         let mut patience = Some(self.patience);
         let mut until = request.until;
         let mut ask = Instant::now();
         let mut nap = NAPS.0;
         loop {
-            let seen = self.bfc.seen();
+            let seen = self.bfc.core.seen();
             self.relief.collect();
             if let Some(placed) = turn.try_fit() {
                 return Ok(placed);
@@ -234,7 +224,7 @@ impl<U: SubAllocator> Relieved<U> {
                 Err(error @ Error::OutOfMemory { .. }) => error,
                 other => return other,
             };
-            if self.bfc.is_hopeless(request.bytes) {
+            if self.bfc.core.is_hopeless(request.bytes) {
                 return Err(self.explain(error));
             }
             if now >= ask {
@@ -262,13 +252,7 @@ impl<U: SubAllocator> Relieved<U> {
 
     /// Adds to an error the holders of the memory and where it lies.
     fn explain(&self, error: Error) -> Error {
-        self.bfc.explain(error, |snapshot| self.relief.annotate(snapshot))
-    }
-}
-
-impl<U: SubAllocator> Trim for Bfc<U> {
-    fn trim(&self) -> Result<u64> {
-        Bfc::trim(self)
+        self.bfc.core.explain(error, |snapshot| self.relief.annotate(snapshot))
     }
 }
 

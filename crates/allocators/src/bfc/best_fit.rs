@@ -1,112 +1,20 @@
-//! The heap under its lock: allocate, free, wait.
+//! The front of the heap: what may be asked of it, and what its drop leaves to a thread.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use gpu_api::{Error, Result, StreamIdentity};
+use gpu_api::{Result, StreamIdentity};
 
-use super::chunk::ChunkId;
-use super::growth::Grower;
-use super::heap::{Fit, Handed, Heap};
+use super::core::{BfcState, Core, placed};
 use super::options::BfcOptions;
-use super::pending::{Completion, Pending, Work, ask};
-use super::stats::{AllocatorStats, Counters, Scope, ScopeStats, Scopes};
-use super::window::Window;
-use crate::keepers::Keepers;
+use super::pending::{Completion, Work};
+use super::stats::{AllocatorStats, Scope, ScopeStats};
 use crate::request::foreign;
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::sync::MutexGuard;
 use crate::upstream::RoomListener;
-use crate::{Placed, Request, SubAllocator, Trim};
-
-/// How often a waiting thread asks for the work on pending chunks, which wakes nobody when it finishes.
-const ASK_AGAIN: Duration = Duration::from_millis(1);
-
-/// What the lock guards.
-pub(crate) struct BfcState<T> {
-    pub(crate) heap: Heap<T>,
-    pub(crate) counters: Counters,
-    pub(crate) pending: Pending,
-    pub(crate) scopes: Scopes,
-    /// What is kept together for the request that has waited longest.
-    pub(crate) window: Option<Window>,
-    /// Rises whenever memory may have become free: a request that failed waits for it to rise.
-    pub(crate) generation: u64,
-    /// How often upstream may have got room: regions went back, or could, or others gave back what they shared.
-    pub(crate) room: u64,
-    pub(crate) waiters: u32,
-    /// The last request that found nothing free.
-    pub(crate) tickets: u64,
-    /// How many such requests there are at this moment.
-    pub(crate) turns: u32,
-}
-
-impl<T> BfcState<T> {
-    /// Makes a withdrawn chunk free, or withholds it.
-    #[inline]
-    fn release(&mut self, id: ChunkId) {
-        if let Some(window) = &mut self.window
-            && window.covers(&self.heap, id)
-        {
-            window.keep(&mut self.heap, id);
-        } else {
-            self.heap.release(id);
-        }
-    }
-
-    /// Makes free what was withheld for anybody.
-    pub(crate) fn dissolve_window(&mut self) -> bool {
-        let window = self.window.take();
-        let is_there = window.is_some();
-        window.into_iter().for_each(|window| window.dissolve(&mut self.heap));
-        is_there
-    }
-}
-
-/// A [`Bfc`] but for its drop, which may have to leave it to somebody else.
-pub(crate) struct Core<U: SubAllocator> {
-    pub(crate) options: BfcOptions,
-    pub(crate) upstream: U,
-    /// Before `state` in the order of locks.
-    pub(crate) grower: Mutex<Grower>,
-    pub(crate) state: Mutex<BfcState<U::Token>>,
-    freed: Condvar,
-    pub(crate) keepers: Keepers,
-}
-
-impl<U: SubAllocator> Core<U> {
-    pub(crate) fn state(&self) -> MutexGuard<'_, BfcState<U::Token>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells waiting requests that memory may have become free.
-    pub(crate) fn wake(&self, mut state: MutexGuard<'_, BfcState<U::Token>>) {
-        state.generation += 1;
-        let waiters = state.waiters;
-        drop(state);
-        if waiters > 0 {
-            self.freed.notify_all();
-        }
-    }
-}
-
-impl<U: SubAllocator> RoomListener for Core<U> {
-    fn room_came(&self) {
-        if self.upstream.check_owner().is_ok() {
-            let mut state = self.state();
-            state.room += 1;
-            self.wake(state);
-        }
-    }
-}
-
-/// How far an allocator had come when somebody looked.
-#[derive(Clone, Copy)]
-pub(crate) struct Seen {
-    generation: u64,
-    pub(crate) room: u64,
-}
+use crate::{Placed, Request, Snapshot, SubAllocator, Trim};
 
 /// Best fit with coalescing over regions from upstream.
 ///
@@ -141,24 +49,7 @@ pub struct Bfc<U: SubAllocator> {
 impl<U: SubAllocator> Bfc<U> {
     /// Makes an allocator that has no region yet.
     pub fn new(options: BfcOptions, upstream: U) -> Bfc<U> {
-        let state = BfcState {
-            heap: Heap::new(options.slack(), options.max_slack_share, options.max_split),
-            counters: Counters::default(),
-            pending: Pending::default(),
-            scopes: Scopes::default(),
-            window: None,
-            generation: 0,
-            room: 0,
-            waiters: 0,
-            tickets: 0,
-            turns: 0,
-        };
-        let grower = Mutex::new(Grower::new(&options));
-        let (state, freed, keepers) = (Mutex::new(state), Condvar::new(), Keepers::default());
-        let core = Arc::new(Core { options, upstream, grower, state, freed, keepers });
-        let listener: Weak<dyn RoomListener> = Arc::<Core<U>>::downgrade(&core);
-        core.upstream.subscribe(listener);
-        Bfc { core }
+        Bfc { core: Core::new(options, upstream) }
     }
 
     /// Allocates; grows, gives idle regions back and waits as far as it may.
@@ -170,10 +61,10 @@ impl<U: SubAllocator> Bfc<U> {
     /// it has no room.
     pub fn alloc(&self, request: Request) -> Result<Placed<U::Token>> {
         self.core.upstream.check_owner()?;
-        let fit = self.fit(&request)?;
-        match self.try_fit(&request, fit) {
+        let fit = self.core.fit(&request)?;
+        match self.core.try_fit(&request, fit) {
             Some(placed) => Ok(placed),
-            None => self.alloc_slowly(&request, fit).map_err(|error| self.explain(error, |_| ())),
+            None => self.core.alloc_slowly(&request, fit).map_err(|error| self.core.explain(error, |_| ())),
         }
     }
 
@@ -184,8 +75,8 @@ impl<U: SubAllocator> Bfc<U> {
     /// [`Error::Invalid`] as [`alloc`](Bfc::alloc).
     pub fn try_alloc(&self, request: Request) -> Result<Option<Placed<U::Token>>> {
         self.core.upstream.check_owner()?;
-        let fit = self.fit(&request)?;
-        Ok(self.try_fit(&request, fit))
+        let fit = self.core.fit(&request)?;
+        Ok(self.core.try_fit(&request, fit))
     }
 
     /// Takes an allocation back: its bytes may be used again at once. Never calls upstream.
@@ -195,7 +86,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// [`Error::Invalid`] for an address that is not handed out; nothing changes then.
     pub fn free(&self, address: u64) -> Result<()> {
         self.core.upstream.check_owner()?;
-        self.free_in(self.state(), address)
+        self.free_in(self.core.state(), address)
     }
 
     /// Takes an allocation back if it is the one that is meant.
@@ -205,7 +96,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// As [`free`](Bfc::free), and for an address that another allocation has by now.
     pub(crate) fn free_if(&self, address: u64, is_meant: impl FnOnce(&Placed<U::Token>) -> bool) -> Result<()> {
         self.core.upstream.check_owner()?;
-        let state = self.state();
+        let state = self.core.state();
         match state.heap.get(address) {
             Some(handed) if is_meant(&placed(&state.heap, handed)) => self.free_in(state, address),
             _ => Err(foreign(address)),
@@ -218,7 +109,7 @@ impl<U: SubAllocator> Bfc<U> {
         state.counters.freed(handed.bytes, handed.asked);
         state.scopes.freed(handed.bytes);
         // Work of an earlier owner's may be left, when its stream got the bytes before it had finished.
-        self.withdrawn(&mut state, id);
+        self.core.withdrawn(&mut state, id);
         self.core.wake(state);
         Ok(())
     }
@@ -247,7 +138,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// As [`free`](Bfc::free).
     pub fn free_after_all(&self, address: u64, work: Vec<Work>) -> Result<()> {
         self.core.upstream.check_owner()?;
-        let mut guard = self.state();
+        let mut guard = self.core.state();
         let state = &mut *guard;
         let Some((id, handed)) = state.heap.withdraw(address) else { return Err(foreign(address)) };
         state.counters.freed(handed.bytes, handed.asked);
@@ -256,11 +147,11 @@ impl<U: SubAllocator> Bfc<U> {
         for work in work {
             crowded |= state.pending.add(id, work);
         }
-        self.withdrawn(state, id);
+        self.core.withdrawn(state, id);
         // A thread that waits has to begin to ask.
         self.core.wake(guard);
         if crowded {
-            self.settle();
+            self.core.settle();
         }
         Ok(())
     }
@@ -276,89 +167,67 @@ impl<U: SubAllocator> Bfc<U> {
     #[doc(alias = "record_stream")]
     pub fn record_work(&self, address: u64, work: Work) -> Result<()> {
         self.core.upstream.check_owner()?;
-        let mut state = self.state();
+        let mut state = self.core.state();
         let id = state.heap.id_at(address).ok_or_else(|| foreign(address))?;
         let crowded = state.pending.add(id, work);
         drop(state);
         if crowded {
-            self.settle();
+            self.core.settle();
         }
         Ok(())
     }
 
-    /// Makes a withdrawn chunk free, or pending when work of it is left.
-    #[inline]
-    fn withdrawn(&self, state: &mut BfcState<U::Token>, id: ChunkId) {
-        if state.pending.is_busy(id) {
-            state.pending.withdraw(&mut state.heap.chunks, id);
-        } else {
-            state.release(id);
-        }
-    }
-
     /// Asks for the work on pending chunks and frees those whose work has finished; says how many bytes.
     pub fn settle(&self) -> u64 {
-        let mut settled = 0;
-        if self.core.upstream.check_owner().is_err() {
-            return 0;
-        }
-        loop {
-            let questions = {
-                let state = self.state();
-                if state.pending.is_empty() {
-                    return settled;
-                }
-                state.pending.questions()
-            };
-            let passed = ask(questions);
-            if passed.is_empty() {
-                return settled;
-            }
-            let mut guard = self.state();
-            let state = &mut *guard;
-            let (ready, finished) = state.pending.take_passed(&state.heap.chunks, &passed);
-            for id in ready {
-                settled += state.heap.chunks[id].bytes();
-                state.release(id);
-            }
-            self.core.wake(guard);
-            drop(finished);
-        }
+        self.core.settle()
+    }
+
+    /// Returns whole regions that nobody uses and upstream may free, and says how many bytes. May block.
+    ///
+    /// # Errors
+    ///
+    /// The first error of upstream's; the other regions are given back all the same. What failed is leaked.
+    pub fn trim(&self) -> Result<u64> {
+        self.core.trim()
     }
 
     /// Returns what is known of an allocation; `None` for an address that is not handed out.
     pub fn get(&self, address: u64) -> Option<Placed<U::Token>> {
-        let state = self.state();
+        let state = self.core.state();
         state.heap.get(address).map(|handed| placed(&state.heap, handed))
     }
 
     /// Finds the allocation that an address lies in, at its start or anywhere. Looks through the chunks of a region,
     /// with the lock held.
     pub fn find(&self, address: u64) -> Option<Placed<U::Token>> {
-        let state = self.state();
+        let state = self.core.state();
         state.heap.covering(address).map(|handed| placed(&state.heap, handed))
     }
 
     /// Returns what it counts.
     pub fn stats(&self) -> AllocatorStats {
-        let state = self.state();
-        state.counters.stats(self.core.options.limit, state.heap.largest_free())
+        self.core.stats()
+    }
+
+    /// Lists every region and chunk as they are at this moment. Holds the lock while it does.
+    pub fn snapshot(&self) -> Snapshot {
+        self.core.snapshot()
     }
 
     /// Starts counting anew: no allocations, the peak is what is in use.
     pub fn clear_stats(&self) {
-        self.state().counters.clear();
+        self.core.state().counters.clear();
     }
 
     /// Counts apart what is allocated and freed until the scope ends, by whatever thread.
     pub fn scope(&self) -> Scope<'_> {
-        let scope = self.state().scopes.open();
-        Scope { close: Some(Box::new(move || -> ScopeStats { self.state().scopes.close(scope) })) }
+        let scope = self.core.state().scopes.open();
+        Scope { close: Some(Box::new(move || -> ScopeStats { self.core.state().scopes.close(scope) })) }
     }
 
     /// Returns the bytes of host memory that its tables take.
     pub fn bookkeeping_bytes(&self) -> u64 {
-        self.state().heap.bookkeeping() as u64
+        self.core.state().heap.bookkeeping() as u64
     }
 
     /// Returns how it was set up.
@@ -373,7 +242,7 @@ impl<U: SubAllocator> Bfc<U> {
 
     /// Returns the bytes of regions that upstream failed to take back. They are neither used nor freed again.
     pub fn leaked_bytes(&self) -> u64 {
-        self.state().counters.leaked
+        self.core.state().counters.leaked
     }
 
     /// Adds a keeper of free memory of it, which is asked to return it before a request fails or waits.
@@ -383,88 +252,12 @@ impl<U: SubAllocator> Bfc<U> {
 
     /// Says whether a request has found nothing free, and waits or tries to get some.
     pub fn is_wanted(&self) -> bool {
-        self.state().turns > 0
-    }
-
-    /// Says whether whatever anybody gives back makes no room for so much.
-    pub(crate) fn is_hopeless(&self, bytes: u64) -> bool {
-        bytes > self.core.options.limit.min(self.core.upstream.capacity())
-    }
-
-    /// Returns the number of frees so far. A caller that reads it before trying cannot miss a free in between.
-    pub(crate) fn seen(&self) -> Seen {
-        let state = self.state();
-        Seen { generation: state.generation, room: state.room }
+        self.core.state().turns > 0
     }
 
     /// Has waiting requests ask upstream again: an unused region may be returned from here on.
     pub(crate) fn wake_for_trim(&self) {
         self.core.room_came();
-    }
-
-    /// Waits until memory may have become free since `seen`, or until the deadline; says whether it may.
-    pub(crate) fn wait(&self, seen: Seen, deadline: Instant) -> bool {
-        let mut state = self.state();
-        loop {
-            if state.generation != seen.generation {
-                return true;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let ask_again = !state.pending.is_empty();
-            let nap = if ask_again { left.min(ASK_AGAIN) } else { left };
-            state.waiters += 1;
-            state = self.core.freed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
-            state.waiters -= 1;
-            if ask_again && state.generation == seen.generation {
-                drop(state);
-                self.settle();
-                state = self.state();
-            }
-        }
-    }
-
-    pub(crate) fn state(&self) -> MutexGuard<'_, BfcState<U::Token>> {
-        self.core.state()
-    }
-
-    pub(crate) fn fit(&self, request: &Request) -> Result<Fit> {
-        request.check()?;
-        let rounded = self.core.options.rounded(request.bytes);
-        let fit = rounded.and_then(|bytes| Fit::new(request.bytes, bytes, request.align));
-        fit.ok_or_else(|| Error::OutOfMemory {
-            device: self.core.options.device,
-            asked: request.bytes,
-            free: self.core.options.limit.saturating_sub(self.state().counters.in_use),
-            hint: "no chunk is that large or so aligned, ask for less".into(),
-        })
-    }
-
-    #[inline]
-    pub(crate) fn try_fit(&self, request: &Request, fit: Fit) -> Option<Placed<U::Token>> {
-        self.fit_in(&mut self.state(), request, fit)
-    }
-
-    #[inline]
-    pub(crate) fn fit_in(
-        &self,
-        state: &mut BfcState<U::Token>,
-        request: &Request,
-        fit: Fit,
-    ) -> Option<Placed<U::Token>> {
-        let own = match request.stream {
-            Some(stream) => state.pending.reuse(&state.heap, stream, fit),
-            None => None,
-        };
-        let handed = match own {
-            Some(id) => state.heap.hand_out(id, fit.asked),
-            None => state.heap.take(fit)?,
-        };
-        state.counters.allocated(handed.bytes, handed.asked);
-        state.scopes.allocated(handed.bytes);
-        Some(placed(&state.heap, handed))
     }
 }
 
@@ -478,11 +271,11 @@ impl<U: SubAllocator> Drop for Bfc<U> {
         if let Err(error) = self.trim() {
             tracing::warn!(allocator = name, %error, "a region is leaked");
         }
-        let in_use = self.state().counters.in_use;
+        let in_use = self.core.state().counters.in_use;
         if in_use > 0 {
             tracing::warn!(allocator = name, in_use, "dropped while memory of it is in use");
         }
-        let pending = self.state().pending.bytes();
+        let pending = self.core.state().pending.bytes();
         if pending > 0 {
             // The work may end long after this, and a drop must not wait for it.
             let late = Bfc { core: self.core.clone() };
@@ -501,7 +294,7 @@ impl<U: SubAllocator> Bfc<U> {
     /// Stays until the work on what was given back has finished; then its drop gives the regions back.
     fn finish(self) {
         let mut nap = LATE_NAPS.0;
-        while self.core.upstream.check_owner().is_ok() && self.state().pending.bytes() > 0 {
+        while self.core.upstream.check_owner().is_ok() && self.core.state().pending.bytes() > 0 {
             thread::sleep(nap);
             nap = (2 * nap).min(LATE_NAPS.1);
             self.settle();
@@ -519,8 +312,8 @@ impl<U: SubAllocator> fmt::Debug for Bfc<U> {
     }
 }
 
-#[inline]
-fn placed<T: Clone>(heap: &Heap<T>, handed: Handed) -> Placed<T> {
-    let Handed { address, bytes, asked, number, .. } = handed;
-    Placed { address, bytes, asked, number, token: heap.token(handed) }
+impl<U: SubAllocator> Trim for Bfc<U> {
+    fn trim(&self) -> Result<u64> {
+        Bfc::trim(self)
+    }
 }

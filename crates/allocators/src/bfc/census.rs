@@ -1,19 +1,18 @@
 //! What a snapshot shows of a heap.
 
-use super::best_fit::Bfc;
 use super::chunk::{Chunk, Standing, UNIT};
+use super::core::Core;
 use super::heap::Heap;
 use super::region::Region;
 use super::window::Window;
 use crate::SubAllocator;
 use crate::snapshot::{ChunkSnapshot, ChunkState, RegionSnapshot, Snapshot};
 
-impl<U: SubAllocator> Bfc<U> {
+impl<U: SubAllocator> Core<U> {
     /// Counts the regions, and sums up those that upstream may not free.
     pub(crate) fn regions(&self) -> (u64, u64) {
         let state = self.state();
-        let kept =
-            |region: &&Region<U::Token>| region.parts.iter().any(|(_, token)| !self.core.upstream.may_free(token));
+        let kept = |region: &&Region<U::Token>| region.parts.iter().any(|(_, token)| !self.upstream.may_free(token));
         let regions = || state.heap.regions.numbers().map(|number| &state.heap.regions[number]);
         (regions().count() as u64, regions().filter(kept).map(Region::reserved).sum())
     }
@@ -29,7 +28,7 @@ impl<U: SubAllocator> Bfc<U> {
     }
 
     /// Lists every region and chunk as they are at this moment. Holds the lock while it does.
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         self.list(|heap, number| heap.chunks_of(number).map(|(_, chunk)| describe(chunk)).collect())
     }
 
@@ -41,13 +40,13 @@ impl<U: SubAllocator> Bfc<U> {
             RegionSnapshot {
                 base: region.start * UNIT,
                 len: region.units * UNIT,
-                pinned: region.parts.iter().any(|(_, token)| !self.core.upstream.may_free(token)),
+                pinned: region.parts.iter().any(|(_, token)| !self.upstream.may_free(token)),
                 chunks: chunks_of(heap, number),
             }
         });
         Snapshot {
-            name: self.core.options.name.clone(),
-            stats: state.counters.stats(self.core.options.limit, heap.largest_free()),
+            name: self.options.name.clone(),
+            stats: state.counters.stats(self.options.limit, heap.largest_free()),
             asked_bytes: state.counters.asked,
             pending_bytes: state.pending.bytes() + state.window.as_ref().map_or(0, Window::bytes),
             leaked_bytes: state.counters.leaked,

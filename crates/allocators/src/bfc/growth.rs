@@ -1,60 +1,28 @@
 //! Regions from upstream, and back.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpu_api::{Error, Result};
 
-use super::best_fit::Bfc;
 use super::chunk::UNIT;
+use super::core::{Core, Grower, Refused};
 use super::heap::{Fit, Unfit};
-use super::options::{BfcOptions, Growth};
+use super::options::Growth;
 use crate::sync::{MutexGuard, PoisonError};
 use crate::{Extent, Placed, Request, Snapshot, SubAllocator};
 
 /// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
 const DRAWN: usize = 1 << 16;
 
-/// How much comes next. Its lock is held while upstream is called, so that one region is made at a time and the
-/// limit is kept.
-pub(crate) struct Grower {
-    next: u64,
-    /// What upstream last had no room for.
-    refused: Option<Refused>,
-}
-
-/// That upstream had no room.
-struct Refused {
-    /// How often upstream had got room by then.
-    room: u64,
-    at: Instant,
-    bytes: u64,
-}
-
-/// How long a refusal counts for requests that wait: nobody tells of what other processes give back.
-const REFUSED: Duration = Duration::from_millis(10);
-
-impl Grower {
-    pub(crate) fn new(options: &BfcOptions) -> Grower {
-        Grower { next: options.first_region(), refused: None }
-    }
-
-    /// Says whether upstream has just refused as much, with nothing given back since.
-    fn has_refused(&self, room: u64, now: Instant, fit: Fit) -> bool {
-        self.refused.as_ref().is_some_and(|refused| {
-            refused.room == room && refused.bytes <= fit.bytes() && now.saturating_duration_since(refused.at) < REFUSED
-        })
-    }
-}
-
-impl<U: SubAllocator> Bfc<U> {
+impl<U: SubAllocator> Core<U> {
     /// Returns whole regions that nobody uses and upstream may free, and says how many bytes. May block.
     ///
     /// # Errors
     ///
     /// The first error of upstream's; the other regions are given back all the same. What failed is leaked.
-    pub fn trim(&self) -> Result<u64> {
-        self.core.upstream.check_owner()?;
+    pub(crate) fn trim(&self) -> Result<u64> {
+        self.upstream.check_owner()?;
         self.settle();
         self.give_regions_back(&mut self.grower())
     }
@@ -88,9 +56,9 @@ impl<U: SubAllocator> Bfc<U> {
 
     /// Takes a region with room for the request from upstream, and the request's bytes of it before anybody else can.
     fn grow(&self, grower: &mut Grower, request: &Request, fit: Fit) -> Result<Placed<U::Token>> {
-        let step = self.core.upstream.granularity().max(UNIT);
+        let step = self.upstream.granularity().max(UNIT);
         let taken = self.state().counters.taken();
-        let room = self.core.options.limit.saturating_sub(taken) / step * step;
+        let room = self.options.limit.saturating_sub(taken) / step * step;
         let Some(need) = fit.bytes().checked_next_multiple_of(step).filter(|&need| need <= room) else {
             return Err(self.out_of_memory(fit, "the limit is reached"));
         };
@@ -102,11 +70,11 @@ impl<U: SubAllocator> Bfc<U> {
         // Not before: a request that upstream has no room for would have all later ones ask for as much.
         grower.next = next;
         let mut state = self.state();
-        match state.heap.add(extent, token, self.core.upstream.merges()) {
+        match state.heap.add(extent, token, self.upstream.merges()) {
             Ok(()) => {
                 state.counters.grown(extent.len);
                 let placed = self.fit_in(&mut state, request, fit);
-                self.core.wake(state);
+                self.wake(state);
                 placed.ok_or_else(|| self.out_of_memory(fit, "the region is not aligned as was asked"))
             }
             Err((unfit, token)) => {
@@ -118,29 +86,28 @@ impl<U: SubAllocator> Bfc<U> {
 
     /// Says whether so much is reserved that idle regions go back before there are more.
     fn is_crowded(&self) -> bool {
-        let Some(share) = self.core.options.collect_from else { return false };
-        let limit = self.core.options.limit.min(self.core.upstream.capacity());
+        let Some(share) = self.options.collect_from else { return false };
+        let limit = self.options.limit.min(self.upstream.capacity());
         self.state().counters.reserved as f64 > share * limit as f64
     }
 
     fn give_regions_back_quietly(&self, grower: &mut Grower) {
         if let Err(error) = self.give_regions_back(grower) {
-            tracing::warn!(allocator = self.core.options.name, %error, "a region is leaked");
+            tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
         }
     }
 
     fn grower(&self) -> MutexGuard<'_, Grower> {
-        self.core.grower.lock().unwrap_or_else(PoisonError::into_inner)
+        self.grower.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives idle regions back. The caller holds the lock of growth.
     pub(crate) fn give_regions_back(&self, grower: &mut Grower) -> Result<u64> {
         let idle = {
             let mut state = self.state();
-            let may_free =
-                |parts: &[(Extent, U::Token)]| parts.iter().all(|(_, token)| self.core.upstream.may_free(token));
+            let may_free = |parts: &[(Extent, U::Token)]| parts.iter().all(|(_, token)| self.upstream.may_free(token));
             let idle = state.heap.remove_idle(|region| may_free(&region.parts));
-            let tails = state.heap.remove_tails(|token| self.core.upstream.may_free(token));
+            let tails = state.heap.remove_tails(|token| self.upstream.may_free(token));
             let parts: Vec<_> = idle.into_iter().flat_map(|region| region.parts).chain(tails).collect();
             state.counters.reserved -= parts.iter().map(|(extent, _)| extent.len).sum::<u64>();
             parts
@@ -149,7 +116,7 @@ impl<U: SubAllocator> Bfc<U> {
         let mut leaked = 0;
         let mut failed = None;
         for (extent, token) in idle {
-            match self.core.upstream.free(extent, token) {
+            match self.upstream.free(extent, token) {
                 Ok(()) => freed += extent.len,
                 Err(error) => {
                     leaked += extent.len;
@@ -162,11 +129,11 @@ impl<U: SubAllocator> Bfc<U> {
         }
         if freed > 0 {
             // What was reserved at the peak is no measure of what is needed next.
-            grower.next = self.core.options.first_region();
+            grower.next = self.options.first_region();
             let mut state = self.state();
             state.room += 1;
             // Who waits may find that it can grow.
-            self.core.wake(state);
+            self.wake(state);
         }
         failed.map_or(Ok(freed), Err)
     }
@@ -174,15 +141,15 @@ impl<U: SubAllocator> Bfc<U> {
     /// Returns how much to ask for, and how much next when upstream has it.
     fn next_region(&self, grower: &Grower, fit: Fit) -> (u64, u64) {
         let need = fit.bytes();
-        if let Some(most) = self.core.options.max_split {
+        if let Some(most) = self.options.max_split {
             // A region above that would never be cut up, and one for a large request is that request's alone.
             let most = most / UNIT * UNIT;
             let (asked, next) = (grower.next.min(most).max(UNIT), grower.next.saturating_mul(2).min(most).max(UNIT));
-            let is_doubling = matches!(self.core.options.growth, Growth::Doubling(_));
+            let is_doubling = matches!(self.options.growth, Growth::Doubling(_));
             let next = if is_doubling && need <= most { next } else { grower.next };
             return (if need > most { need } else { asked.max(need) }, next);
         }
-        match self.core.options.growth {
+        match self.options.growth {
             Growth::Doubling(_) if grower.next < need => {
                 let mut raised = grower.next;
                 while raised < need {
@@ -203,7 +170,7 @@ impl<U: SubAllocator> Bfc<U> {
         let align = (fit.align_bytes()).max(UNIT);
         let mut bytes = asked;
         loop {
-            match self.core.upstream.alloc(bytes, align) {
+            match self.upstream.alloc(bytes, align) {
                 Ok((extent, token)) if extent.len >= bytes => return Ok((extent, token)),
                 Ok((extent, token)) => return Err(self.refuse(extent, token, Unfit::Small)),
                 Err(Error::OutOfMemory { hint, free, .. }) => {
@@ -223,10 +190,10 @@ impl<U: SubAllocator> Bfc<U> {
     fn refuse(&self, extent: Extent, token: U::Token, unfit: Unfit) -> Error {
         let got = format!("{} bytes at {:#x} ({unfit:?})", extent.len, extent.base);
         if unfit != Unfit::Overlap
-            && let Err(error) = self.core.upstream.free(extent, token)
+            && let Err(error) = self.upstream.free(extent, token)
         {
             self.state().counters.leaked += extent.len;
-            tracing::warn!(allocator = self.core.options.name, %error, "a region is leaked");
+            tracing::warn!(allocator = self.options.name, %error, "a region is leaked");
         }
         Error::Invalid {
             what: "region from upstream",
@@ -237,18 +204,18 @@ impl<U: SubAllocator> Bfc<U> {
 
     /// Says whether idle regions, given back, would leave room within the limit for one with this request.
     pub(crate) fn would_grow(&self, fit: Fit) -> bool {
-        if !self.core.options.collect_regions {
+        if !self.options.collect_regions {
             return false;
         }
         let state = self.state();
         let idle: u64 = state
             .heap
             .idle_regions()
-            .filter(|region| region.parts.iter().all(|(_, token)| self.core.upstream.may_free(token)))
+            .filter(|region| region.parts.iter().all(|(_, token)| self.upstream.may_free(token)))
             .map(|region| region.reserved())
             .sum();
         let idle = idle + state.heap.idle_tails();
-        idle > 0 && self.core.options.limit.saturating_sub(state.counters.taken() - idle) >= fit.bytes()
+        idle > 0 && self.options.limit.saturating_sub(state.counters.taken() - idle) >= fit.bytes()
     }
 
     /// Adds to an error where the memory lies, and what `annotate` knows of it.
@@ -270,10 +237,10 @@ impl<U: SubAllocator> Bfc<U> {
     /// Writes down what the heap looks like, when somebody wants to know.
     fn dump(&self, snapshot: &Snapshot) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let Some(prefix) = &self.core.options.memory_dump else { return };
+        let Some(prefix) = &self.options.memory_dump else { return };
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut path = prefix.clone().into_os_string();
-        path.push(format!(".{}.{number}.json", self.core.options.name.replace([' ', '/'], "_")));
+        path.push(format!(".{}.{number}.json", self.options.name.replace([' ', '/'], "_")));
         let written = snapshot.clone().json(usize::MAX).map(|json| std::fs::write(&path, json));
         match written {
             Some(Ok(())) => tracing::info!(?path, "the heap of a failed request"),
@@ -291,12 +258,12 @@ impl<U: SubAllocator> Bfc<U> {
         };
         let free = stats.bytes_reserved.saturating_sub(stats.bytes_in_use);
         Error::OutOfMemory {
-            device: self.core.options.device,
+            device: self.options.device,
             asked: fit.asked,
             free,
             hint: format!(
                 "{}: {why}; {limit}, reserved {}, in use {}, largest free piece {}",
-                self.core.options.name, stats.bytes_reserved, stats.bytes_in_use, stats.largest_free_block_bytes
+                self.options.name, stats.bytes_reserved, stats.bytes_in_use, stats.largest_free_block_bytes
             ),
         }
     }

@@ -7,15 +7,16 @@
 //! 5. `heap`: the four together, for one thread: find, cut, merge.
 //! 6. `pending`: work that may still touch chunks; `window`: what is kept together for a request that waits.
 //! 7. `options`, `stats`: how it is set up, and what it counts.
-//! 8. `best_fit`: [`Bfc`], the heap under its lock; `turn`: a request that finds nothing free; `growth`: regions from
-//!    upstream and back.
-//! 9. `census`: what [`Snapshot`](crate::Snapshot) shows of a heap.
+//! 8. `core`: the heap under its lock. `census`: what [`Snapshot`](crate::Snapshot) shows of it; `growth`: regions from
+//!    upstream and back; `turn`: a request that finds nothing free.
+//! 9. `best_fit`: [`Bfc`], the front of all this.
 #![forbid(unsafe_code)]
 
 mod addresses;
 mod best_fit;
 mod census;
 mod chunk;
+mod core;
 mod entry;
 mod growth;
 mod heap;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result};
 
-use super::best_fit::{Bfc, Seen};
 use super::chunk::UNIT;
+use super::core::{Core, Seen};
 use super::heap::Fit;
 use super::window::Window;
 use crate::request::end_of;
@@ -17,7 +17,7 @@ const ASK_UPSTREAM_AGAIN: Duration = Duration::from_millis(16);
 /// How often a request is woken in vain before bytes are kept together for it.
 const PATIENCE: u32 = 8;
 
-impl<U: SubAllocator> Bfc<U> {
+impl<U: SubAllocator> Core<U> {
     #[cold]
     pub(crate) fn alloc_slowly(&self, request: &Request, fit: Fit) -> Result<Placed<U::Token>> {
         let mut turn = self.turn(request, fit);
@@ -44,13 +44,13 @@ impl<U: SubAllocator> Bfc<U> {
         state.tickets += 1;
         state.turns += 1;
         let (ticket, began) = (state.tickets, state.heap.last_number());
-        Turn { bfc: self, request: *request, fit, ticket, began, vain: 0, had_window: false, came: u64::MAX }
+        Turn { core: self, request: *request, fit, ticket, began, vain: 0, had_window: false, came: u64::MAX }
     }
 }
 
 /// A request that found nothing free, until it has memory or gives up.
 pub(crate) struct Turn<'a, U: SubAllocator> {
-    bfc: &'a Bfc<U>,
+    core: &'a Core<U>,
     request: Request,
     fit: Fit,
     ticket: u64,
@@ -72,18 +72,18 @@ impl<U: SubAllocator> Turn<'_, U> {
     /// Looks for work that has finished, and grows; the error has only the sums, for a caller that tries again. A
     /// request that may not wait takes what is withheld for another.
     pub(crate) fn try_harder(&mut self) -> Result<Placed<U::Token>> {
-        let bfc = self.bfc;
-        if bfc.settle() > 0
+        let core = self.core;
+        if core.settle() > 0
             && let Some(placed) = self.try_fit()
         {
             return Ok(placed);
         }
-        let mut grown = bfc.grow_for(&self.request, self.fit);
+        let mut grown = core.grow_for(&self.request, self.fit);
         // Nobody keeps what comes back from here on: that somebody wants it is known.
-        if is_out_of_memory(&grown) && bfc.core.keepers.ask() > 0 {
+        if is_out_of_memory(&grown) && core.keepers.ask() > 0 {
             grown = match self.try_fit() {
                 Some(placed) => Ok(placed),
-                None => bfc.grow_for(&self.request, self.fit),
+                None => core.grow_for(&self.request, self.fit),
             };
         }
         match grown {
@@ -95,12 +95,12 @@ impl<U: SubAllocator> Turn<'_, U> {
     /// Tries whenever memory may have become free, which costs little; returns with nothing when that time has come,
     /// and when upstream may have room, which costs more to ask.
     pub(crate) fn wait(&mut self, mut seen: Seen, until: Instant) -> Option<Placed<U::Token>> {
-        while self.bfc.wait(seen, until) {
-            let now = self.bfc.seen();
+        while self.core.wait(seen, until) {
+            let now = self.core.seen();
             if let Some(placed) = self.try_fit() {
                 return Some(placed);
             }
-            if now.room != seen.room || self.bfc.would_grow(self.fit) {
+            if now.room != seen.room || self.core.would_grow(self.fit) {
                 return None;
             }
             seen = now;
@@ -112,23 +112,23 @@ impl<U: SubAllocator> Turn<'_, U> {
     /// Gives its window up when nothing has come to it since the last look: the holders of the rest may wait for what
     /// is withheld.
     fn give_up_if_stuck(&mut self) {
-        let mut state = self.bfc.state();
+        let mut state = self.core.state();
         let own = state.window.as_ref().filter(|window| window.is_of(self.ticket));
         let Some(bytes) = own.map(Window::bytes) else { return };
         if bytes == self.came {
             state.dissolve_window();
-            self.bfc.core.wake(state);
+            self.core.wake(state);
         }
         self.came = bytes;
     }
 
     /// Allocates from what is free, and from the window once all of it is there; after some tries in vain opens one.
     pub(crate) fn try_fit(&mut self) -> Option<Placed<U::Token>> {
-        let mut guard = self.bfc.state();
+        let mut guard = self.core.state();
         let state = &mut *guard;
         match &state.window {
             Some(window) if !window.is_of(self.ticket) => {}
-            Some(window) if !window.is_whole() => return self.bfc.fit_in(state, &self.request, self.fit),
+            Some(window) if !window.is_whole() => return self.core.fit_in(state, &self.request, self.fit),
             Some(_) => {
                 state.dissolve_window();
                 self.had_window = false;
@@ -136,7 +136,7 @@ impl<U: SubAllocator> Turn<'_, U> {
             None if self.had_window => (self.had_window, self.vain) = (false, 0),
             None => {}
         }
-        let placed = self.bfc.fit_in(state, &self.request, self.fit);
+        let placed = self.core.fit_in(state, &self.request, self.fit);
         if placed.is_none() {
             self.vain += 1;
             if self.vain >= PATIENCE
@@ -152,24 +152,24 @@ impl<U: SubAllocator> Turn<'_, U> {
 
     /// Takes what is withheld for another, when nothing else is left.
     pub(crate) fn break_window(&mut self) -> Option<Placed<U::Token>> {
-        let mut guard = self.bfc.state();
+        let mut guard = self.core.state();
         let state = &mut *guard;
         if !state.dissolve_window() {
             return None;
         }
-        let placed = self.bfc.fit_in(state, &self.request, self.fit);
-        self.bfc.core.wake(guard);
+        let placed = self.core.fit_in(state, &self.request, self.fit);
+        self.core.wake(guard);
         placed
     }
 }
 
 impl<U: SubAllocator> Drop for Turn<'_, U> {
     fn drop(&mut self) {
-        let mut state = self.bfc.state();
+        let mut state = self.core.state();
         state.turns -= 1;
         if state.window.as_ref().is_some_and(|window| window.is_of(self.ticket)) {
             state.dissolve_window();
-            self.bfc.core.wake(state);
+            self.core.wake(state);
         }
     }
 }
