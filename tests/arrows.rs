@@ -31,6 +31,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "gpu-ipc-torch",
         ],
     ),
+    // Of tests alone: it knows of no GPU.
+    ("gpu-ipc-harness", &[]),
     ("gpu-ipc-conformance", &["gpu-ipc"]),
     ("gpu-ipc-lab", &["gpu-ipc"]),
     ("gpu-ipc-cli", &["gpu-ipc", "gpu-ipc-lab"]),

@@ -3,15 +3,12 @@
 //! Each checks itself and fails with a message; here its last line is compared with what it should have done, so that
 //! one that does nothing does not pass.
 
-#[path = "shared/program.rs"]
-mod program;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use program::{example, run_to_end};
+use harness::program::{example, run_to_end};
 
 /// Programs that start their other processes themselves.
 const WHOLE: [&str; 5] = ["camera", "kv_handoff", "poll", "tokio", "weights"];

@@ -3,14 +3,11 @@
 //! Each checks every answer itself and fails with a message; here its last line is compared with what it should have
 //! done.
 
-#[path = "shared/program.rs"]
-mod program;
-
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use program::{example, run_to_end};
+use harness::program::{example, run_to_end};
 
 /// Long enough for the slowest machine; whatever takes longer hangs.
 const WATCHDOG: Duration = Duration::from_secs(300);

@@ -16,9 +16,10 @@ use gpu_ipc::allocators::{
 use gpu_ipc::backend::{Piece, RegionSource};
 use gpu_ipc::session::SessionBuilder;
 use gpu_ipc::{After, Descriptor, Error, Gpu, ParticipantId, SentBlock, Session, To};
+use harness::{WATCHDOG, wait_until};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-use consumer::{Consumer, WATCHDOG, open_gpu, write_stamp};
+use consumer::{Consumer, open_gpu, write_stamp};
 
 /// Two of what a GPU's driver rounds up to.
 const REGION: u64 = 4 << 20;
@@ -41,9 +42,8 @@ const CASES: &[(&str, fn())] = &[
 ];
 
 fn main() {
-    if std::env::var_os(consumer::ROLE).is_some() {
-        consumer::run();
-        return;
+    if let Some(consumer::Role::Consumer) = harness::role() {
+        return consumer::run();
     }
     let trial = |&(name, run): &(&'static str, fn())| {
         Trial::test(name, move || {
@@ -91,15 +91,6 @@ impl Producer {
         let descriptor = self.share(&block, to);
         drop(block);
         consumer.claim(&descriptor)
-    }
-}
-
-#[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < WATCHDOG, "waited too long for: {what}");
-        thread::yield_now();
     }
 }
 

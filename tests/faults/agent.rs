@@ -1,99 +1,99 @@
 //! A consumer in another process: this test's own binary, started again.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{Gpu, Participant, Result, SentBlock, Stream, Wait};
+use harness::program::this_program;
+use harness::{Child, WATCHDOG, say};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::{Deserialize, Serialize};
 
-use crate::WATCHDOG;
 use crate::faulty::Faulty;
 use crate::{hostile, limits, mapping};
 
-/// Names what an agent suffers from.
-pub const ROLE: &str = "GPU_IPC_TEST_FAULT";
-
-/// An agent. Killed when dropped.
-pub struct Agent {
-    child: Child,
-    to: Option<ChildStdin>,
-    from: BufReader<ChildStdout>,
+/// What a consumer suffers from, or does.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The n-th call of the backend fails.
+    Backend(u32),
+    /// It can open this many files more than it has.
+    Files(u64),
+    /// It can map this many quarters of a megabyte more than it has.
+    Memory(u64),
+    /// A signal comes every so often, in microseconds.
+    Signals(u64),
+    /// It opens a session where there may be no room.
+    Room,
+    /// Two of its threads want one region.
+    TwoThreads,
+    /// It scribbles on its counter file, by a seed.
+    Scribble(u64),
 }
 
-impl Agent {
-    /// Starts one: `backend N`, `files N`, `memory N`, `signals N`, `room N`, `two N` or `scribble N`.
-    pub fn start(fault: &str) -> Agent {
-        Agent::run(Command::new(std::env::current_exe().expect("a test binary has a path")), fault)
-    }
-
-    /// Starts one by a command that runs this binary.
-    pub fn run(mut command: Command, fault: &str) -> Agent {
-        let command = command.env(ROLE, fault).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("a process can be started");
-        let to = child.stdin.take();
-        let from = BufReader::new(child.stdout.take().expect("piped"));
-        Agent { child, to, from }
-    }
-
-    /// Tells it something; it may be gone.
-    pub fn tell(&mut self, line: &str) {
-        if let Some(to) = &mut self.to {
-            let _ = writeln!(to, "{line}");
-        }
-    }
-
-    /// Hears the next line; `None` once it is gone.
-    pub fn hear(&mut self) -> Option<String> {
-        let mut line = String::new();
-        let read = self.from.read_line(&mut line).expect("a pipe");
-        (read != 0).then(|| line.trim_end().to_owned())
-    }
-
-    /// Waits for its end, and returns what it complained about.
-    pub fn end(mut self) -> (ExitStatus, String) {
-        self.to = None;
-        let mut complaint = String::new();
-        if let Some(mut stderr) = self.child.stderr.take() {
-            let _ = std::io::Read::read_to_string(&mut stderr, &mut complaint);
-        }
-        (self.child.wait().expect("it is a child of ours"), complaint)
-    }
+/// What it is told.
+#[derive(Serialize, Deserialize, Debug)]
+pub enum Told {
+    /// The session's socket, or the directory to open one in.
+    Path(PathBuf),
+    Claim(Vec<u8>),
+    Read,
 }
 
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// What it says.
+#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+pub enum Said {
+    Joined(u64),
+    Scribbling,
+    Claimed,
+    Stamp(u64),
+    Failed(String),
+    /// It opened no session, and left this many files.
+    NoRoom {
+        why: String,
+        left: usize,
+    },
+    Passed,
 }
 
-/// Lives as a consumer: connects, claims, reads, lets go. Says `failed` and why, or `passed`.
-pub fn run(role: &str) {
-    let (what, number) = role.split_once(' ').expect("a fault and a number");
-    let number: u64 = number.parse().expect("a number");
+/// A consumer, whose complaints are kept. Killed when dropped.
+pub type Agent = Child<Told, Said>;
+
+/// Starts one.
+pub fn start(fault: Fault) -> Agent {
+    run_as(this_program(), fault)
+}
+
+/// Starts one by a command that runs this binary.
+pub fn run_as(mut program: Command, fault: Fault) -> Agent {
+    program.stderr(Stdio::piped());
+    Agent::run(program, &fault)
+}
+
+/// Lives as a consumer: connects, claims, reads, lets go. Says how it failed, or that it passed.
+pub fn run(fault: Fault) {
     let faulty = Faulty::new(HostBackend::new(HostConfig::default()).expect("it opens"));
     let gpu = Gpu::new(faulty.clone(), DeviceId(0)).expect("there is a device");
-    let socket = hear();
-    match what {
-        "backend" => faulty.fail_at(u32::try_from(number).unwrap_or(u32::MAX)),
-        "scribble" => return hostile::scribble(&gpu, &socket, number),
-        "two" => return mapping::claim_beside(&faulty, &gpu, &socket),
-        "room" => return limits::open_without_room(&gpu, &socket),
-        "signals" => interrupt_every(number),
-        "files" => limit(Resource::Nofile, open_files() + number),
-        "memory" => limit(Resource::As, mapped_bytes() + (number << 18)),
-        _ => {}
+    let Told::Path(path) = hear() else { panic!("it is told where first") };
+    match fault {
+        Fault::Backend(call) => faulty.fail_at(call),
+        Fault::Scribble(seed) => return hostile::scribble(&gpu, &path, seed),
+        Fault::TwoThreads => return mapping::claim_beside(&faulty, &gpu, &path),
+        Fault::Room => return limits::open_without_room(&gpu, &path),
+        Fault::Signals(microseconds) => interrupt_every(microseconds),
+        Fault::Files(files) => limit(Resource::Nofile, open_files() + files),
+        Fault::Memory(quarters) => limit(Resource::As, mapped_bytes() + (quarters << 18)),
     }
-    let lived = live(&gpu, &socket);
+    let lived = live(&gpu, path);
     let failed = faulty.heal();
-    match (lived, failed) {
-        (Err(error), _) => println!("failed {error}"),
+    say(&match (lived, failed) {
+        (Err(error), _) => Said::Failed(error.to_string()),
         // Nobody was told, because somebody could do without.
-        (Ok(()), Some(call)) => println!("failed {call}"),
-        (Ok(()), None) => println!("passed"),
-    }
+        (Ok(()), Some(call)) => Said::Failed(call.to_string()),
+        (Ok(()), None) => Said::Passed,
+    });
     // What went wrong with the backend is for the test to see.
     for wrong in faulty.wrongs() {
         eprintln!("wrong: {wrong}");
@@ -101,16 +101,17 @@ pub fn run(role: &str) {
     hear();
 }
 
-pub fn hear() -> String {
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).expect("a pipe");
-    line.trim_end().to_owned()
+/// Waits for what this process is told next. It ends when the test lets it go.
+pub fn hear() -> Told {
+    harness::next().unwrap_or_else(|| std::process::exit(0))
 }
 
-/// Hears bytes in hexadecimal.
-pub fn hear_bytes() -> Vec<u8> {
-    let text = hear();
-    (0..text.len()).step_by(2).filter_map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
+/// Waits for a descriptor.
+pub fn hear_descriptor() -> Vec<u8> {
+    match hear() {
+        Told::Claim(descriptor) => descriptor,
+        other => panic!("no descriptor: {other:?}"),
+    }
 }
 
 fn limit(resource: Resource, most: u64) {
@@ -148,20 +149,20 @@ fn mapped_bytes() -> u64 {
     kilobytes << 10
 }
 
-fn live(gpu: &Gpu, socket: &str) -> Result<()> {
+fn live(gpu: &Gpu, socket: PathBuf) -> Result<()> {
     let stream = Stream::create(gpu)?;
     let participant = Participant::builder(gpu.clone()).timeout(Some(WATCHDOG)).connect(socket)?;
-    println!("{}", participant.id().0);
+    say(&Said::Joined(participant.id().0));
     for _ in 0..2 {
-        let bytes = hear_bytes();
+        let bytes = hear_descriptor();
         let claimed = participant.claim(&bytes, Wait::Stream(&stream), Some(WATCHDOG));
         let block = claimed.map_err(|error| gpu_ipc::Error::Refused { why: error.to_string(), remedy: "-" })?;
-        println!("claimed");
+        say(&Said::Claimed);
         hear();
         let read = read_stamp(gpu, &stream, block.device_ptr());
         // The block is used on the stream until the read is done, whether or not that can be waited for.
         block.used_on(&stream).expect("a stream of its own");
-        println!("read {}", read?);
+        say(&Said::Stamp(read?));
         drop(block);
     }
     drop(participant);

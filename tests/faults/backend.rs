@@ -7,11 +7,12 @@ use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, Error, Gpu, Participant, Result, Session, Stream, To, Wait};
+use harness::{WATCHDOG, comes};
 
-use crate::agent::{read_stamp, write_stamp};
+use crate::Case;
+use crate::agent::{Fault, read_stamp, write_stamp};
 use crate::faulty::Faulty;
 use crate::limits::consume;
-use crate::{Case, WATCHDOG, comes};
 
 pub const CASES: &[Case] = &[
     ("backend::each_call_of_a_producer_fails_once", || until_it_passes(Side::Producer)),
@@ -215,7 +216,7 @@ fn elsewhere() {
     let session = builder.quarantine(Duration::ZERO).open().expect("a session");
     for nth in 1.. {
         assert!(nth < 2000, "it fails for ever");
-        let passed = consume(&gpu, &stream, &session, &format!("backend {nth}"));
+        let passed = consume(&gpu, &stream, &session, Fault::Backend(nth));
         // Whatever it kept comes back with its process.
         let back = comes(|| {
             session.collect();

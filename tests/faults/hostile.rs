@@ -3,16 +3,18 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, Gpu, Participant, ParticipantId, ReceivedBlock, Session, Stream, To, Wait};
+use harness::{WATCHDOG, comes, say};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::agent::{Agent, read_stamp, write_stamp};
-use crate::{Case, WATCHDOG, comes};
+use crate::Case;
+use crate::agent::{self, Fault, Said, Told, read_stamp, write_stamp};
 
 pub const CASES: &[Case] = &[
     ("hostile::a_counter_file_that_its_holder_scribbles_on", scribbled_on),
@@ -79,10 +81,10 @@ fn scribbled_on() {
     let stage = Stage::new();
     let mut corrupt = 0;
     for seed in 0..4u64 {
-        let mut hostile = Agent::start(&format!("scribble {seed}"));
-        hostile.tell(stage.session.socket_path().to_str().expect("a plain name"));
-        let id = hostile.hear().expect("it connects").parse().expect("a number");
-        assert_eq!(hostile.hear().as_deref(), Some("scribbling"));
+        let mut hostile = agent::start(Fault::Scribble(seed));
+        let said = hostile.ask(&Told::Path(stage.session.socket_path().into()));
+        let Said::Joined(id) = said else { panic!("it does not connect: {said:?}") };
+        assert_eq!(hostile.answer(), Some(Said::Scribbling));
         let (mut rounds, before) = (0, stage.session.stats().corrupt_words);
         let noticed = comes(|| {
             for _ in 0..32 {
@@ -116,9 +118,9 @@ fn scribbled_on() {
 }
 
 /// Lives as a participant that writes all over its counter file until it is killed.
-pub fn scribble(gpu: &Gpu, socket: &str, seed: u64) {
+pub fn scribble(gpu: &Gpu, socket: &Path, seed: u64) {
     let participant = Participant::builder(gpu.clone()).connect(socket).expect("connected");
-    println!("{}", participant.id().0);
+    say(&Said::Joined(participant.id().0));
     let maps = BufReader::new(File::open("/proc/self/maps").expect("proc is mounted"));
     let counters = maps.lines().map_while(Result::ok).find(|line| line.contains("gpu-ipc-counters"));
     let counters = counters.expect("a counter file is mapped");
@@ -129,7 +131,7 @@ pub fn scribble(gpu: &Gpu, socket: &str, seed: u64) {
         // participant keeps, and every other user accesses it atomically.
         unsafe { AtomicU64::from_ptr((start + index * 8) as *mut u64) }
     };
-    println!("scribbling");
+    say(&Said::Scribbling);
     let (mut dice, words) = (Dice(seed), (end - start) / 8);
     // The slots that are granted first, and the words that say where to look, are hit most.
     let slots = 8192 / 8 + 4096 / 8;

@@ -3,45 +3,47 @@
 //! interrupts is made again.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, Gpu, ParticipantId, Session, Stream, To};
+use harness::surroundings::with_files;
+use harness::{comes, say};
 
-use crate::agent::{Agent, write_stamp};
-use crate::{Case, comes};
+use crate::Case;
+use crate::agent::{self, Agent, Fault, Said, Told, write_stamp};
 
 pub const CASES: &[Case] = &[
-    ("limits::a_consumer_without_descriptors", || until_it_passes("files")),
-    ("limits::a_consumer_without_memory", || until_it_passes("memory")),
+    ("limits::a_consumer_without_descriptors", || until_it_passes(Fault::Files)),
+    ("limits::a_consumer_without_memory", || until_it_passes(Fault::Memory)),
     ("limits::interrupted_calls", interrupted),
 ];
 
 /// Needs a kernel and a machine that let this user mount a file system of its own.
 pub const MOUNTS: &[Case] = &[("limits::a_directory_without_room", without_room)];
 
-fn until_it_passes(what: &str) {
+fn until_it_passes(what: fn(u64) -> Fault) {
     let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
     let stream = Stream::create(&gpu).expect("a stream");
     let dir = tempfile::tempdir().expect("a directory");
     let builder = Session::builder(gpu.clone()).socket(dir.path().join("s"));
     let session = builder.quarantine(Duration::ZERO).open().expect("a session");
     for number in 0.. {
-        assert!(number < 400, "a consumer does not get on with that much {what} either");
-        let passed = consume(&gpu, &stream, &session, &format!("{what} {number}"));
+        let fault = what(number);
+        assert!(number < 400, "a consumer does not get on with {fault:?} either");
+        let passed = consume(&gpu, &stream, &session, fault);
         assert!(
             comes(|| {
                 session.collect();
                 let stats = session.stats();
                 (stats.live_blocks, stats.participants, stats.leaked_blocks) == (0, 0, 0)
             }),
-            "{what} {number}: {:?}",
+            "{fault:?}: {:?}",
             session.stats()
         );
         if passed {
-            println!("{what}: {number} lives with too few");
+            println!("lives with {fault:?}");
             return;
         }
     }
@@ -56,7 +58,7 @@ fn interrupted() {
     // The faster they come the less gets done between them.
     for microseconds in [5000, 1000, 300, 100] {
         for _ in 0..5 {
-            let passed = consume(&gpu, &stream, &session, &format!("signals {microseconds}"));
+            let passed = consume(&gpu, &stream, &session, Fault::Signals(microseconds));
             assert!(passed, "a signal every {microseconds} us is taken for a failure");
         }
     }
@@ -67,61 +69,42 @@ fn interrupted() {
     assert!(gone, "{:?}", session.stats());
 }
 
-/// A command that runs this binary with a file system of this many files at /mnt.
-fn with_files(files: u32) -> Command {
-    let script = format!(r#"mount -t tmpfs -o size=1m,nr_inodes={files} none /mnt && exec "$0""#);
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c"]).arg(script);
-    command.arg(std::env::current_exe().expect("a test binary has a path"));
-    command
-}
-
-/// Says whether a file system can be mounted here.
-pub fn can_mount() -> bool {
-    let mut command = Command::new("unshare");
-    let command = command.args(["--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]);
-    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    quiet.status().is_ok_and(|status| status.success())
-}
-
 /// The directory itself is one file, and a socket that is being bound takes two.
 fn without_room() {
     for (failures, files) in (1..10).enumerate() {
-        let mut agent = Agent::run(with_files(files), "room 0");
-        agent.tell("/mnt");
-        let line = agent.hear().expect("it says how it went");
-        let (status, complaint) = agent.end();
+        let mut agent = agent::run_as(with_files(files), Fault::Room);
+        let said = agent.ask(&Told::Path("/mnt".into()));
+        let (status, complaint) = (agent.end(), agent.complaint());
         assert!(status.success() && !complaint.contains("panicked"), "{files} files: {complaint}");
-        if line == "passed" {
-            assert!(failures >= 2, "only {failures} calls failed");
-            return;
+        match said {
+            Said::Passed => return assert!(failures >= 2, "only {failures} calls failed"),
+            Said::NoRoom { why, left: 0 } if why.contains("os error 28") => {}
+            other => panic!("{files} files: {other:?}"),
         }
-        assert!(line.contains("No space left") || line.contains("os error 28"), "{files} files: {line}");
-        assert!(line.ends_with("; 0 left"), "{files} files: {line}");
     }
     panic!("a session does not get on with more room either");
 }
 
 /// Opens a session in a directory that may have no room, and says how it went and what is left there.
-pub fn open_without_room(gpu: &Gpu, dir: &str) {
-    let opened = Session::builder(gpu.clone()).socket(Path::new(dir).join("s")).open();
-    match opened {
-        Ok(_) => println!("passed"),
+pub fn open_without_room(gpu: &Gpu, dir: &Path) {
+    let opened = Session::builder(gpu.clone()).socket(dir.join("s")).open();
+    say(&match opened {
+        Ok(_) => Said::Passed,
         Err(error) => {
             let cause = std::error::Error::source(&error).map_or(String::new(), ToString::to_string);
             let left = std::fs::read_dir(dir).map_or(usize::MAX, Iterator::count);
-            println!("failed {error}: {cause}; {left} left");
+            Said::NoRoom { why: format!("{error}: {cause}"), left }
         }
-    }
+    });
 }
 
 /// Shares two blocks with a consumer that may fail at any time, and says whether it did not.
-pub fn consume(gpu: &Gpu, stream: &Stream, session: &Session, fault: &str) -> bool {
-    let mut agent = Agent::start(fault);
-    agent.tell(session.socket_path().to_str().expect("a plain name"));
-    let first = agent.hear();
-    let Some(id) = first.as_deref().and_then(|word| word.parse().ok()) else {
-        return ended(agent, fault, first.as_deref());
+pub fn consume(gpu: &Gpu, stream: &Stream, session: &Session, fault: Fault) -> bool {
+    let mut agent = agent::start(fault);
+    agent.tell(&Told::Path(session.socket_path().into()));
+    let id = match agent.answer() {
+        Some(Said::Joined(id)) => id,
+        other => return ended(agent, fault, other),
     };
     for stamp in 1..=2u64 {
         let block = session.alloc(4096).expect("there is room");
@@ -129,42 +112,41 @@ pub fn consume(gpu: &Gpu, stream: &Stream, session: &Session, fault: &str) -> bo
         let shared = block.share(To::Participant(ParticipantId(id)), After::Stream(stream));
         let Ok(descriptor) = shared else {
             // It is gone already.
-            let line = agent.hear();
-            return ended(agent, fault, line.as_deref());
+            let said = agent.answer();
+            return ended(agent, fault, said);
         };
-        let hex: String = descriptor.as_bytes().iter().map(|b| format!("{b:02x}")).collect();
-        agent.tell(&hex);
-        let line = agent.hear();
-        if line.as_deref() != Some("claimed") {
-            return ended(agent, fault, line.as_deref());
+        agent.tell(&Told::Claim(descriptor.as_bytes().to_vec()));
+        match agent.answer() {
+            Some(Said::Claimed) => {}
+            other => return ended(agent, fault, other),
         }
         // While it holds the block, the producer lets go, and gives its other bytes to others.
         drop(block);
         session.collect();
         let other = session.alloc(4096).expect("there is room");
         write_stamp(gpu, stream, &other, 99).expect("it writes");
-        agent.tell("read");
-        let line = agent.hear();
-        if line.as_deref() != Some(format!("read {stamp}").as_str()) {
-            return ended(agent, fault, line.as_deref());
+        agent.tell(&Told::Read);
+        match agent.answer() {
+            Some(Said::Stamp(read)) if read == stamp => {}
+            other => return ended(agent, fault, other),
         }
     }
-    let line = agent.hear();
-    ended(agent, fault, line.as_deref())
+    let said = agent.answer();
+    ended(agent, fault, said)
 }
 
-/// Lets an agent end, whose last line says how it went.
-fn ended(agent: Agent, fault: &str, line: Option<&str>) -> bool {
-    let (status, complaint) = agent.end();
-    assert!(!complaint.contains("wrong:") && !complaint.contains("panicked"), "{fault}: {complaint}");
-    match line {
-        Some("passed") => true,
-        Some(line) if line.starts_with("failed ") => {
-            assert!(status.success(), "{fault}: {status} after {line}: {complaint}");
+/// Lets an agent end, which said last how it went.
+fn ended(mut agent: Agent, fault: Fault, said: Option<Said>) -> bool {
+    let (status, complaint) = (agent.end(), agent.complaint());
+    assert!(!complaint.contains("wrong:") && !complaint.contains("panicked"), "{fault:?}: {complaint}");
+    match said {
+        Some(Said::Passed) => true,
+        Some(Said::Failed(why)) => {
+            assert!(status.success(), "{fault:?}: {status} after {why}: {complaint}");
             false
         }
         // A process without memory may abort, which the Rust runtime does.
-        None if fault.starts_with("memory") => false,
-        other => panic!("{fault}: {other:?}, {status}: {complaint}"),
+        None if matches!(fault, Fault::Memory(_)) => false,
+        other => panic!("{fault:?}: {other:?}, {status}: {complaint}"),
     }
 }

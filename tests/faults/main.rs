@@ -11,12 +11,7 @@ mod hostile;
 mod limits;
 mod mapping;
 
-use std::time::{Duration, Instant};
-
 use libtest_mimic::{Arguments, Failed, Trial};
-
-/// A wait that takes longer fails the test.
-const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A case: its name and what it does.
 type Case = (&'static str, fn());
@@ -30,13 +25,12 @@ fn main() {
             std::process::abort();
         }
     }));
-    if let Some(role) = std::env::var_os(agent::ROLE) {
-        agent::run(&role.to_string_lossy());
-        return;
+    if let Some(fault) = harness::role() {
+        return agent::run(fault);
     }
     let here = [backend::CASES, limits::CASES, hostile::CASES, mapping::CASES].concat();
     let mut trials: Vec<Trial> = here.iter().map(|case| trial(case, true)).collect();
-    let can_mount = limits::can_mount();
+    let can_mount = harness::surroundings::can_mount();
     trials.extend(limits::MOUNTS.iter().map(|case| trial(case, can_mount)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -47,16 +41,4 @@ fn trial(&(name, run): &Case, possible: bool) -> Trial {
         Ok::<(), Failed>(())
     });
     trial.with_ignored_flag(!possible)
-}
-
-/// Says whether a condition comes to hold.
-fn comes(mut holds: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while !holds() {
-        if start.elapsed() > WATCHDOG {
-            return false;
-        }
-        std::thread::yield_now();
-    }
-    true
 }

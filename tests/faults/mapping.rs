@@ -1,16 +1,18 @@
 //! Threads of one participant that want the same region while one of them maps it.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, Gpu, Participant, ParticipantId, Session, To, Wait};
+use harness::{WATCHDOG, comes, say};
 
-use crate::agent::{Agent, hear, hear_bytes};
+use crate::Case;
+use crate::agent::{self, Fault, Said, Told, hear, hear_descriptor};
 use crate::faulty::Faulty;
-use crate::{Case, WATCHDOG, comes};
 
 /// The cases of this file.
 pub const CASES: &[Case] =
@@ -22,26 +24,25 @@ fn two_threads_want_one_region() {
     let backend = HostBackend::new(HostConfig::default()).expect("it opens");
     let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
     let session = Session::builder(gpu).socket(dir.path().join("s")).open().expect("a session");
-    let mut agent = Agent::start("two 0");
-    agent.tell(&dir.path().join("s").display().to_string());
-    let id = agent.hear().expect("it connects").parse().expect("a number");
+    let mut agent = agent::start(Fault::TwoThreads);
+    let said = agent.ask(&Told::Path(dir.path().join("s")));
+    let Said::Joined(id) = said else { panic!("it does not connect: {said:?}") };
     let to = To::Participant(ParticipantId(id));
     let blocks = [(); 2].map(|()| session.alloc(4096).expect("there is room"));
     for block in &blocks {
         let descriptor = block.share(to, After::Done).expect("it is there");
-        let text: String = descriptor.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        agent.tell(&text);
+        agent.tell(&Told::Claim(descriptor.as_bytes().to_vec()));
     }
-    assert_eq!(agent.hear().as_deref(), Some("both"), "a claim waits for ever");
-    let (status, complaint) = agent.end();
-    assert!(status.success(), "{complaint}");
+    assert_eq!(agent.answer(), Some(Said::Passed), "a claim waits for ever");
+    let status = agent.end();
+    assert!(status.success(), "{}", agent.complaint());
 }
 
 /// Claims a block while another thread maps the region of both.
-pub fn claim_beside(faulty: &Arc<Faulty<HostBackend>>, gpu: &Gpu, socket: &str) {
+pub fn claim_beside(faulty: &Arc<Faulty<HostBackend>>, gpu: &Gpu, socket: &Path) {
     let participant = Participant::builder(gpu.clone()).timeout(Some(WATCHDOG)).connect(socket).expect("it listens");
-    println!("{}", participant.id().0);
-    let (first, second) = (hear_bytes(), hear_bytes());
+    say(&Said::Joined(participant.id().0));
+    let (first, second) = (hear_descriptor(), hear_descriptor());
     faulty.hold_mappings(true);
     let (done, ended) = channel();
     let claim = |bytes: Vec<u8>| {
@@ -66,6 +67,6 @@ pub fn claim_beside(faulty: &Arc<Faulty<HostBackend>>, gpu: &Gpu, socket: &str) 
     assert!(comes(is_asleep), "it does not wait");
     faulty.hold_mappings(false);
     let both = (0..2).all(|_| matches!(ended.recv_timeout(WATCHDOG), Ok(Ok(Ok(())))));
-    println!("{}", if both { "both" } else { "one waits for ever" });
+    say(&if both { Said::Passed } else { Said::Failed("one waits for ever".into()) });
     hear();
 }

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use gpu_ipc::{After, ClaimError, Descriptor, Error, Participant, Session, To, Wait};
+use gpu_ipc::{After, ClaimError, Descriptor, Error, Participant, ParticipantId, Session, To, Wait};
 
-use crate::agent::{Agent, open_gpu};
+use crate::agent::{Agent, bytes, number};
+use crate::device::open_gpu;
+use crate::words::{Command, Done, Refusal};
 use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
@@ -97,17 +99,17 @@ fn few_descriptors() {
         rustix::process::prlimit(pid, rustix::process::Resource::Nofile, limits).expect("it is a child of ours");
     };
     limit(producer.pid(), 64);
-    producer.must(&format!("open {}", path.display()));
-    let first: u64 = crate::agent::number(&producer.must("alloc 4096 5")[0]);
+    producer.open(&path);
+    let first = producer.alloc(4096, 5);
     // From a process without descendants: those would be named in the hello, and each takes a descriptor too.
     let mut consumer = Agent::start();
-    let answer = consumer.must(&format!("crowd {}", path.display()));
-    let (count, id): (u32, u64) = (crate::agent::number(&answer[0]), crate::agent::number(&answer[1]));
-    assert!((5..64).contains(&count), "{answer:?}");
-    let why = answer[2..].join(" ");
+    let joined = consumer.must(&Command::JoinUntilRefused { socket: path });
+    let Done::Joined { count, first: id, refusal: Refusal { text: why, .. } } = joined else { panic!("{joined:?}") };
+    assert!((5..64).contains(&count), "{count} joined: {why}");
     assert!(why.contains("RLIMIT_NOFILE") || why.contains("closed the connection"), "no remedy: {why}");
-    let descriptor = producer.must(&format!("share {first} {id}"));
-    assert_eq!(consumer.must(&format!("crowd-claim {}", descriptor[0])), ["4096"], "the others are not served");
+    let descriptor = bytes(&producer.share(first, To::Participant(ParticipantId(id))));
+    let len = number(consumer.must(&Command::ClaimByFirst { descriptor }));
+    assert_eq!(len, 4096, "the others are not served");
 }
 
 /// A process whose first message the session cannot read is turned away, with a reason where there is one, and no other
@@ -151,7 +153,7 @@ fn unknown_participant() {
     let producer = Producer::new();
     let block = producer.block(1);
     for id in [0, 1, 4096, u64::MAX] {
-        let id = gpu_ipc::ParticipantId(id);
+        let id = ParticipantId(id);
         let error = block.share(To::Participant(id), After::Done).expect_err("nobody has that number");
         assert!(matches!(error, Error::ParticipantGone { participant } if participant == id), "{error}");
     }

@@ -2,15 +2,18 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use gpu_ipc::{After, Participant, ParticipantId, Session, To};
+use harness::program::this_program;
+use harness::surroundings::{NOBODY, as_user, contained, keep_open};
+use harness::{WATCHDOG, wait_until};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::agent::{Agent, WATCHDOG, number, open_gpu};
-use crate::{Case, Producer, wait_until};
+use crate::agent::{Agent, number};
+use crate::device::open_gpu;
+use crate::words::{Command, Heard};
+use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("container::a_connection_passed_on_by_another_process", passed_on),
@@ -25,114 +28,66 @@ pub const NAMESPACES: &[Case] = &[("container::two_containers_share_a_directory_
 /// Needs root, and a test binary that others may run.
 pub const USERS: &[Case] = &[("container::another_user_connects_only_where_it_is_allowed", other_user)];
 
-/// A user that owns nothing.
-const NOBODY: u32 = 65534;
-
-/// Says whether namespaces of pids, mounts and users can be made here.
-pub fn has_namespaces() -> bool {
-    ends_well(contained(&std::env::temp_dir()).arg("--list"))
-}
-
-/// Says whether a process of another user can run this binary.
-pub fn has_users() -> bool {
-    rustix::process::geteuid().is_root() && ends_well(this_binary().uid(NOBODY).arg("--list"))
-}
-
-fn ends_well(command: &mut Command) -> bool {
-    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    quiet.status().is_ok_and(|status| status.success())
-}
-
-fn this_binary() -> Command {
-    Command::new(std::env::current_exe().expect("a test binary has a path"))
-}
-
-/// A command that runs this binary, with what is added to it, in namespaces of its own, with `shared` at /mnt and an
-/// empty /tmp: nothing else that can be written is seen by another.
-///
-/// The binary is opened before the mounts, one of which may cover it.
-fn contained(shared: &Path) -> Command {
-    let script =
-        r#"exec 9<"$1" && shift && mount --bind "$0" /mnt && mount -t tmpfs none /tmp && exec /proc/self/fd/9 "$@""#;
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    command.args(["sh", "-c", script]).arg(shared).arg(std::env::current_exe().expect("a test binary has a path"));
-    command
-}
-
 fn container(shared: &Path) -> Agent {
     Agent::run(contained(shared))
 }
 
 /// Starts an agent that has a descriptor of this process under the same number.
 fn agent_with(fd: &OwnedFd) -> Agent {
-    let number = fd.as_raw_fd();
-    let mut command = this_binary();
-    let keep = move || {
-        // SAFETY: `fcntl(F_SETFD)` asks for a descriptor of this process: the child's copy of one that the parent
-        // keeps.
-        if unsafe { libc::fcntl(number, libc::F_SETFD, 0) } == 0 {
-            Ok(())
-        } else {
-            Err(std::io::Error::last_os_error())
-        }
-    };
-    // SAFETY: `pre_exec` asks that the closure does only what is safe after a fork: it makes one system call.
-    unsafe { command.pre_exec(keep) };
-    Agent::run(command)
+    let mut program = this_program();
+    keep_open(&mut program, fd);
+    Agent::run(program)
 }
 
 fn two_containers() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut producer = container(dir.path());
-    producer.must("open /mnt/s");
-    let first = producer.must("alloc 4096 11")[0].clone();
+    producer.open("/mnt/s".as_ref());
+    let first = producer.alloc(4096, 11);
     let mut consumer = container(dir.path());
-    let id = consumer.must("connect /mnt/s")[0].clone();
-    let descriptor = producer.must(&format!("share {first} {id}"))[0].clone();
-    let index = consumer.must(&format!("claim {descriptor}"))[0].clone();
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["11"]);
-    producer.must(&format!("drop {first}"));
-    assert_eq!(producer.must("collect")[1], "1", "the block is in limbo while it is held");
+    let id = consumer.connect_to("/mnt/s".as_ref());
+    let descriptor = producer.share(first, To::Participant(id));
+    let index = consumer.claim(&descriptor);
+    assert_eq!(consumer.stamp(index), 11);
+    producer.let_go(first);
+    assert_eq!(producer.limbo(), 1, "the block is in limbo while it is held");
     consumer.kill();
-    wait_until("the dead container's block to come back", || producer.must("collect")[1] == "0");
+    wait_until("the dead container's block to come back", || producer.limbo() == 0);
 
     let mut survivor = container(dir.path());
-    let id = survivor.must("connect /mnt/s")[0].clone();
-    let second = producer.must("alloc 4096 12")[0].clone();
-    let descriptor = producer.must(&format!("share {second} {id}"))[0].clone();
-    let index = survivor.must(&format!("claim {descriptor}"))[0].clone();
+    let id = survivor.connect_to("/mnt/s".as_ref());
+    let second = producer.alloc(4096, 12);
+    let descriptor = producer.share(second, To::Participant(id));
+    let index = survivor.claim(&descriptor);
     producer.kill();
-    survivor.must("await-event ProducerGone");
-    assert_eq!(survivor.must(&format!("stamp {index}")), ["12"]);
-    survivor.must("drop-all");
-    wait_until("the dead producer's region to go", || survivor.must("mappings") == ["0"]);
+    survivor.hears(&Heard::ProducerGone);
+    assert_eq!(survivor.stamp(index), 12);
+    survivor.let_go_of_all();
+    wait_until("the dead producer's region to go", || survivor.mappings() == 0);
 }
 
 fn other_user() {
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("ours");
     let gpu = open_gpu();
-    let mut command = this_binary();
-    command.uid(NOBODY);
-    let mut nobody = Agent::run(command);
+    let mut nobody = Agent::run(as_user(NOBODY));
 
     let ours = Session::builder(gpu.clone()).socket(dir.path().join("ours")).open().expect("a session");
-    let refused = nobody.ask(&format!("connect {}", ours.socket_path().display()));
-    assert!(refused[0] == "error" && refused.join(" ").contains("allow_uids"), "{refused:?}");
+    let refused = nobody.cannot_connect(&ours);
+    assert!(refused.text.contains("allow_uids"), "{refused:?}");
 
     // A name that anybody may connect to, and a session that lets another user in: not this one.
     let path = dir.path().join("theirs");
     let theirs = Session::builder(gpu.clone()).socket(&path).allow_uids([NOBODY - 1]).open().expect("a session");
-    let refused = nobody.ask(&format!("connect {}", path.display()));
-    assert!(refused[0] == "error" && refused.join(" ").contains("uid 65534 is not allowed"), "{refused:?}");
+    let refused = nobody.cannot_connect(&theirs);
+    assert!(refused.text.contains("uid 65534 is not allowed"), "{refused:?}");
     assert!(theirs.participants().is_empty());
 
     let path = dir.path().join("allowed");
     let allowed = Session::builder(gpu).socket(&path).allow_uids([NOBODY]).open().expect("a session");
-    let id: u64 = number(&nobody.must(&format!("connect {}", path.display()))[0]);
+    let id = nobody.connect_to(&path);
     let block = allowed.alloc(4096).expect("there is room");
-    let descriptor = block.share(To::Participant(ParticipantId(id)), After::Done).expect("shared");
+    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
     nobody.claim(&descriptor);
     drop(block);
     nobody.kill();
@@ -152,12 +107,12 @@ fn connect(path: &Path) -> OwnedFd {
 /// The whole life of a consumer that came by `connection`, and its death.
 fn live_and_die(producer: &Producer, connection: OwnedFd) {
     let mut consumer = agent_with(&connection);
-    let id = consumer.must(&format!("connect-by {}", connection.as_raw_fd()))[0].clone();
+    let id = ParticipantId(number(consumer.must(&Command::ConnectBy { connection: connection.as_raw_fd() })));
     // As long as this copy is open, its death is not proven.
     let block = producer.block(5);
-    let descriptor = block.share(To::Participant(ParticipantId(number(&id))), After::Done).expect("shared");
+    let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
     let index = consumer.claim(&descriptor);
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["5"]);
+    assert_eq!(consumer.stamp(index), 5);
     assert_eq!(producer.session.stats().holders[0].pid, consumer.pid(), "the process that said hello");
     drop(block);
     consumer.kill();
@@ -199,7 +154,7 @@ fn listener() {
     let id = consumer.connect(&session);
     let block = session.alloc(4096).expect("there is room");
     consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-    consumer.must("drop-all");
+    consumer.let_go_of_all();
     drop(block);
     assert!(session.shutdown(WATCHDOG).clean);
     assert!(path.exists(), "the name is not ours to remove");

@@ -5,12 +5,16 @@ use std::time::Duration;
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::session::{AdoptToken, SessionNotice};
 use gpu_ipc::{
-    After, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, Session, State, Stream, To, Wait,
+    After, ClaimError, Claims, Descriptor, Gpu, Participant, ParticipantId, ReceivedBlock, Session, State, Stream, To,
+    Wait,
 };
+use harness::{WATCHDOG, wait_until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::agent::{Agent, WATCHDOG, open_gpu, read_stamp, write_stamp};
-use crate::{Case, Producer, wait_until};
+use crate::agent::{Agent, bytes, number};
+use crate::device::{open_gpu, read_stamp, write_stamp};
+use crate::words::{Command, Heard};
+use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("crowd::many_consumers_of_one_session", many_consumers),
@@ -28,7 +32,7 @@ fn many_consumers() {
     // As many processes as a test may start, each with many participants.
     let mut agents: Vec<Agent> = (0..8).map(|_| Agent::start()).collect();
     for agent in &mut agents {
-        agent.must(&format!("crowd-of {} 32", producer.session.socket_path().display()));
+        agent.must(&Command::Join { socket: producer.session.socket_path().into(), count: 32 });
     }
     let ids = producer.session.wait_for_participants(256, Some(WATCHDOG)).expect("they are here");
     assert_eq!(ids.len(), 256);
@@ -39,8 +43,8 @@ fn many_consumers() {
     assert_eq!((descriptors.len(), block.outstanding()), (256, 256));
     let ticket = block.share(To::Ticket(Claims::Unlimited), After::Done).expect("a ticket");
     for agent in &mut agents {
-        let claimed = agent.must(&format!("crowd-claim-all {}", crate::agent::hex(ticket.as_bytes())));
-        assert_eq!(claimed, ["32"]);
+        let claimed = number(agent.must(&Command::ClaimByAll { descriptor: bytes(&ticket) }));
+        assert_eq!(claimed, 32);
     }
     assert_eq!(block.outstanding(), 512);
     for agent in &mut agents[..4] {
@@ -80,24 +84,24 @@ fn both_roles() {
     let dir = tempfile::tempdir().expect("a directory");
     let (first, second) = (dir.path().join("a"), dir.path().join("b"));
     let (mut a, mut b) = (Agent::start(), Agent::start());
-    a.must(&format!("open {}", first.display()));
-    b.must(&format!("open {}", second.display()));
-    let of_a = a.must(&format!("connect {}", second.display()))[0].clone();
-    let of_b = b.must(&format!("connect {}", first.display()))[0].clone();
-    let round = |from: &mut Agent, to: &mut Agent, id: &str, stamp: &str| {
-        let block = from.must(&format!("alloc 4096 {stamp}"))[0].clone();
-        let descriptor = from.must(&format!("share-stream {block} {id}"))[0].clone();
-        let received = to.must(&format!("claim-stream {descriptor}"))[0].clone();
-        assert_eq!(to.must(&format!("stamp {received}")), [stamp]);
-        from.must(&format!("drop {block}"));
-        to.must(&format!("drop {received}"));
+    a.open(&first);
+    b.open(&second);
+    let of_a = a.connect_to(&second);
+    let of_b = b.connect_to(&first);
+    let round = |from: &mut Agent, to: &mut Agent, id: ParticipantId, stamp: u64| {
+        let block = from.alloc(4096, stamp);
+        let descriptor = from.share_on_stream(block, To::Participant(id));
+        let received = to.claim_on_stream(&descriptor);
+        assert_eq!(to.stamp(received), stamp);
+        from.let_go(block);
+        to.let_go(received);
     };
     for n in 0..50 {
-        round(&mut a, &mut b, &of_b, &n.to_string());
-        round(&mut b, &mut a, &of_a, &(n + 1000).to_string());
+        round(&mut a, &mut b, of_b, n);
+        round(&mut b, &mut a, of_a, n + 1000);
     }
     a.kill();
-    b.must("await-event ProducerGone");
+    b.hears(&Heard::ProducerGone);
 }
 
 fn several() {

@@ -5,28 +5,31 @@ use std::time::Duration;
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, BackendKind, Error, Gpu, Participant, State, To, Wait};
+use harness::wait_until;
 use rustix::process::Signal;
 
-use crate::agent::{Agent, hex, is_host, number, open_gpu, read_stamp, unhex};
+use crate::agent::{Agent, claim};
+use crate::device::{is_host, open_gpu, read_stamp};
 use crate::notice::stop;
-use crate::{Case, Producer, wait_until};
+use crate::words::{Command, Heard, Step, Waits, Why};
+use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("death::a_consumer_at_hello", consumer_at_hello),
-    ("death::a_consumer_at_claim", || consumer_at("claim")),
-    ("death::a_consumer_at_map", || consumer_at("map")),
-    ("death::a_consumer_at_use", || consumer_at("use")),
-    ("death::a_consumer_at_release", || consumer_at("release")),
+    ("death::a_consumer_at_claim", || consumer_at(Step::Claim)),
+    ("death::a_consumer_at_map", || consumer_at(Step::Map)),
+    ("death::a_consumer_at_use", || consumer_at(Step::Use)),
+    ("death::a_consumer_at_release", || consumer_at(Step::Release)),
     ("death::a_consumer_at_unmap", consumer_at_unmap),
     ("death::a_consumer_before_it_claims", before_claim),
     ("death::a_consumer_while_it_holds", while_holding),
     ("death::a_consumer_with_a_late_write", late_write),
     ("death::a_consumer_whose_work_the_driver_still_shows", still_shown),
     ("death::a_stopped_consumer_keeps_its_block", stopped),
-    ("death::a_producer_at_share", || producer_at("share")),
-    ("death::a_producer_at_send", || producer_at("send")),
-    ("death::a_producer_at_drop", || producer_at("drop")),
-    ("death::a_producer_at_collect", || producer_at("collect-begins")),
+    ("death::a_producer_at_share", || producer_at(Step::Share)),
+    ("death::a_producer_at_send", || producer_at(Step::Send)),
+    ("death::a_producer_at_drop", || producer_at(Step::Drop)),
+    ("death::a_producer_at_collect", || producer_at(Step::CollectBegins)),
     ("death::a_producer_at_welcome", producer_at_welcome),
     ("death::a_producer_while_its_block_is_held", producer_while_held),
     ("death::a_producer_with_work_under_way_hangs_nobody", producer_with_work),
@@ -55,7 +58,7 @@ fn check_survival(producer: &Producer) {
     let id = next.connect(&producer.session);
     let block = producer.block(77);
     let index = next.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-    assert_eq!(next.must(&format!("stamp {index}")), ["77"]);
+    assert_eq!(next.stamp(index), 77);
 }
 
 /// The process is gone for the kernel, and the driver shows that its queues are not: what it held stays held. A file of
@@ -113,7 +116,7 @@ fn in_shared_context() {
     dies_too.kill();
     wait_until("the burials", || producer.session.stats().deaths == 2);
     // Who says itself that its work is done is believed there as anywhere.
-    lives.must("drop-all");
+    lives.let_go_of_all();
     wait_until("the living one's block to come back", || {
         producer.session.collect();
         producer.session.stats().live_blocks == 1
@@ -127,25 +130,24 @@ fn in_shared_context() {
 fn consumer_at_hello() {
     let producer = Producer::new();
     let mut consumer = Agent::start();
-    consumer.must("die-at hello");
-    consumer.tell(&format!("connect {}", producer.session.socket_path().display()));
-    assert_eq!(consumer.answer(), None);
+    consumer.die_at(Step::Hello);
+    consumer.tell(&Command::Connect { socket: producer.session.socket_path().into() });
+    assert!(consumer.answer().is_none(), "it lives");
     check_survival(&producer);
 }
 
-fn consumer_at(step: &str) {
+fn consumer_at(step: Step) {
     let producer = Producer::new();
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let block = producer.block(1);
     let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
     drop(block);
-    consumer.must(&format!("die-at {step}"));
-    consumer.tell(&format!("claim {}", hex(descriptor.as_bytes())));
-    consumer.tell("stamp 1");
-    consumer.tell("drop 1");
-    while consumer.answer().is_some() {}
-    consumer.wait();
+    consumer.die_at(step);
+    consumer.tell(&claim(&descriptor, Waits::OnTheHost));
+    consumer.tell(&Command::Stamp { block: 1 });
+    consumer.tell(&Command::LetGo { block: 1 });
+    consumer.dies();
     wait_until("it to be gone", || producer.session.stats().participants == 0);
     wait_until("the block to come back", || producer.session.stats().live_blocks == 0);
     check_survival(&producer);
@@ -158,11 +160,11 @@ fn consumer_at_unmap() {
     let block = producer.block(1);
     let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
     drop(block);
-    consumer.must(&format!("drop {index}"));
+    consumer.let_go(index);
     producer.wait_for_nothing_held();
-    consumer.must("die-at unmap");
+    consumer.die_at(Step::Unmap);
     producer.session.trim().expect("it trims");
-    while consumer.answer().is_some() {}
+    consumer.dies();
     wait_until("the burial", || producer.session.stats().deaths == 1);
     wait_until("the region to be returned", || {
         producer.session.trim().expect("it trims");
@@ -212,7 +214,7 @@ fn late_write() {
     let block = producer.block(1);
     let place = block.place();
     let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-    consumer.must(&format!("late {index} 666 50"));
+    consumer.must(&Command::LateWrite { block: index, stamp: 666, milliseconds: 50 });
     drop(block);
     consumer.kill();
     let mut reused = None;
@@ -228,7 +230,7 @@ fn late_write() {
     let reused = reused.expect("just found");
     // The write came during the quarantine: the bytes show it, and what is written now stays.
     assert_eq!(producer.stamp(&reused), 666, "the late write did not happen: the case proves nothing");
-    crate::agent::write_stamp(&producer.gpu, &producer.stream, reused.device_ptr(), 2);
+    crate::device::write_stamp(&producer.gpu, &producer.stream, reused.device_ptr(), 2);
     assert_eq!(producer.stamp(&reused), 2);
 }
 
@@ -254,8 +256,8 @@ fn stopped() {
     }
     assert_eq!(producer.session.stats().limbo_blocks, 1, "taken from a process that lives");
     consumer.signal(Signal::CONT);
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["1"]);
-    consumer.must(&format!("drop {index}"));
+    assert_eq!(consumer.stamp(index), 1);
+    consumer.let_go(index);
     producer.wait_for_nothing_held();
 }
 
@@ -264,26 +266,26 @@ fn foreign_producer() -> (Agent, Participant, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let mut producer = Agent::start();
-    producer.must(&format!("open {}", path.display()));
+    producer.open(&path);
     let gpu = open_gpu();
     let participant = Participant::builder(gpu).connect(&path).expect("connected");
     (producer, participant, dir)
 }
 
-fn producer_at(step: &str) {
+fn producer_at(step: Step) {
     let (mut producer, participant, _dir) = foreign_producer();
-    let first: u64 = number(&producer.must("alloc 4096 5")[0]);
-    let descriptor = unhex(&producer.must(&format!("share {first} {}", participant.id().0))[0]);
-    let held = participant.claim(&descriptor, Wait::Host, None).expect("claimed");
-    producer.must(&format!("die-at {step}"));
-    producer.tell(&format!("share {first} {}", participant.id().0));
-    producer.tell(&format!("drop {first}"));
-    producer.tell("collect");
-    while producer.answer().is_some() {}
-    producer.wait();
+    let first = producer.alloc(4096, 5);
+    let descriptor = producer.share(first, To::Participant(participant.id()));
+    let held = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
+    producer.die_at(step);
+    let to = To::Participant(participant.id()).into();
+    producer.tell(&Command::Share { block: first, to, on_stream: false });
+    producer.tell(&Command::LetGo { block: first });
+    producer.tell(&Command::Collect);
+    producer.dies();
     wait_until("the news of its death", || participant.is_producer_gone());
     assert_eq!(held.state(), State::ReadyProducerGone);
-    let error = participant.claim(&descriptor, Wait::Host, None).expect_err("nothing new comes");
+    let error = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect_err("nothing new comes");
     assert!(matches!(error, gpu_ipc::ClaimError::ProducerGone), "{error}");
     // What was mapped stays readable: its bytes are the importer's until it unmaps.
     let gpu = open_gpu();
@@ -297,8 +299,8 @@ fn producer_at_welcome() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let mut producer = Agent::start();
-    producer.must(&format!("open {}", path.display()));
-    producer.must("die-at welcome");
+    producer.open(&path);
+    producer.die_at(Step::Welcome);
     let gpu = open_gpu();
     // The welcome is on its way when the producer dies, or not: either way the consumer is told.
     match Participant::builder(gpu).connect(&path) {
@@ -309,9 +311,9 @@ fn producer_at_welcome() {
 
 fn producer_while_held() {
     let (mut producer, participant, _dir) = foreign_producer();
-    let first: u64 = number(&producer.must("alloc 4096 5")[0]);
-    let descriptor = unhex(&producer.must(&format!("share {first} {}", participant.id().0))[0]);
-    let held = participant.claim(&descriptor, Wait::Host, None).expect("claimed");
+    let first = producer.alloc(4096, 5);
+    let descriptor = producer.share(first, To::Participant(participant.id()));
+    let held = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
     assert_eq!(held.state(), State::Ready);
     producer.kill();
     wait_until("the news of its death", || participant.is_producer_gone());
@@ -322,17 +324,17 @@ fn producer_with_work() {
     let (mut producer, participant, _dir) = foreign_producer();
     let gpu = participant.gpu().clone();
     let stream = gpu_ipc::Stream::create(&gpu).expect("a stream");
-    let to = participant.id().0;
-    let first: u64 = number(&producer.must("alloc 4096 5")[0]);
-    let done = unhex(&producer.must(&format!("share-stream {first} {to}"))[0]);
-    producer.must("synchronize");
-    producer.must("stick");
-    let pending = unhex(&producer.must(&format!("share-stream {first} {to}"))[0]);
-    let done = participant.claim(&done, Wait::None, None).expect("claimed");
+    let to = participant.id();
+    let first = producer.alloc(4096, 5);
+    let done = producer.share_on_stream(first, To::Participant(to));
+    producer.synchronize();
+    producer.close_gate();
+    let pending = producer.share_on_stream(first, To::Participant(to));
+    let done = participant.claim(done.as_bytes(), Wait::None, None).expect("claimed");
     if !gpu.caps().stream_waits {
         // The thread waits in its claim, which ends with the producer.
         std::thread::scope(|scope| {
-            let claims = scope.spawn(|| participant.claim(&pending, Wait::Stream(&stream), None));
+            let claims = scope.spawn(|| participant.claim(pending.as_bytes(), Wait::Stream(&stream), None));
             for _ in 0..100 {
                 assert!(!claims.is_finished(), "the claim did not wait");
                 std::thread::yield_now();
@@ -348,7 +350,7 @@ fn producer_with_work() {
         drop(done);
         return wait_until("the mapping to go", || participant.mappings() == 0);
     }
-    let waiting = participant.claim(&pending, Wait::Stream(&stream), None).expect("claimed");
+    let waiting = participant.claim(pending.as_bytes(), Wait::Stream(&stream), None).expect("claimed");
     assert_eq!((done.state(), waiting.state()), (State::Ready, State::Pending));
     producer.kill();
     // The stream waits for a value that never comes, and goes on all the same.
@@ -362,12 +364,12 @@ fn producer_with_work() {
 fn broken_context() {
     let (mut producer, participant, _dir) = foreign_producer();
     let stream = gpu_ipc::Stream::create(participant.gpu()).expect("a stream");
-    let to = participant.id().0;
-    let first: u64 = number(&producer.must("alloc 4096 5")[0]);
-    producer.must("stick");
-    let pending = unhex(&producer.must(&format!("share-stream {first} {to}"))[0]);
-    let waiting = participant.claim(&pending, Wait::Stream(&stream), None).expect("claimed");
-    producer.must("break");
+    let to = participant.id();
+    let first = producer.alloc(4096, 5);
+    producer.close_gate();
+    let pending = producer.share_on_stream(first, To::Participant(to));
+    let waiting = participant.claim(pending.as_bytes(), Wait::Stream(&stream), None).expect("claimed");
+    producer.must(&Command::BreakContext);
     stream.synchronize().expect("it runs");
     assert_eq!(waiting.state(), State::Poisoned);
     assert!(!participant.is_producer_gone());
@@ -377,11 +379,11 @@ fn socket_replaced() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let mut producer = Agent::start();
-    producer.must(&format!("open {}", path.display()));
+    producer.open(&path);
     let mut rival = Agent::start();
-    assert_eq!(rival.ask(&format!("open {}", path.display()))[0], "error", "two listen on one path");
+    rival.must_not(&Command::Open { socket: path.clone() });
     producer.kill();
-    rival.must(&format!("open {}", path.display()));
+    rival.open(&path);
     let gpu = open_gpu();
     Participant::builder(gpu).connect(&path).expect("connected to the successor");
 }
@@ -413,16 +415,16 @@ fn unanswered() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let (mut producer, mut consumer) = (Agent::start(), Agent::start());
-    producer.must(&format!("open {}", path.display()));
-    let id = consumer.must(&format!("connect {}", path.display()))[0].clone();
-    let block = producer.must("alloc 4096 1")[0].clone();
-    let descriptor = producer.must(&format!("share {block} {id}"))[0].clone();
+    producer.open(&path);
+    let id = consumer.connect_to(&path);
+    let block = producer.alloc(4096, 1);
+    let descriptor = producer.share(block, To::Participant(id));
     stop(&producer, &path);
-    assert_eq!(consumer.ask(&format!("try {descriptor}"))[..2], ["error", "WouldBlock"]);
+    assert_eq!(consumer.try_claim(&descriptor).expect_err("it stands still").why, Why::WouldBlock);
     producer.kill();
-    consumer.must("await-event ProducerGone");
+    consumer.hears(&Heard::ProducerGone);
     assert_eq!(participants_threads(&consumer), 1);
-    consumer.must("disconnect");
+    consumer.disconnect();
     wait_until("the participant's thread to end", || participants_threads(&consumer) == 0);
 }
 

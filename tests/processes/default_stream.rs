@@ -9,7 +9,7 @@ use gpu_ipc::{After, Error, Gpu, Participant, ReceivedBlock, SentBlock, State, S
 
 use libloading::Library;
 
-use crate::agent::{is_host, open_gpu};
+use crate::device::{is_host, open_gpu};
 use crate::gate::Gate;
 use crate::{Case, Producer, wait_until};
 

@@ -1,10 +1,12 @@
 //! Forks: a child keeps its parent's device files and socket, and owns nothing.
 
 use gpu_ipc::{After, To};
-use rustix::process::{Pid, Signal, kill_process};
+use harness::wait_until;
+use rustix::process::{Signal, kill_process};
 
 use crate::agent::{Agent, number};
-use crate::{Case, Producer, wait_until};
+use crate::words::Command;
+use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("fork::a_child_forked_after_connecting_keeps_the_blocks", || keeps_the_blocks(false)),
@@ -17,18 +19,12 @@ pub const CASES: &[Case] = &[
 fn keeps_the_blocks(before: bool) {
     let producer = Producer::new();
     let mut consumer = Agent::start();
-    let fork = |consumer: &mut Agent| number::<i32>(&consumer.must("fork")[0]);
-    let mut child = 0;
-    if before {
-        child = fork(&mut consumer);
-    }
+    let mut child = before.then(|| consumer.fork());
     let id = consumer.connect(&producer.session);
     let block = producer.block(1);
     consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
     drop(block);
-    if !before {
-        child = fork(&mut consumer);
-    }
+    let child = child.get_or_insert_with(|| consumer.fork());
     consumer.kill();
     wait_until("the death to be noticed", || producer.session.stats().quarantined == 1);
     // A whole other death, quarantine and burial pass.
@@ -46,8 +42,7 @@ fn keeps_the_blocks(before: bool) {
         assert_ne!(left, 0, "used again while a forked child lives");
         left == 1
     });
-    let child = Pid::from_raw(child).expect("a process");
-    kill_process(child, Signal::KILL).expect("it lives");
+    kill_process(*child, Signal::KILL).expect("it lives");
     producer.wait_for_nothing_held();
     assert_eq!(producer.session.stats().deaths, 2);
 }
@@ -56,15 +51,15 @@ fn calls_in_a_child() {
     let producer = Producer::new();
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
-    consumer.must(&format!("open {}", producer.dir.path().join("t").display()));
-    consumer.must("alloc 4096 3");
+    consumer.open(&producer.dir.path().join("t"));
+    consumer.alloc(4096, 3);
     let block = producer.block(1);
     let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-    assert_eq!(consumer.must("fork-and-call"), ["0"], "a call in the child did not say Forked");
+    assert_eq!(number(consumer.must(&Command::ForkAndCall)), 0, "a call in the child did not say Forked");
     producer.session.collect();
     assert_eq!(block.outstanding(), 1, "the child ended its parent's lease");
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["1"]);
-    consumer.must(&format!("drop {index}"));
+    assert_eq!(consumer.stamp(index), 1);
+    consumer.let_go(index);
     wait_until("the parent's own end", || {
         producer.session.collect();
         block.outstanding() == 0

@@ -5,10 +5,12 @@ use std::time::Instant;
 use gpu_ipc::backend::{DeviceId, Sharing};
 use gpu_ipc::participant::GraphBlocks;
 use gpu_ipc::{After, Claims, Gpu, Participant, ParticipantId, SentBlock, State, Stream, To, Wait};
+use harness::{WATCHDOG, wait_until};
 
-use crate::agent::{Agent, WATCHDOG, hex, number, open_gpu, read_stamp, write_stamp};
+use crate::agent::Agent;
+use crate::device::{open_gpu, read_stamp, write_stamp};
 use crate::kernel::Kernels;
-use crate::{Case, Producer, wait_until};
+use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("gpu::no_write_of_the_dead_lands_after_reuse_by_fd", || no_late_write(Sharing::Fd, Fork::Never)),
@@ -54,7 +56,7 @@ enum Fork {
 
 /// Counts the devices of the backend that is tested.
 pub fn devices() -> usize {
-    if crate::agent::is_host() {
+    if crate::device::is_host() {
         return 0;
     }
     gpu_ipc::detect().map_or(0, |found| found.gpus().iter().filter(|gpu| gpu.kind() == open_gpu().kind()).count())
@@ -81,14 +83,14 @@ fn fill(gpu: &Gpu, stream: &Stream, block: &SentBlock, byte: u8) {
 fn no_late_write(sharing: Sharing, fork: Fork) {
     let producer = Producer::with(|builder| builder.sharing(sharing).region_bytes(2 << 20));
     let mut consumer = Agent::start();
-    let mut child = (fork == Fork::Before).then(|| consumer.must("fork")[0].clone());
+    let mut child = (fork == Fork::Before).then(|| consumer.fork());
     let id = consumer.connect(&producer.session);
     let block = producer.session.alloc(LEN).expect("there is room");
     let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
     if fork == Fork::After {
-        child = Some(consumer.must("fork")[0].clone());
+        child = Some(consumer.fork());
     }
-    consumer.must(&format!("write-on {index} {}", LEN / 8));
+    consumer.write_on(index, LEN / 8);
     let first = producer.stamp(&block);
     wait_until("the kernel to write", || producer.stamp(&block) != first);
     let place = block.place();
@@ -101,7 +103,6 @@ fn no_late_write(sharing: Sharing, fork: Fork) {
             producer.session.collect();
             assert_eq!(producer.session.stats().limbo_blocks, 1, "reclaimed while the child keeps the kernel running");
         }
-        let child = rustix::process::Pid::from_raw(number(&child)).expect("a pid");
         rustix::process::kill_process(child, rustix::process::Signal::KILL).expect("it lives");
     }
     wait_until("the block to be reclaimed", || {
@@ -119,23 +120,22 @@ fn no_late_write(sharing: Sharing, fork: Fork) {
 }
 
 /// A producer in another process, a participant of its session here, and a block of it.
-fn remote() -> (Agent, String, Participant, tempfile::TempDir) {
+fn remote() -> (Agent, u64, Participant, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let mut producer = Agent::start();
-    producer.must(&format!("open {}", path.display()));
-    let block = producer.must("alloc 1048576 6")[0].clone();
+    producer.open(&path);
+    let block = producer.alloc(1048576, 6);
     let participant = Participant::builder(open_gpu()).connect(&path).expect("connected");
     (producer, block, participant, dir)
 }
 
 /// Claims what stands behind a kernel that never ends, on a stream, and waits until that stream is done.
-fn wait_behind_the_kernel(producer: &mut Agent, block: &str, participant: &Participant, end: impl FnOnce(&mut Agent)) {
-    producer.must(&format!("write-on {block} 131072"));
-    let descriptor = producer.must(&format!("share-stream {block} {}", participant.id().0))[0].clone();
+fn wait_behind_the_kernel(producer: &mut Agent, block: u64, participant: &Participant, end: impl FnOnce(&mut Agent)) {
+    producer.write_on(block, 131_072);
+    let descriptor = producer.share_on_stream(block, To::Participant(participant.id()));
     let stream = Stream::create(participant.gpu()).expect("a stream");
-    let bytes = crate::agent::unhex(&descriptor);
-    let received = participant.claim(&bytes, Wait::Stream(&stream), Some(WATCHDOG)).expect("claimed");
+    let received = participant.claim(descriptor.as_bytes(), Wait::Stream(&stream), Some(WATCHDOG)).expect("claimed");
     assert_eq!(received.state(), State::Pending);
     end(producer);
     stream.synchronize().expect("the wait is over");
@@ -144,14 +144,14 @@ fn wait_behind_the_kernel(producer: &mut Agent, block: &str, participant: &Parti
 
 fn producer_dies_in_its_kernel() {
     let (mut producer, block, participant, _dir) = remote();
-    wait_behind_the_kernel(&mut producer, &block, &participant, Agent::kill);
+    wait_behind_the_kernel(&mut producer, block, &participant, |producer| producer.kill());
     wait_until("the dead producer's memory to go", || participant.mappings() == 0);
 }
 
 fn producer_breaks() {
     let (mut producer, block, participant, _dir) = remote();
-    wait_behind_the_kernel(&mut producer, &block, &participant, |producer| {
-        producer.must("crash");
+    wait_behind_the_kernel(&mut producer, block, &participant, |producer| {
+        producer.crash();
     });
     // Its process lives, and other sessions do not notice.
     let other = Producer::new();
@@ -159,7 +159,7 @@ fn producer_breaks() {
     let id = consumer.connect(&other.session);
     let block = other.block(9);
     let index = consumer.claim(&block.share(To::Participant(id), After::Stream(&other.stream)).expect("shared"));
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["9"]);
+    assert_eq!(consumer.stamp(index), 9);
 }
 
 fn consumer_breaks() {
@@ -168,16 +168,16 @@ fn consumer_breaks() {
     let (first, second) = (broken.connect(&producer.session), well.connect(&producer.session));
     let (block, other) = (producer.block(3), producer.block(4));
     let index = broken.claim(&block.share(To::Participant(first), After::Done).expect("shared"));
-    broken.must(&format!("used {index}"));
-    broken.must("crash");
-    broken.must("drop-all");
+    broken.used(index);
+    broken.crash();
+    broken.let_go_of_all();
     let index = well.claim(&other.share(To::Participant(second), After::Done).expect("shared"));
-    assert_eq!(well.must(&format!("stamp {index}")), ["4"]);
+    assert_eq!(well.stamp(index), 4);
     assert_eq!(producer.stamp(&block), 3, "the producer goes on");
     drop(block);
     // Nobody can say when the broken context's work ended: its process does.
     broken.kill();
-    well.must("drop-all");
+    well.let_go_of_all();
     drop(other);
     producer.wait_for_nothing_held();
 }
@@ -189,8 +189,8 @@ fn endless_kernel() {
     let block = producer.session.alloc(LEN).expect("there is room");
     let share = |block: &SentBlock| block.share(To::Participant(id), After::Done).expect("shared");
     let stuck = consumer.claim(&share(&block));
-    consumer.must(&format!("write-on {stuck} 8"));
-    consumer.must(&format!("drop {stuck}"));
+    consumer.write_on(stuck, 8);
+    consumer.let_go(stuck);
     // On a stream of its own a session and a participant begin and end meanwhile: none of their calls may stop.
     for round in 0..20 {
         let other = Producer::new();
@@ -218,12 +218,11 @@ fn ten_thousand_blocks() {
         let grants: Vec<_> = some.iter().map(|block| (block, To::Participant(id))).collect();
         let after = After::Stream(&producer.stream);
         let descriptors = producer.session.share_many(&grants, after, &Default::default()).expect("shared");
-        let all: Vec<String> = descriptors.iter().map(|descriptor| hex(descriptor.as_bytes())).collect();
-        assert_eq!(consumer.must(&format!("claim-many {}", all.join(",")))[0], "500");
+        assert_eq!(consumer.claim_many(&descriptors), (500, None));
     }
     drop(blocks);
     assert_eq!(producer.session.stats().limbo_blocks, 10_000);
-    consumer.must("drop-all");
+    consumer.let_go_of_all();
     producer.wait_for_nothing_held();
     assert_eq!(producer.session.stats().live_blocks, 0);
 }
@@ -237,8 +236,8 @@ fn thirty_two_consumers() {
     for (consumer, &id) in consumers.iter_mut().zip(&ids) {
         let addressed = block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared");
         for descriptor in [addressed, ticket] {
-            let claimed = consumer.must(&format!("claim-stream {}", hex(descriptor.as_bytes())));
-            assert_eq!(consumer.must(&format!("stamp {}", claimed[0])), ["8"]);
+            let claimed = consumer.claim_on_stream(&descriptor);
+            assert_eq!(consumer.stamp(claimed), 8);
         }
     }
     assert_eq!(block.outstanding(), 64);
@@ -247,7 +246,7 @@ fn thirty_two_consumers() {
         consumer.kill();
     }
     for consumer in &mut consumers[16..] {
-        consumer.must("drop-all");
+        consumer.let_go_of_all();
     }
     producer.wait_for_nothing_held();
 }
@@ -261,11 +260,11 @@ fn large_region() {
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let whole = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-    assert_eq!(consumer.must(&format!("len {whole}")), [len.to_string()]);
-    let last = consumer.must(&format!("slice {whole} {} {len}", len - 4096))[0].clone();
-    assert_eq!(consumer.must(&format!("stamp {last}")), ["77"]);
+    assert_eq!(consumer.len(whole), len);
+    let last = consumer.slice(whole, len - 4096, len);
+    assert_eq!(consumer.stamp(last), 77);
     drop(block);
-    consumer.must("drop-all");
+    consumer.let_go_of_all();
     producer.wait_for_nothing_held();
 }
 
@@ -330,15 +329,15 @@ fn graph_again() {
 fn other_ordinal() {
     let producer = Producer::new();
     let uuid = producer.gpu.uuid().to_string();
-    let mut consumer = Agent::start_with(&[("CUDA_VISIBLE_DEVICES", "1,0"), (crate::agent::DEVICE, &uuid)]);
+    let mut consumer = Agent::start_with(&[("CUDA_VISIBLE_DEVICES", "1,0"), (crate::device::DEVICE, &uuid)]);
     let id = consumer.connect(&producer.session);
     let block = producer.block(12);
     let index = consumer.claim(&block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared"));
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["12"]);
+    assert_eq!(consumer.stamp(index), 12);
     // The first of the two is another device there, and is told so.
     let mut wrong = Agent::start_with(&[("CUDA_VISIBLE_DEVICES", "1,0")]);
-    let refused = wrong.ask(&format!("connect {}", producer.session.socket_path().display()));
-    assert!(refused[0] == "error" && refused.join(" ").contains(&uuid), "{refused:?}");
+    let refused = wrong.cannot_connect(&producer.session);
+    assert!(refused.text.contains(&uuid), "{refused:?}");
 }
 
 /// A kernel of the second device writes into memory of the first that another process shares by file descriptor.
@@ -346,22 +345,22 @@ fn peer_device() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let mut producer = Agent::start();
-    producer.must(&format!("open {}", path.display()));
-    let block = producer.must("alloc 1048576 6")[0].clone();
+    producer.open(&path);
+    let block = producer.alloc(1048576, 6);
     let participant = Participant::builder(open_gpu()).connect(&path).expect("connected");
     let (here, there) = (participant.gpu().device(), DeviceId(1));
     let peer = Gpu::new(participant.gpu().backend().clone(), there).expect("the second device");
     peer.backend().enable_peer_access(there, here).expect("one reaches the other");
     let kernels = Kernels::open_on(there);
     let stream = Stream::create(&peer).expect("a stream");
-    let descriptor = producer.must(&format!("share {block} {}", participant.id().0))[0].clone();
-    let claimed = participant.claim(&crate::agent::unhex(&descriptor), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    let descriptor = producer.share(block, To::Participant(participant.id()));
+    let claimed = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
     kernels.write_once(&stream, claimed.device_ptr(), LEN / 8);
     // The drop waits for the second device's stream, not for the caller.
     claimed.used_on(&stream).expect("a stream of its own");
     drop(claimed);
-    wait_until("the lease to end", || producer.must(&format!("outstanding {block}")) == ["0"]);
-    assert_eq!(producer.must(&format!("stamp-sent {block}")), ["1"]);
+    wait_until("the lease to end", || producer.outstanding(block) == 0);
+    assert_eq!(producer.stamp(block), 1);
 }
 
 /// Two sessions, each on a device of its own, and a consumer of both.
@@ -370,18 +369,18 @@ fn both_devices() {
     let gpu = Gpu::new(first.gpu.backend().clone(), DeviceId(1)).expect("the second device");
     let uuid = gpu.uuid().to_string();
     let second = Producer::on(gpu, |builder| builder);
-    let (mut one, mut other) = (Agent::start(), Agent::start_with(&[(crate::agent::DEVICE, &uuid)]));
-    for (round, (producer, agent)) in [(&first, &mut one), (&second, &mut other)].into_iter().enumerate() {
+    let (mut one, mut other) = (Agent::start(), Agent::start_with(&[(crate::device::DEVICE, &uuid)]));
+    for ((producer, agent), round) in [(&first, &mut one), (&second, &mut other)].into_iter().zip(0..) {
         let id = agent.connect(&producer.session);
-        let block = producer.block(round as u64 + 20);
+        let block = producer.block(round + 20);
         let shared = block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared");
-        let claimed = agent.must(&format!("claim-stream {}", hex(shared.as_bytes())));
-        assert_eq!(agent.must(&format!("stamp {}", claimed[0])), [(round + 20).to_string()]);
+        let claimed = agent.claim_on_stream(&shared);
+        assert_eq!(agent.stamp(claimed), round + 20);
     }
     one.kill();
     second.session.collect();
     assert_eq!(second.session.stats().held, 1, "a death on one device is none on the other");
     first.wait_for_nothing_held();
-    other.must("drop-all");
+    other.let_go_of_all();
     second.wait_for_nothing_held();
 }

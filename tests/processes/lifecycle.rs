@@ -2,9 +2,11 @@
 
 use gpu_ipc::session::AdoptToken;
 use gpu_ipc::{After, Error, Participant, State, To, Wait};
+use harness::{WATCHDOG, wait_until};
 
 use crate::agent::Agent;
-use crate::{Case, Producer, wait_until};
+use crate::words::Why;
+use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("lifecycle::a_block_is_seen_by_a_consumer_and_freed_when_it_is_done", seen_and_freed),
@@ -35,7 +37,7 @@ fn seen_and_freed() {
     let place = block.place();
     drop(block);
     let index = consumer.claim(&descriptor);
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["7"]);
+    assert_eq!(consumer.stamp(index), 7);
     let stats = producer.session.stats();
     assert_eq!((stats.limbo_blocks, stats.held, stats.in_flight), (1, 1, 0));
     assert_eq!(stats.holders[0].pid, consumer.pid());
@@ -43,7 +45,7 @@ fn seen_and_freed() {
     let others: Vec<_> = (0..8).map(|_| producer.session.alloc(4096).expect("there is room")).collect();
     assert!(others.iter().all(|other| other.place() != place));
     drop(others);
-    consumer.must(&format!("drop {index}"));
+    consumer.let_go(index);
     producer.wait_for_nothing_held();
     assert_eq!(producer.session.stats().live_blocks, 0);
 }
@@ -55,14 +57,13 @@ fn claimed_once() {
     let block = producer.block(1);
     let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
     let index = consumer.claim(&descriptor);
-    let again = format!("claim {}", crate::agent::hex(descriptor.as_bytes()));
-    assert_eq!(consumer.ask(&again)[..2], ["error", "AlreadyClaimed"]);
-    consumer.must(&format!("drop {index}"));
+    assert_eq!(consumer.cannot_claim(&descriptor), Why::AlreadyClaimed);
+    consumer.let_go(index);
     drop(block);
     producer.wait_for_nothing_held();
     let reused = producer.block(2);
     let _held = reused.share(To::Participant(id), After::Done).expect("shared");
-    assert_eq!(consumer.ask(&again)[..2], ["error", "Stale"]);
+    assert_eq!(consumer.cannot_claim(&descriptor), Why::Stale);
 }
 
 fn cancelled() {
@@ -73,8 +74,7 @@ fn cancelled() {
     let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
     assert!(block.cancel(&descriptor).expect("it is ours"));
     assert!(!block.cancel(&descriptor).expect("it is ours"), "cancelled twice");
-    let claim = format!("claim {}", crate::agent::hex(descriptor.as_bytes()));
-    assert_eq!(consumer.ask(&claim)[..2], ["error", "Revoked"]);
+    assert_eq!(consumer.cannot_claim(&descriptor), Why::Revoked);
     assert_eq!(block.outstanding(), 0);
     let claimed = block.share(To::Participant(id), After::Done).expect("shared");
     consumer.claim(&claimed);
@@ -91,8 +91,7 @@ fn lapses() {
     let descriptor = block.share(To::Participant(id), After::Done).expect("shared");
     drop(block);
     wait_until("the grant to lapse", || producer.session.stats().expired == 1);
-    let claim = format!("claim {}", crate::agent::hex(descriptor.as_bytes()));
-    assert_eq!(consumer.ask(&claim)[..2], ["error", "Revoked"]);
+    assert_eq!(consumer.cannot_claim(&descriptor), Why::Revoked);
     producer.wait_for_nothing_held();
 }
 
@@ -113,8 +112,7 @@ fn lapses_in_time() {
         expired > 0
     });
     assert_eq!(expired, 1, "20 ms ended no sooner than 900");
-    let claim = format!("claim {}", crate::agent::hex(brief.as_bytes()));
-    assert_eq!(consumer.ask(&claim)[..2], ["error", "Revoked"]);
+    assert_eq!(consumer.cannot_claim(&brief), Why::Revoked);
     wait_until("the other to lapse", || producer.session.stats().expired == 2);
 }
 
@@ -125,11 +123,11 @@ fn many_consumers() {
     for consumer in &mut consumers {
         let id = consumer.connect(&producer.session);
         let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-        assert_eq!(consumer.must(&format!("stamp {index}")), ["5"]);
+        assert_eq!(consumer.stamp(index), 5);
     }
     assert_eq!(block.outstanding(), 6);
     for (n, consumer) in consumers.iter_mut().enumerate() {
-        consumer.must("drop-all");
+        consumer.let_go_of_all();
         wait_until("one lease less", || {
             producer.session.collect();
             block.outstanding() == 5 - n
@@ -144,9 +142,9 @@ fn mapped_once() {
     let blocks: Vec<_> = (0..50).map(|n| producer.block(n)).collect();
     for (n, block) in blocks.iter().enumerate() {
         let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-        assert_eq!(consumer.must(&format!("stamp {index}")), [n.to_string()]);
+        assert_eq!(consumer.stamp(index), n as u64);
     }
-    assert_eq!(consumer.must("mappings"), ["1"]);
+    assert_eq!(consumer.mappings(), 1);
     assert_eq!(producer.session.stats().holders[0].mappings, 1);
 }
 
@@ -194,19 +192,19 @@ fn adopted() {
     // SAFETY: `adopt` asks that the range stays allocated until the token comes back, and overlaps no other block: it
     // is freed below, after the token.
     let block = unsafe { producer.session.adopt(part, 4096, AdoptToken(42)) }.expect("it can be shared");
-    crate::agent::write_stamp(&producer.gpu, &producer.stream, block.device_ptr(), 9);
+    crate::device::write_stamp(&producer.gpu, &producer.stream, block.device_ptr(), 9);
     let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["9"]);
+    assert_eq!(consumer.stamp(index), 9);
     drop(block);
     assert!(producer.session.collect().tokens.is_empty(), "the token came back while the block was held");
-    consumer.must(&format!("drop {index}"));
+    consumer.let_go(index);
     let mut tokens = Vec::new();
     wait_until("the token", || {
         tokens.extend(producer.session.collect());
         !tokens.is_empty()
     });
     assert_eq!(tokens, [AdoptToken(42)]);
-    assert_eq!(consumer.must("mappings"), ["0"], "the owner may free what is still mapped");
+    assert_eq!(consumer.mappings(), 0, "the owner may free what is still mapped");
     // SAFETY: `free` asks for an allocation of this backend that nobody uses or maps: the token says so.
     unsafe { backend.free(own.base) }.expect("it frees");
 }
@@ -227,9 +225,9 @@ fn successor() {
     assert!(error.to_string().contains("max_slots"), "{error}");
     for descriptor in [&descriptors[0], &descriptors[8_192], descriptors.last().expect("many")] {
         let index = consumer.claim(descriptor);
-        assert_eq!(consumer.must(&format!("stamp {index}")), ["1"]);
+        assert_eq!(consumer.stamp(index), 1);
     }
-    consumer.must("drop-all");
+    consumer.let_go_of_all();
     wait_until("three leases less", || {
         producer.session.collect();
         block.outstanding() == descriptors.len() - 3
@@ -270,9 +268,9 @@ fn shutdown() {
     assert!(!report.clean);
     assert_eq!((report.blocks, report.holders.len(), report.holders[0].pid), (1, 1, consumer.pid()));
     assert!(matches!(producer.session.alloc(1), Err(Error::Closing)));
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["1"]);
-    consumer.must(&format!("drop {index}"));
-    let report = producer.session.shutdown(crate::agent::WATCHDOG);
+    assert_eq!(consumer.stamp(index), 1);
+    consumer.let_go(index);
+    let report = producer.session.shutdown(WATCHDOG);
     assert!(report.clean, "{report:?}");
     wait_until("the socket to be removed", || !producer.session.socket_path().exists());
     assert!(producer.dir.path().exists());
@@ -281,7 +279,7 @@ fn shutdown() {
 /// What a session or a participant registers with the driver is given back: else an address that is used again cannot
 /// be registered.
 fn come_and_go() {
-    let gpu = crate::agent::open_gpu();
+    let gpu = crate::device::open_gpu();
     for round in 0..40 {
         let dir = tempfile::tempdir().expect("a directory");
         let session = gpu_ipc::Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
@@ -299,10 +297,10 @@ fn come_and_go() {
         drop(block);
         // The session goes first in every other round, the participants in the others.
         let report = if round % 2 == 0 {
-            session.shutdown(crate::agent::WATCHDOG)
+            session.shutdown(WATCHDOG)
         } else {
             drop(participants);
-            session.shutdown(crate::agent::WATCHDOG)
+            session.shutdown(WATCHDOG)
         };
         assert!(report.clean, "round {round}: {report:?}");
     }

@@ -11,19 +11,21 @@ mod container;
 mod crowd;
 mod death;
 mod default_stream;
+mod device;
 mod fork;
 mod forward;
 mod gate;
 mod gpu;
 mod kernel;
+mod life;
 mod lifecycle;
 mod notice;
 mod order;
 mod step;
 mod ticket;
+mod words;
 
-use std::time::Instant;
-
+use harness::wait_until;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Cases that need what the host backend alone can be made to do: a late write, a broken context, a capture, a second
@@ -48,9 +50,8 @@ const HOST_ONLY: &[&str] = &[
 type Case = (&'static str, fn());
 
 fn main() {
-    if std::env::var_os(agent::ROLE).is_some() {
-        agent::run();
-        return;
+    if let Some(agent::Role::Agent) = harness::role() {
+        return life::run();
     }
     let here = [
         lifecycle::CASES,
@@ -67,10 +68,10 @@ fn main() {
     ]
     .concat();
     let mut trials = trials(&here, true);
-    trials.extend(self::trials(container::NAMESPACES, container::has_namespaces()));
-    trials.extend(self::trials(container::USERS, container::has_users()));
+    trials.extend(self::trials(container::NAMESPACES, harness::surroundings::has_namespaces()));
+    trials.extend(self::trials(container::USERS, harness::surroundings::has_users()));
     trials.extend(self::trials(death::SHARED_CONTEXT, death::can_share_context()));
-    let on_cuda = std::env::var(agent::BACKEND).is_ok_and(|backend| backend == "cuda");
+    let on_cuda = std::env::var(device::BACKEND).is_ok_and(|backend| backend == "cuda");
     trials.extend(self::trials(gpu::CASES, on_cuda));
     let devices = if on_cuda { gpu::devices() } else { 0 };
     if devices == 1 {
@@ -84,7 +85,7 @@ fn main() {
 /// Makes trials of cases. What this machine cannot do shows as ignored. On a GPU the cases that are not about it are
 /// left out: a list without anything ignored has run all that it could.
 fn trials(cases: &[Case], possible: bool) -> Vec<Trial> {
-    let elsewhere = |name| !agent::is_host() && HOST_ONLY.contains(&name);
+    let elsewhere = |name| !device::is_host() && HOST_ONLY.contains(&name);
     cases
         .iter()
         .filter(|(name, _)| !elsewhere(*name))
@@ -96,16 +97,6 @@ fn trials(cases: &[Case], possible: bool) -> Vec<Trial> {
             .with_ignored_flag(!possible)
         })
         .collect()
-}
-
-/// Waits until a condition holds.
-#[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < agent::WATCHDOG, "waited too long for: {what}");
-        std::thread::yield_now();
-    }
 }
 
 /// A session on a fresh host device of this process, with its socket in a directory that goes with it.
@@ -123,7 +114,7 @@ impl Producer {
     }
 
     fn with(choose: impl FnOnce(gpu_ipc::session::SessionBuilder) -> gpu_ipc::session::SessionBuilder) -> Producer {
-        Self::on(agent::open_gpu(), choose)
+        Self::on(device::open_gpu(), choose)
     }
 
     fn on(
@@ -140,12 +131,12 @@ impl Producer {
     /// Allocates a block with a stamp in it.
     fn block(&self, stamp: u64) -> gpu_ipc::SentBlock {
         let block = self.session.alloc(4096).expect("there is room");
-        agent::write_stamp(&self.gpu, &self.stream, block.device_ptr(), stamp);
+        device::write_stamp(&self.gpu, &self.stream, block.device_ptr(), stamp);
         block
     }
 
     fn stamp(&self, block: &gpu_ipc::SentBlock) -> u64 {
-        agent::read_stamp(&self.gpu, &self.stream, block.device_ptr())
+        device::read_stamp(&self.gpu, &self.stream, block.device_ptr())
     }
 
     /// Waits until nothing is in limbo, in flight or held.

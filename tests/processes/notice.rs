@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use gpu_ipc::admin::{inspect, sessions};
-use gpu_ipc::{After, Claims, Error, Session, To};
+use gpu_ipc::{After, Claims, Error, ParticipantId, Session, To};
+use harness::{WATCHDOG, wait_until};
 use rustix::process::Signal;
 
-use crate::agent::{Agent, WATCHDOG};
-use crate::{Case, Producer, wait_until};
+use crate::agent::{Agent, bytes, number};
+use crate::words::{Command, Heard, Why};
+use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("notice::a_claim_that_would_block_tells_when_to_try_again", try_again),
@@ -24,24 +26,23 @@ fn try_again() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let (mut producer, mut consumer) = (Agent::start(), Agent::start());
-    producer.must(&format!("open {}", path.display()));
-    consumer.must(&format!("connect {}", path.display()));
-    let block = producer.must("alloc 4096 1")[0].clone();
-    let ticket = producer.must(&format!("share-ticket {block}"))[0].clone();
+    producer.open(&path);
+    consumer.connect_to(&path);
+    let block = producer.alloc(4096, 1);
+    let ticket = producer.share(block, To::Ticket(Claims::Once));
     stop(&producer, &path);
     for _ in 0..3 {
-        assert_eq!(consumer.ask(&format!("try {ticket}"))[..2], ["error", "WouldBlock"]);
+        assert_eq!(consumer.try_claim(&ticket).expect_err("it stands still").why, Why::WouldBlock);
     }
     producer.signal(Signal::CONT);
     let claimed = loop {
-        consumer.must("await-event TryAgain");
-        let answer = consumer.ask(&format!("try {ticket}"));
-        if answer[0] == "ok" {
-            break answer[1].clone();
+        consumer.hears(&Heard::TryAgain);
+        match consumer.try_claim(&ticket) {
+            Ok(block) => break block,
+            Err(refusal) => assert_eq!(refusal.why, Why::WouldBlock),
         }
-        assert_eq!(answer[1], "WouldBlock");
     };
-    assert_eq!(consumer.must(&format!("stamp {claimed}")), ["1"]);
+    assert_eq!(consumer.stamp(claimed), 1);
 }
 
 /// Stops a producer, and waits until it answers no more.
@@ -58,17 +59,15 @@ fn told() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let mut producer = Agent::start();
-    producer.must(&format!("open {}", path.display()));
+    producer.open(&path);
     let mut consumer = Agent::start();
-    let id = consumer.must(&format!("connect {}", path.display()))[0].clone();
-    let block = producer.must("alloc 4096 6")[0].clone();
-    let descriptor = producer.must(&format!("share {block} {id}"))[0].clone();
-    producer.must(&format!("cancel {block} {descriptor}"));
-    let lease = gpu_ipc::Descriptor::decode(&crate::agent::unhex(&descriptor)).expect("a descriptor").lease();
-    let told = consumer.must("await-event Revoked");
-    assert_eq!(told, [format!("Revoked {{ lease: {lease:?} }}").replace(' ', "")]);
+    let id = consumer.connect_to(&path);
+    let block = producer.alloc(4096, 6);
+    let descriptor = producer.share(block, To::Participant(id));
+    producer.must(&Command::Cancel { block, descriptor: bytes(&descriptor) });
+    consumer.hears(&Heard::revoked(&descriptor));
     producer.kill();
-    consumer.must("await-event ProducerGone");
+    consumer.hears(&Heard::ProducerGone);
 }
 
 fn backpressure() {
@@ -80,7 +79,7 @@ fn backpressure() {
     assert!(matches!(block.wait_released(Some(Duration::ZERO)), Err(Error::Deadline { .. })));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| block.wait_released(Some(WATCHDOG)));
-        consumer.must("drop-all");
+        consumer.let_go_of_all();
         waiting.join().expect("it waits").expect("released");
     });
     assert_eq!(block.outstanding(), 0);
@@ -93,22 +92,21 @@ fn cache() {
     let producer = Producer::with(|builder| builder.region_bytes(REGION));
     for (bytes, regions, most) in [(u64::MAX, 2, 2), (3 * REGION, 1024, 3)] {
         let mut consumer = Agent::start();
-        let path = producer.session.socket_path().display();
-        let id = consumer.must(&format!("connect-cached {path} {bytes} {regions}"))[0].clone();
-        let id = gpu_ipc::ParticipantId(crate::agent::number(&id));
+        let socket = producer.session.socket_path().into();
+        let id = number(consumer.must(&Command::ConnectWithCache { socket, bytes, regions }));
+        let id = ParticipantId(id);
         let blocks: Vec<_> = (0..6).map(|_| producer.session.alloc(REGION).expect("there is room")).collect();
         let claims: Vec<u64> = blocks
             .iter()
             .map(|block| consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared")))
             .collect();
-        assert_eq!(consumer.must("mappings"), ["6"], "what is in use stays mapped");
+        assert_eq!(consumer.mappings(), 6, "what is in use stays mapped");
         for index in claims {
-            consumer.must(&format!("drop {index}"));
+            consumer.let_go(index);
         }
-        let mapped = |consumer: &mut Agent| crate::agent::number::<usize>(&consumer.must("mappings")[0]);
-        wait_until("idle mappings to go", || mapped(&mut consumer) <= most);
-        assert_eq!(mapped(&mut consumer), most, "no more than the bound goes");
-        consumer.must("disconnect");
+        wait_until("idle mappings to go", || consumer.mappings() <= most);
+        assert_eq!(consumer.mappings(), most, "no more than the bound goes");
+        consumer.disconnect();
     }
 }
 
@@ -120,15 +118,15 @@ fn region_goes_back() {
     let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
     drop(block);
     assert_eq!(producer.session.trim().expect("asked"), 0, "it is in use");
-    consumer.must("await-event PleaseUnmap");
+    consumer.hears(&Heard::PleaseUnmap);
     assert_eq!(producer.session.stats().source.pinned, REGION);
-    consumer.must(&format!("drop {index}"));
+    consumer.let_go(index);
     // Nobody trims again: the unmapping itself gives it back.
     wait_until("the region to be given back", || {
         producer.session.collect();
         producer.session.stats().source.reserved == 0
     });
-    assert_eq!(consumer.must("mappings"), ["0"]);
+    assert_eq!(consumer.mappings(), 0);
 }
 
 fn room() {
@@ -143,7 +141,7 @@ fn room() {
     for block in &small {
         consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
     }
-    consumer.must("drop-all");
+    consumer.let_go_of_all();
     drop(small);
     // All four regions are free and mapped by the consumer; one of twice their size needs two of them back.
     let large = session.alloc_within(2 * REGION, WATCHDOG).expect("room is made");
@@ -168,7 +166,7 @@ fn report() {
     assert_eq!((holder.participant, holder.pid), (id, consumer.pid()));
     assert_eq!((holder.leases, holder.bytes, holder.mappings, holder.dying), (1, 4096, 1, false));
     // More holders than one message tells of.
-    consumer.must(&format!("crowd-of {} 100", producer.session.socket_path().display()));
+    consumer.must(&Command::Join { socket: producer.session.socket_path().into(), count: 100 });
     let report = inspect(producer.session.socket_path(), Some(WATCHDOG)).expect("a report");
     assert_eq!(report.stats.holders.len(), 101);
     assert_eq!(producer.session.participants().len(), 101, "a process that inspects is no participant");
@@ -178,7 +176,7 @@ fn hung() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
     let mut producer = Agent::start();
-    producer.must(&format!("open {}", path.display()));
+    producer.open(&path);
     inspect(&path, Some(WATCHDOG)).expect("it answers");
     stop(&producer, &path);
     producer.signal(Signal::CONT);
@@ -188,7 +186,7 @@ fn hung() {
     let runtime = tempfile::tempdir().expect("a directory");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     std::fs::set_permissions(runtime.path(), mode).expect("ours");
-    let session = Session::builder(crate::agent::open_gpu()).runtime_dir(runtime.path()).open().expect("a session");
+    let session = Session::builder(crate::device::open_gpu()).runtime_dir(runtime.path()).open().expect("a session");
     assert_eq!(sessions(Some(runtime.path())).expect("a list"), [session.socket_path()]);
     drop(session);
     wait_until("its socket to go", || sessions(Some(runtime.path())).expect("a list").is_empty());

@@ -3,10 +3,13 @@
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, ClaimError, Claims, Error, Gpu, Participant, ReceivedBlock, State, Stream, To, Wait};
+use harness::wait_until;
 
-use crate::agent::{Agent, hex, is_host, number, open_host};
+use crate::agent::{Agent, claim, number};
+use crate::device::{is_host, open_host};
 use crate::gate::Gate;
-use crate::{Case, Producer, wait_until};
+use crate::words::{Command, Contents, Waits};
+use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("order::contents_are_there_when_the_stream_has_waited", waited_on_stream),
@@ -39,11 +42,11 @@ fn waited_on_stream() {
         unsafe { producer.gpu.backend().copy_to_device(producer.stream.raw(), block.device_ptr(), bytes.as_ptr(), 8) }
             .expect("it copies");
         let descriptor = block.share(To::Participant(id), After::Stream(&producer.stream)).expect("shared");
-        let index: u64 = number(&consumer.must(&format!("claim-stream {}", hex(descriptor.as_bytes())))[0]);
-        assert_eq!(consumer.must(&format!("stamp {index}")), [stamp.to_string()]);
-        assert_eq!(consumer.must(&format!("state {index}")), ["Ready"]);
+        let index = consumer.claim_on_stream(&descriptor);
+        assert_eq!(consumer.stamp(index), stamp);
+        assert_eq!(consumer.contents(index), Contents::Ready);
         producer.stream.synchronize().expect("it runs");
-        consumer.must(&format!("drop {index}"));
+        consumer.let_go(index);
     }
 }
 
@@ -60,13 +63,12 @@ fn waited_on_host() {
         .expect("queued");
     let share = |after: After<'_>| block.share(To::Participant(id), after).expect("shared");
     let (early, late) = (share(After::Stream(&producer.stream)), share(After::Stream(&producer.stream)));
-    let index: u64 = number(&consumer.must(&format!("claim-none {}", hex(early.as_bytes())))[0]);
-    assert_eq!(consumer.must(&format!("state {index}")), ["Pending"]);
-    consumer.tell(&format!("claim {}", hex(late.as_bytes())));
+    let index = consumer.claim_unready(&early);
+    assert_eq!(consumer.contents(index), Contents::Pending);
+    consumer.tell(&claim(&late, Waits::OnTheHost));
     drop(go);
-    let answer = consumer.answer().expect("it lives");
-    let index: u64 = number(answer.strip_prefix("ok ").expect("claimed"));
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["9"]);
+    let index = number(consumer.answer().expect("it lives").expect("claimed"));
+    assert_eq!(consumer.stamp(index), 9);
     producer.stream.synchronize().expect("it runs");
 }
 
@@ -76,19 +78,19 @@ fn release_waits() {
     let id = consumer.connect(&producer.session);
     let block = producer.block(1);
     let index = consumer.claim(&block.share(To::Participant(id), After::Done).expect("shared"));
-    consumer.must("stick");
-    consumer.must(&format!("used {index}"));
-    consumer.must(&format!("drop {index}"));
+    consumer.close_gate();
+    consumer.used(index);
+    consumer.let_go(index);
     for _ in 0..1000 {
         producer.session.collect();
         assert_eq!(block.outstanding(), 1, "released before its work was done");
     }
-    consumer.must("unstick");
+    consumer.open_gates();
     wait_until("the release", || {
         producer.session.collect();
         block.outstanding() == 0
     });
-    assert_eq!(consumer.must("kept"), ["0"]);
+    assert_eq!(number(consumer.must(&Command::KeptLeases)), 0);
 }
 
 /// One stream is stuck for ever, with more drops behind it than a lane takes; 100,000 drops on another go through.
@@ -159,7 +161,7 @@ fn many_streams() {
         let descriptor = block.share(To::Participant(participant.id()), After::Stream(&stream)).expect("shared");
         let received = participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed");
         assert_eq!(received.state(), State::Ready);
-        assert_eq!(crate::agent::read_stamp(&producer.gpu, &producer.stream, received.device_ptr()), n);
+        assert_eq!(crate::device::read_stamp(&producer.gpu, &producer.stream, received.device_ptr()), n);
         stream.synchronize().expect("it runs");
     }
 }
@@ -270,7 +272,7 @@ fn waits_on_the_host(config: HostConfig) {
         unsafe { gpu.backend().copy_to_device(ours.raw(), block.device_ptr(), bytes.as_ptr(), 8) }.expect("queued");
         let descriptor = block.share(To::Participant(participant.id()), After::Stream(&ours)).expect("shared");
         let received = participant.claim(descriptor.as_bytes(), Wait::Stream(&theirs), None).expect("claimed");
-        assert_eq!(crate::agent::read_stamp(&gpu, &theirs, received.device_ptr()), stamp);
+        assert_eq!(crate::device::read_stamp(&gpu, &theirs, received.device_ptr()), stamp);
         ours.synchronize().expect("it runs");
         drop((block, received));
     }

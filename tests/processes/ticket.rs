@@ -4,10 +4,12 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{After, Claims, Error, ParticipantId, SentBlock, To};
+use gpu_ipc::{After, Claims, Descriptor, Error, ParticipantId, SentBlock, To};
+use harness::wait_until;
 
-use crate::agent::{Agent, hex, number};
-use crate::{Case, Producer, wait_until};
+use crate::agent::{Agent, claim, claim_many};
+use crate::words::{Command, Contents, Done, Step, Waits, Why};
+use crate::{Case, Producer};
 
 pub const CASES: &[Case] = &[
     ("ticket::the_first_who_asks_gets_it", first_who_asks),
@@ -25,8 +27,8 @@ pub const CASES: &[Case] = &[
     ("ticket::a_producer_that_dies_is_told", producer_dies),
 ];
 
-fn ticket(block: &SentBlock, claims: Claims) -> String {
-    hex(block.share(To::Ticket(claims), After::Done).expect("a ticket").as_bytes())
+fn ticket(block: &SentBlock, claims: Claims) -> Descriptor {
+    block.share(To::Ticket(claims), After::Done).expect("a ticket")
 }
 
 fn times(n: u32) -> Claims {
@@ -48,13 +50,13 @@ fn first_who_asks() {
     let ticket = ticket(&block, Claims::Once);
     assert_eq!((block.outstanding(), producer.session.stats().tickets), (1, 1));
     drop(block);
-    let index = consumers[0].must(&format!("claim {ticket}"))[0].clone();
-    assert_eq!(consumers[0].must(&format!("stamp {index}")), ["9"]);
+    let index = consumers[0].claim(&ticket);
+    assert_eq!(consumers[0].stamp(index), 9);
     assert_eq!(producer.session.stats().tickets, 0);
     for consumer in &mut consumers {
-        assert_eq!(consumer.ask(&format!("claim {ticket}"))[..2], ["error", "AlreadyClaimed"]);
+        assert_eq!(consumer.cannot_claim(&ticket), Why::AlreadyClaimed);
     }
-    consumers[0].must("drop-all");
+    consumers[0].let_go_of_all();
     producer.wait_for_nothing_held();
     assert_eq!(producer.session.stats().live_blocks, 0);
 }
@@ -67,11 +69,11 @@ fn so_many() {
     drop(block);
     for consumer in &mut consumers[..3] {
         assert_eq!(producer.session.stats().limbo_blocks, 1);
-        let index = consumer.must(&format!("claim {ticket}"))[0].clone();
-        assert_eq!(consumer.must(&format!("stamp {index}")), ["3"]);
-        consumer.must("drop-all");
+        let index = consumer.claim(&ticket);
+        assert_eq!(consumer.stamp(index), 3);
+        consumer.let_go_of_all();
     }
-    assert_eq!(consumers[3].ask(&format!("claim {ticket}"))[..2], ["error", "AlreadyClaimed"]);
+    assert_eq!(consumers[3].cannot_claim(&ticket), Why::AlreadyClaimed);
     producer.wait_for_nothing_held();
 }
 
@@ -82,15 +84,15 @@ fn unlimited() {
     let ticket = ticket(&block, Claims::Unlimited);
     assert_eq!(block.outstanding(), 0, "an unlimited ticket holds nothing");
     for consumer in &mut consumers[..4] {
-        let index = consumer.must(&format!("claim {ticket}"))[0].clone();
-        assert_eq!(consumer.must(&format!("stamp {index}")), ["4"]);
+        let index = consumer.claim(&ticket);
+        assert_eq!(consumer.stamp(index), 4);
     }
     assert_eq!(block.outstanding(), 4);
     drop(block);
     assert_eq!(producer.session.stats().tickets, 0);
-    assert_eq!(consumers[4].ask(&format!("claim {ticket}"))[..2], ["error", "Revoked"]);
+    assert_eq!(consumers[4].cannot_claim(&ticket), Why::Revoked);
     for consumer in &mut consumers {
-        consumer.must("drop-all");
+        consumer.let_go_of_all();
     }
     producer.wait_for_nothing_held();
 }
@@ -102,13 +104,13 @@ fn same_answer() {
     let block = producer.block(8);
     let ticket = ticket(&block, times(2));
     // The producer is asked, and its answer nobody waits for.
-    consumer.must(&format!("prefetch {ticket}"));
+    consumer.prefetch(&ticket);
     wait_until("the ticket to be redeemed", || producer.session.stats().in_flight == 1);
-    let index = consumer.must(&format!("claim {ticket}"))[0].clone();
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["8"]);
+    let index = consumer.claim(&ticket);
+    assert_eq!(consumer.stamp(index), 8);
     // One lease and the ticket's other claim.
     assert_eq!(block.outstanding(), 2);
-    assert_eq!(consumer.ask(&format!("claim {ticket}"))[..2], ["error", "AlreadyClaimed"]);
+    assert_eq!(consumer.cannot_claim(&ticket), Why::AlreadyClaimed);
     assert_eq!(block.outstanding(), 2, "asking again took another claim");
 }
 
@@ -123,7 +125,7 @@ fn lapses() {
     wait_until("the tickets to lapse", || producer.session.stats().expired == 2);
     assert_eq!((block.outstanding(), producer.session.stats().tickets), (0, 0));
     for ticket in [once, open] {
-        assert_eq!(consumer.ask(&format!("claim {}", hex(ticket.as_bytes())))[..2], ["error", "Revoked"]);
+        assert_eq!(consumer.cannot_claim(&ticket), Why::Revoked);
     }
 }
 
@@ -132,12 +134,11 @@ fn cancelled() {
     let mut consumers = connected(&producer, 2);
     let (block, other) = (producer.block(1), producer.block(2));
     let ticket = block.share(To::Ticket(times(2)), After::Done).expect("a ticket");
-    let claim = format!("claim {}", hex(ticket.as_bytes()));
-    consumers[0].must(&claim);
+    consumers[0].claim(&ticket);
     assert!(matches!(other.cancel(&ticket), Err(Error::Mismatch { .. })));
     assert!(block.cancel(&ticket).expect("it is ours"));
     assert!(!block.cancel(&ticket).expect("it is ours"), "cancelled twice");
-    assert_eq!(consumers[1].ask(&claim)[..2], ["error", "Revoked"]);
+    assert_eq!(consumers[1].cannot_claim(&ticket), Why::Revoked);
     assert_eq!(block.outstanding(), 1, "a lease that the ticket gave stays");
 }
 
@@ -147,37 +148,37 @@ fn remembered() {
     consumer.connect(&producer.session);
     let block = producer.block(1);
     let first = ticket(&block, Claims::Once);
-    consumer.must(&format!("claim {first}"));
-    consumer.must("drop-all");
-    assert_eq!(consumer.ask(&format!("claim {first}"))[..2], ["error", "AlreadyClaimed"]);
+    consumer.claim(&first);
+    consumer.let_go_of_all();
+    assert_eq!(consumer.cannot_claim(&first), Why::AlreadyClaimed);
     for _ in 0..5_000 {
         let ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("a ticket");
         assert!(block.cancel(&ticket).expect("it is ours"));
     }
-    assert_eq!(consumer.ask(&format!("claim {first}"))[..2], ["error", "Stale"]);
+    assert_eq!(consumer.cannot_claim(&first), Why::Stale);
 }
 
 fn after_stream() {
     let mut producer = Agent::start();
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
-    producer.must(&format!("open {}", path.display()));
-    let block = producer.must("alloc 4096 6")[0].clone();
+    producer.open(&path);
+    let block = producer.alloc(4096, 6);
     let mut consumer = Agent::start();
-    consumer.must(&format!("connect {}", path.display()));
-    producer.must("stick");
-    let pending = producer.must(&format!("share-ticket-stream {block}"))[0].clone();
-    let index = consumer.must(&format!("claim-none {pending}"))[0].clone();
-    assert_eq!(consumer.must(&format!("state {index}")), ["Pending"]);
-    producer.must("unstick");
-    wait_until("the contents to be there", || consumer.must(&format!("state {index}")) == ["Ready"]);
-    assert_eq!(consumer.must(&format!("stamp {index}")), ["6"]);
+    consumer.connect_to(&path);
+    producer.close_gate();
+    let pending = producer.share_on_stream(block, To::Ticket(Claims::Once));
+    let index = consumer.claim_unready(&pending);
+    assert_eq!(consumer.contents(index), Contents::Pending);
+    producer.open_gates();
+    wait_until("the contents to be there", || consumer.contents(index) == Contents::Ready);
+    assert_eq!(consumer.stamp(index), 6);
     // What is done when it is claimed needs no fence.
-    producer.must("synchronize");
-    let done = producer.must(&format!("share-ticket-stream {block}"))[0].clone();
-    let index = consumer.must(&format!("claim-none {done}"))[0].clone();
+    producer.synchronize();
+    let done = producer.share_on_stream(block, To::Ticket(Claims::Once));
+    let index = consumer.claim_unready(&done);
     // The synchronisation is over before the event is seen done, by a moment: then there is a fence all the same.
-    wait_until("the contents to be there", || consumer.must(&format!("state {index}")) == ["Ready"]);
+    wait_until("the contents to be there", || consumer.contents(index) == Contents::Ready);
 }
 
 /// More fences than one lane takes are asked for while the stream is stuck: they wait at the producer, not in the
@@ -186,21 +187,22 @@ fn stuck_stream() {
     let mut producer = Agent::start();
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
-    producer.must(&format!("open {}", path.display()));
-    let block = producer.must("alloc 4096 6")[0].clone();
+    producer.open(&path);
+    let block = producer.alloc(4096, 6);
     let (mut consumer, mut other) = (Agent::start(), Agent::start());
-    consumer.must(&format!("connect {}", path.display()));
-    other.must(&format!("connect {}", path.display()));
-    producer.must("stick");
-    let tickets: Vec<String> =
-        (0..300).map(|_| producer.must(&format!("share-ticket-stream {block}"))[0].clone()).collect();
-    consumer.tell(&format!("claim-many {}", tickets.join(",")));
+    consumer.connect_to(&path);
+    other.connect_to(&path);
+    producer.close_gate();
+    let tickets: Vec<Descriptor> =
+        (0..300).map(|_| producer.share_on_stream(block, To::Ticket(Claims::Once))).collect();
+    consumer.tell(&claim_many(&tickets));
     for _ in 0..20 {
-        let free = producer.must(&format!("share-ticket {block}"))[0].clone();
-        other.must(&format!("claim {free}"));
+        let free = producer.share(block, To::Ticket(Claims::Once));
+        other.claim(&free);
     }
-    producer.must("unstick");
-    assert_eq!(consumer.answer().expect("it lives"), "ok 300 -");
+    producer.open_gates();
+    let claimed = consumer.answer().expect("it lives").expect("claimed");
+    assert!(matches!(claimed, Done::Claimed { blocks: 300, refusal: None }), "{claimed:?}");
 }
 
 fn many() {
@@ -208,12 +210,11 @@ fn many() {
     let mut consumer = Agent::start();
     consumer.connect(&producer.session);
     let blocks: Vec<_> = (0..200).map(|n| producer.block(n)).collect();
-    let mut tickets: Vec<String> = blocks.iter().map(|block| ticket(block, Claims::Once)).collect();
-    tickets.push(tickets[0].clone());
-    let claimed = consumer.must(&format!("claim-many {}", tickets.join(",")));
-    assert_eq!(claimed[..2], ["200", "AlreadyClaimed"], "{claimed:?}");
+    let mut tickets: Vec<Descriptor> = blocks.iter().map(|block| ticket(block, Claims::Once)).collect();
+    tickets.push(tickets[0]);
+    assert_eq!(consumer.claim_many(&tickets), (200, Some(Why::AlreadyClaimed)));
     drop(blocks);
-    consumer.must("drop-all");
+    consumer.let_go_of_all();
     producer.wait_for_nothing_held();
 }
 
@@ -232,7 +233,7 @@ fn batch() {
     for (n, three) in descriptors.chunks(3).enumerate() {
         for (consumer, descriptor) in [0, 1, 0].into_iter().zip(three) {
             let index = consumers[consumer].claim(descriptor);
-            assert_eq!(consumers[consumer].must(&format!("stamp {index}")), [n.to_string()]);
+            assert_eq!(consumers[consumer].stamp(index), n as u64);
         }
     }
     // One who is gone: nobody gets anything.
@@ -248,29 +249,25 @@ fn batch() {
 }
 
 fn claimant_dies() {
-    for step in ["ask", "claim", "use", "release"] {
+    for step in [Step::Ask, Step::Claim, Step::Use, Step::Release] {
         let producer = Producer::new();
         let mut consumer = Agent::start();
         consumer.connect(&producer.session);
         let block = producer.block(1);
         let ticket = ticket(&block, times(2));
         drop(block);
-        consumer.must(&format!("die-at {step}"));
-        consumer.tell(&format!("claim {ticket}"));
-        consumer.tell("stamp 1");
-        consumer.tell("drop-all");
-        while consumer.answer().is_some() {}
+        consumer.die_at(step);
+        consumer.tell(&claim(&ticket, Waits::OnTheHost));
+        consumer.tell(&Command::Stamp { block: 1 });
+        consumer.tell(&Command::LetGoOfAll);
+        consumer.dies();
         // The claim that it did not use, if it died before it asked, is somebody else's.
         let mut heirs = connected(&producer, 2);
-        let claimed = heirs
-            .iter_mut()
-            .map(|heir| heir.ask(&format!("claim {ticket}")))
-            .filter(|answer| answer[0] == "ok")
-            .count();
-        assert_eq!(claimed, if step == "ask" { 2 } else { 1 }, "died at {step}");
+        let claimed = heirs.iter_mut().filter_map(|heir| heir.ask(&claim(&ticket, Waits::OnTheHost)).ok()).count();
+        assert_eq!(claimed, if step == Step::Ask { 2 } else { 1 }, "died at {step:?}");
         drop(heirs);
         producer.wait_for_nothing_held();
-        assert_eq!(producer.session.stats().live_blocks, 0, "died at {step}");
+        assert_eq!(producer.session.stats().live_blocks, 0, "died at {step:?}");
     }
 }
 
@@ -278,13 +275,13 @@ fn producer_dies() {
     let mut producer = Agent::start();
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
-    producer.must(&format!("open {}", path.display()));
-    let block = producer.must("alloc 4096 6")[0].clone();
+    producer.open(&path);
+    let block = producer.alloc(4096, 6);
     let mut consumer = Agent::start();
-    consumer.must(&format!("connect {}", path.display()));
-    let ticket = producer.must(&format!("share-ticket {block}"))[0].clone();
-    producer.must("die-at redeem");
-    assert_eq!(consumer.ask(&format!("claim {ticket}"))[..2], ["error", "ProducerGone"]);
+    consumer.connect_to(&path);
+    let ticket = producer.share(block, To::Ticket(Claims::Once));
+    producer.die_at(Step::Redeem);
+    assert_eq!(consumer.cannot_claim(&ticket), Why::ProducerGone);
     producer.wait();
-    assert_eq!(number::<u64>(&consumer.must("mappings")[0]), 0);
+    assert_eq!(consumer.mappings(), 0);
 }

@@ -6,9 +6,11 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use gpu_ipc::{Participant, Session};
+use harness::surroundings::NOBODY;
+use harness::{WATCHDOG, wait_until};
 
-use crate::users::{NOBODY, nobody};
-use crate::{Case, WATCHDOG, open_gpu, wait_until};
+use crate::users::{Role, Said, nobody};
+use crate::{Case, open_gpu};
 
 pub const CASES: &[Case] = &[
     ("directory::a_link_in_place_of_the_runtime_directory", linked_directory),
@@ -195,7 +197,7 @@ fn laid_by_another() {
     fs::set_permissions(scene.dir.path(), fs::Permissions::from_mode(0o1777)).expect("ours");
     for name in ["lock", "locklink", "unfinished", "socket", "listener"] {
         let path = scene.path(name);
-        nobody(&format!("lay {}", path.display()));
+        assert_eq!(nobody(&Role::Lay { path: path.clone() }), Said::Laid);
         match open_at(&path) {
             // Root may remove what is in its way; a plain user may not.
             Ok(session) => {

@@ -2,12 +2,13 @@
 //! process' death.
 
 use gpu_ipc::{After, ClaimError, Claims, Descriptor, Error, Participant, ParticipantId, To, Wait};
+use harness::{WATCHDOG, wait_until};
 
 use crate::stranger::{
     CLAIM_TICKETS, DECLINED, FORWARD, HELLO, Idler, MAP_REGION, NO_REGION, REFUSED, REGION, Stranger, TICKETS, hear,
     hello, lease, map_region, say,
 };
-use crate::{Case, Stage, WATCHDOG, wait_until};
+use crate::{Case, Stage};
 
 pub const CASES: &[Case] = &[
     ("forged::another_participants_lease", another_lease),

@@ -10,35 +10,33 @@ mod stranger;
 mod users;
 mod way_in;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::session::SessionBuilder;
 use gpu_ipc::{After, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
+use harness::WATCHDOG;
+use harness::surroundings::has_users;
 use libtest_mimic::{Arguments, Failed, Trial};
-
-/// A wait that takes longer fails the test.
-const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A case: its name and what it does.
 type Case = (&'static str, fn());
 
 fn main() {
-    if let Some(role) = std::env::var_os(users::ROLE) {
-        users::run(&role.to_string_lossy());
-        return;
+    if let Some(role) = harness::role() {
+        return users::run(role);
     }
     let mut arguments = Arguments::from_args();
     // Some cases count this process' descriptors.
     arguments.test_threads = Some(1);
     let listing = arguments.list;
-    let has_users = listing || users::has_users();
-    if !has_users {
+    let other_users = listing || has_users();
+    if !other_users {
         println!("not root, or other users may not run this binary: the cases of other users are ignored");
     }
     let mut trials = trials(&[forged::CASES, quotas::CASES, directory::CASES, way_in::CASES].concat(), true);
-    trials.extend(self::trials(&[users::CASES, directory::USERS].concat(), has_users));
+    trials.extend(self::trials(&[users::CASES, directory::USERS].concat(), other_users));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
@@ -51,16 +49,6 @@ fn trials(cases: &[Case], possible: bool) -> Vec<Trial> {
         trial.with_ignored_flag(!possible)
     };
     cases.iter().map(trial).collect()
-}
-
-/// Waits until a condition holds.
-#[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < WATCHDOG, "waited too long for: {what}");
-        std::thread::yield_now();
-    }
 }
 
 fn open_gpu() -> Gpu {

@@ -3,10 +3,11 @@
 use std::os::fd::OwnedFd;
 
 use gpu_ipc::{After, Error, Participant, ParticipantId, To};
+use harness::wait_until;
 use rustix::net::SendFlags;
 
 use crate::stranger::{HELLO, INSPECT, Idler, MAP_REGION, REFUSED, REGION, Stranger, hear, hello, map_region, say};
-use crate::{Case, Stage, wait_until};
+use crate::{Case, Stage};
 
 pub const CASES: &[Case] = &[
     ("quotas::slots", slots),

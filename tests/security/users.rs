@@ -1,17 +1,18 @@
 //! Users that a session does not let in. Needs root, and a test binary that others may run.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
 
 use gpu_ipc::{Participant, Session};
+use harness::surroundings::{NOBODY, as_user};
+use harness::{Child, say, wait_until};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use serde::{Deserialize, Serialize};
 
-use crate::stranger::{HELLO, INSPECT, REFUSED, Stranger, WELCOME, hear, hello, say};
-use crate::{Case, Stage, open_gpu, wait_until};
+use crate::stranger::{HELLO, INSPECT, REFUSED, Stranger, WELCOME, hear, hello, say as send};
+use crate::{Case, Stage, open_gpu};
 
 pub const CASES: &[Case] = &[
     ("users::one_that_is_not_allowed_cannot_reach_a_private_directory", private_directory),
@@ -21,122 +22,118 @@ pub const CASES: &[Case] = &[
     ("users::one_that_is_not_allowed_keeps_nobody_out", nobody_kept_out),
 ];
 
-/// Says what a process of another user does.
-pub const ROLE: &str = "GPU_IPC_TEST_SECURITY";
-
-/// A user that owns nothing, and another.
-pub const NOBODY: u32 = 65534;
-const SOMEBODY: u32 = 65533;
-
-/// Says whether a process of another user can run this binary.
-pub fn has_users() -> bool {
-    let mut command = Command::new(std::env::current_exe().expect("a test binary has a path"));
-    let command = command.uid(NOBODY).env(ROLE, "nothing").stdin(Stdio::null()).stdout(Stdio::null());
-    rustix::process::geteuid().is_root() && command.status().is_ok_and(|status| status.success())
+/// What a process does, of another user where nothing else is said.
+#[derive(Serialize, Deserialize, Debug)]
+pub enum Role {
+    /// Connects as a participant.
+    Connect { socket: PathBuf },
+    /// Says hello as any user could, also one whose own side would not.
+    Hello { socket: PathBuf },
+    /// Asks for a look as any user could.
+    Inspect { socket: PathBuf },
+    /// Connects, and says hello when it is told to: as this user.
+    Slow { socket: PathBuf },
+    /// Connects as often as it can, and says nothing.
+    Silent { socket: PathBuf },
+    /// Reads a file.
+    Read { file: PathBuf },
+    /// Lays something where a session's socket is to be.
+    Lay { path: PathBuf },
 }
 
-/// Runs a role as another user until it ends, and returns what it said.
-pub fn nobody(role: &str) -> String {
-    let mut child = start(role);
-    let mut said = String::new();
-    child.stdout.take().expect("piped").read_to_string(&mut said).expect("a pipe");
-    assert!(child.wait().expect("it is a child of ours").success(), "{role}: {said}");
-    said.trim_end().to_owned()
+/// What came of it.
+#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+pub enum Said {
+    Connected,
+    /// How many connections are open.
+    Open(usize),
+    Welcome,
+    /// Another packet: its number, its descriptors, its text.
+    Heard(u16, usize, String),
+    HungUp,
+    /// How many bytes were read.
+    Bytes(usize),
+    Laid,
+    Failed(String),
 }
 
-fn start(role: &str) -> Child {
-    let mut command = Command::new(std::env::current_exe().expect("a test binary has a path"));
-    let command = command.uid(NOBODY).gid(NOBODY).env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
-    command.spawn().expect("it may run")
+/// A process in a role, told nothing but to go on.
+pub type Process = Child<(), Said>;
+
+/// Another user than [`NOBODY`].
+const SOMEBODY: u32 = NOBODY - 1;
+
+/// Runs a role as another user until it ends, and returns what came of it.
+#[track_caller]
+pub fn nobody(role: &Role) -> Said {
+    let mut process = Process::run(as_user(NOBODY), role);
+    let said = process.answer().unwrap_or_else(|| panic!("{role:?}: it died"));
+    assert!(process.end().success(), "{role:?}: {said:?}");
+    said
 }
 
-/// A role that runs as this user, and hears and says lines.
-pub struct Role {
-    child: Child,
-    lines: BufReader<std::process::ChildStdout>,
-}
-
-impl Role {
-    pub fn hear(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).expect("a pipe");
-        line.trim_end().to_owned()
+/// Runs a role that fails, and returns why.
+#[track_caller]
+fn refused(role: &Role) -> String {
+    match nobody(role) {
+        Said::Failed(why) => why,
+        other => panic!("{role:?}: {other:?}"),
     }
-
-    pub fn tell(&mut self, line: &str) {
-        writeln!(self.child.stdin.as_ref().expect("piped"), "{line}").expect("it listens");
-    }
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Starts a role as this user.
-pub fn start_here(role: &str) -> Role {
-    let mut command = Command::new(std::env::current_exe().expect("a test binary has a path"));
-    let command = command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn().expect("it may run");
-    let lines = BufReader::new(child.stdout.take().expect("piped"));
-    Role { child, lines }
 }
 
 /// What another user tries; it says what came of it.
-pub fn run(role: &str) {
-    let (what, path) = role.split_once(' ').unwrap_or((role, "/"));
-    let path = Path::new(path);
-    match what {
-        "connect" => match Participant::builder(open_gpu()).connect(path) {
-            Ok(participant) => println!("connected as {}", participant.id()),
-            Err(error) => println!("{error}"),
-        },
-        // Says hello as any user could, also one whose own side would not.
-        "hello" | "inspect" => {
-            let gpu = open_gpu();
-            let socket = match Stranger::connect(path) {
-                Ok(socket) => socket,
-                Err(error) => return println!("{error}"),
-            };
+pub fn run(role: Role) {
+    match role {
+        Role::Connect { socket } => say(&match Participant::builder(open_gpu()).connect(socket) {
+            Ok(_) => Said::Connected,
+            Err(error) => Said::Failed(error.to_string()),
+        }),
+        Role::Hello { socket } => say(&greet(&socket, HELLO)),
+        Role::Inspect { socket } => say(&greet(&socket, INSPECT)),
+        Role::Slow { socket } => {
+            let socket = Stranger::connect(&socket).expect("it listens");
+            say(&Said::Connected);
+            harness::next::<()>().expect("it is told to go on");
             let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("it lives");
-            let said = match what {
-                "hello" => say(&socket, HELLO, 0, &hello(&gpu, 0), &[pidfd.as_fd()]),
-                _ => say(&socket, INSPECT, 9, &[0; 8], &[]),
-            };
-            // A user that is not allowed may be refused before it says anything.
-            let _ = said;
-            match hear(&socket) {
-                Some(heard) => println!("{} {} {}", heard.number, heard.fds.len(), heard.text(0)),
-                None => println!("hung up"),
-            }
+            let sent = send(&socket, HELLO, 0, &hello(&open_gpu(), 0), &[pidfd.as_fd()]);
+            say(&match sent.ok().and_then(|()| hear(&socket)) {
+                Some(heard) if heard.number == WELCOME => Said::Welcome,
+                Some(heard) => Said::Heard(heard.number, heard.fds.len(), heard.text(0)),
+                None => Said::HungUp,
+            });
         }
-        // Connects, and says hello when it is told to.
-        "slow" => {
-            let socket = Stranger::connect(path).expect("it listens");
-            println!("connected");
-            std::io::stdin().read_line(&mut String::new()).expect("a pipe");
-            let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("it lives");
-            let said = say(&socket, HELLO, 0, &hello(&open_gpu(), 0), &[pidfd.as_fd()]);
-            match said.ok().and_then(|()| hear(&socket)) {
-                Some(heard) if heard.number == WELCOME => println!("welcome"),
-                Some(heard) => println!("{} {}", heard.number, heard.text(0)),
-                None => println!("hung up"),
-            }
+        Role::Silent { socket } => {
+            let open: Vec<_> = (0..600).map_while(|_| Stranger::connect(&socket).ok()).collect();
+            say(&Said::Open(open.len()));
+            harness::next::<()>();
         }
-        "silent" => {
-            let open: Vec<_> = (0..600).map_while(|_| Stranger::connect(path).ok()).collect();
-            println!("{}", open.len());
-            let _ = std::io::stdout().flush();
-            let _ = std::io::stdin().read(&mut [0]);
+        Role::Read { file } => say(&match std::fs::File::open(file).and_then(|mut file| file.read(&mut [0; 8])) {
+            Ok(len) => Said::Bytes(len),
+            Err(error) => Said::Failed(error.to_string()),
+        }),
+        Role::Lay { path } => {
+            crate::directory::lay(&path);
+            say(&Said::Laid);
         }
-        "read" => match std::fs::File::open(path).and_then(|mut file| file.read(&mut [0; 8])) {
-            Ok(len) => println!("{len} bytes"),
-            Err(error) => println!("{error}"),
-        },
-        "lay" => crate::directory::lay(path),
-        _ => {}
+    }
+}
+
+/// Says one thing to a session, and returns what it answers.
+fn greet(socket: &Path, number: u16) -> Said {
+    let gpu = open_gpu();
+    let socket = match Stranger::connect(socket) {
+        Ok(socket) => socket,
+        Err(error) => return Said::Failed(error.to_string()),
+    };
+    let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).expect("it lives");
+    // A user that is not allowed may be refused before it says anything.
+    let _ = match number {
+        HELLO => send(&socket, HELLO, 0, &hello(&gpu, 0), &[pidfd.as_fd()]),
+        _ => send(&socket, number, 9, &[0; 8], &[]),
+    };
+    match hear(&socket) {
+        Some(heard) => Said::Heard(heard.number, heard.fds.len(), heard.text(0)),
+        None => Said::HungUp,
     }
 }
 
@@ -149,9 +146,12 @@ fn private_directory() {
     let dir = tempfile::tempdir().expect("a directory");
     let_in(dir.path());
     let session = Session::builder(open_gpu()).runtime_dir(dir.path().join("run")).open().expect("a session");
-    for role in ["connect", "hello", "inspect"] {
-        let said = nobody(&format!("{role} {}", session.socket_path().display()));
-        assert!(said.to_lowercase().contains("permission denied") || said.contains("this user may not"), "{said}");
+    let socket = || session.socket_path().to_path_buf();
+    for role in
+        [Role::Connect { socket: socket() }, Role::Hello { socket: socket() }, Role::Inspect { socket: socket() }]
+    {
+        let why = refused(&role);
+        assert!(why.to_lowercase().contains("permission denied") || why.contains("this user may not"), "{why}");
     }
     assert_eq!(session.stats().participants, 0);
 }
@@ -160,11 +160,12 @@ fn not_allowed() {
     // The name is for everybody there; who is let in, the session decides.
     let stage = Stage::with(|builder| builder.allow_uids([SOMEBODY]));
     let_in(stage.dir.path());
-    let path = stage.session.socket_path().display().to_string();
-    let said = nobody(&format!("connect {path}"));
-    assert!(said.contains("uid 65534 is not allowed"), "{said}");
-    let said = nobody(&format!("hello {path}"));
-    assert!(said.starts_with(&format!("{REFUSED} 0 ")) && said.contains("uid 65534 is not allowed"), "{said}");
+    let socket = || stage.session.socket_path().to_path_buf();
+    let why = refused(&Role::Connect { socket: socket() });
+    assert!(why.contains("uid 65534 is not allowed"), "{why}");
+    let said = nobody(&Role::Hello { socket: socket() });
+    let Said::Heard(REFUSED, 0, why) = said else { panic!("it is let in: {said:?}") };
+    assert!(why.contains("uid 65534 is not allowed"), "{why}");
     assert_eq!(stage.session.stats().participants, 1);
     stage.end();
 }
@@ -172,8 +173,8 @@ fn not_allowed() {
 fn no_look() {
     let stage = Stage::with(|builder| builder.allow_uids([SOMEBODY]));
     let_in(stage.dir.path());
-    let said = nobody(&format!("inspect {}", stage.session.socket_path().display()));
-    assert!(said.starts_with(&format!("{REFUSED} 0 ")), "{said}");
+    let said = nobody(&Role::Inspect { socket: stage.session.socket_path().into() });
+    assert!(matches!(said, Said::Heard(REFUSED, 0, _)), "{said:?}");
     stage.end();
 }
 
@@ -186,14 +187,14 @@ fn no_reading() {
         let is_memory = std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().contains("memfd:"));
         if is_memory {
             let fd = entry.file_name().into_string().expect("a number");
-            let said = nobody(&format!("read /proc/{}/fd/{fd}", std::process::id()));
-            assert!(said.to_lowercase().contains("permission denied"), "{said}");
+            let why = refused(&Role::Read { file: format!("/proc/{}/fd/{fd}", std::process::id()).into() });
+            assert!(why.to_lowercase().contains("permission denied"), "{why}");
             tried += 1;
         }
     }
     assert!(tried >= 2, "a counter file and a region are memory files");
-    let said = nobody(&format!("read /proc/{}/mem", std::process::id()));
-    assert!(said.to_lowercase().contains("permission denied"), "{said}");
+    let why = refused(&Role::Read { file: format!("/proc/{}/mem", std::process::id()).into() });
+    assert!(why.to_lowercase().contains("permission denied"), "{why}");
     stage.end();
 }
 
@@ -201,16 +202,13 @@ fn no_reading() {
 fn nobody_kept_out() {
     let stage = Stage::with(|builder| builder.allow_uids([SOMEBODY]));
     let_in(stage.dir.path());
-    let mut many = start(&format!("silent {}", stage.session.socket_path().display()));
-    let mut line = String::new();
-    BufReader::new(many.stdout.take().expect("piped")).read_line(&mut line).expect("a pipe");
-    let open: usize = line.trim_end().parse().expect("a number");
-    assert!(open > 256, "only {open} connections");
+    let mut many = Process::run(as_user(NOBODY), &Role::Silent { socket: stage.session.socket_path().into() });
+    let said = many.answer();
+    assert!(matches!(said, Some(Said::Open(257..))), "only {said:?} connections");
     let late = Participant::builder(stage.gpu.clone()).connect(stage.session.socket_path());
     drop(late.expect("it is let in"));
     stage.check();
-    many.kill().expect("it is a child of ours");
-    many.wait().expect("it is a child of ours");
+    many.kill();
     wait_until("the others to be gone", || stage.session.stats().participants == 1);
     stage.end();
 }

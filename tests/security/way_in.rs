@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use gpu_ipc::session::SessionNotice;
 use gpu_ipc::{After, Participant, ParticipantId, Stream, To, Wait};
+use harness::{WATCHDOG, wait_until};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::net::Shutdown;
 
 use crate::stranger::{HELLO, Idler, REFUSED, Stranger, hear, hello, say};
-use crate::{Case, Stage, WATCHDOG, open_gpu, wait_until};
+use crate::users::{Process, Role, Said};
+use crate::{Case, Stage, open_gpu};
 
 pub const CASES: &[Case] = &[
     ("way_in::who_leaves_after_the_welcome_is_no_participant", leaves_after_the_welcome),
@@ -247,13 +249,12 @@ fn silent() {
     let stage = Stage::new();
     let path = stage.session.socket_path();
     let idler = Idler::new();
-    let mut slow = crate::users::start_here(&format!("slow {}", path.display()));
-    assert_eq!(slow.hear(), "connected");
+    let mut slow = Process::start(&Role::Slow { socket: path.into() });
+    assert_eq!(slow.answer(), Some(Said::Connected));
     let silent: Vec<OwnedFd> = (0..600).map(|_| Stranger::connect(path).expect("it listens")).collect();
     // They are all taken in when one that comes after them is served.
     drop(Stranger::join(path, &stage.gpu, idler.fd()));
-    slow.tell("go on");
-    assert_eq!(slow.hear(), "welcome", "a silent crowd of another process had it closed");
+    assert_eq!(slow.ask(&()), Said::Welcome, "a silent crowd of another process had it closed");
     drop((silent, slow));
     stage.end();
 }

@@ -1,18 +1,46 @@
 //! The process that dies: this test's own binary, started again, with one call to make.
 
-use std::io::BufRead;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, Descriptor, Gpu, Participant, ParticipantId, Session, Stream, To, Wait};
+use harness::say;
+use serde::{Deserialize, Serialize};
 
 use crate::counter;
 
-/// Names what an agent does.
-pub const ROLE: &str = "GPU_IPC_TEST_INSTRUCTION";
-/// What it does it with.
-pub const ARGUMENTS: &str = "GPU_IPC_TEST_ARGUMENTS";
+/// The call that an agent makes, and with what.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub enum Call {
+    Claim { socket: PathBuf },
+    Release { socket: PathBuf },
+    Grant { socket: PathBuf },
+    Revoke { socket: PathBuf },
+    Count { file: PathBuf },
+    None,
+}
+
+/// What it is told while it gets ready.
+#[derive(Serialize, Deserialize, Debug)]
+pub enum Told {
+    /// The other side's number.
+    Participant(u64),
+    Descriptor(Vec<u8>),
+    /// What it shared is held.
+    Held,
+    Go,
+}
+
+/// How far it is.
+#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+pub enum Said {
+    Joined(u64),
+    Mapped,
+    Open,
+    Shared(Vec<u8>),
+    Ready,
+}
 
 /// Opens a host device.
 pub fn open_gpu() -> Gpu {
@@ -41,37 +69,30 @@ pub fn read_stamp(gpu: &Gpu, ptr: gpu_ipc::backend::DevicePtr) -> u64 {
 }
 
 /// Runs an agent.
-pub fn run(role: &str) {
-    let arguments = std::env::var(ARGUMENTS).unwrap_or_default();
-    let arguments: Vec<&str> = arguments.split(' ').collect();
-    match role {
-        "claim" => claim(arguments[0]),
-        "release" => release(arguments[0]),
-        "grant" => grant(arguments[0]),
-        "revoke" => revoke(arguments[0]),
-        "count" => {
-            let counter = counter::open(Path::new(arguments[0]));
-            say("ready");
-            hear();
+pub fn run(call: Call) {
+    match call {
+        Call::Claim { socket } => claim(&socket),
+        Call::Release { socket } => release(&socket),
+        Call::Grant { socket } => grant(&socket),
+        Call::Revoke { socket } => revoke(&socket),
+        Call::Count { file } => {
+            let counter = counter::open(&file);
+            ready();
             mark();
             counter::claim(counter);
             counter::release(counter);
             mark();
         }
-        _ => say("ready"),
+        Call::None => say(&Said::Ready),
     }
     // The tracer ends it.
-    hear();
+    harness::next::<Told>();
 }
 
-fn say(line: &str) {
-    println!("{line}");
-}
-
-fn hear() -> String {
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).expect("a pipe");
-    line.trim_end().to_owned()
+/// Says that the call can begin, and waits until it is to.
+fn ready() {
+    say(&Said::Ready);
+    harness::next::<Told>();
 }
 
 /// Stops for the tracer.
@@ -81,59 +102,52 @@ fn mark() {
 }
 
 fn hear_descriptor() -> Vec<u8> {
-    let text = hear();
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex")).collect()
+    match harness::next() {
+        Some(Told::Descriptor(descriptor)) => descriptor,
+        other => panic!("no descriptor: {other:?}"),
+    }
 }
 
-/// Writes bytes as hex.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-fn claim(socket: &str) {
+fn claim(socket: &Path) {
     let participant = Participant::builder(open_gpu()).connect(socket).expect("connected");
-    say(&participant.id().0.to_string());
+    say(&Said::Joined(participant.id().0));
     // The region is mapped, so that the claim is the slot's and not the socket's.
     let first = participant.claim(&hear_descriptor(), Wait::Host, None).expect("claimed");
-    say("mapped");
+    say(&Said::Mapped);
     let descriptor = hear_descriptor();
-    say("ready");
-    hear();
+    ready();
     mark();
     let second = participant.claim(&descriptor, Wait::None, None);
     mark();
     drop((first, second));
 }
 
-fn release(socket: &str) {
+fn release(socket: &Path) {
     let participant = Participant::builder(open_gpu()).connect(socket).expect("connected");
-    say(&participant.id().0.to_string());
+    say(&Said::Joined(participant.id().0));
     let first = participant.claim(&hear_descriptor(), Wait::Host, None).expect("claimed");
-    say("mapped");
+    say(&Said::Mapped);
     let second = participant.claim(&hear_descriptor(), Wait::None, None).expect("claimed");
-    say("ready");
-    hear();
+    ready();
     mark();
     drop(second);
     mark();
     drop(first);
 }
 
-fn grant(socket: &str) {
+fn grant(socket: &Path) {
     let (session, block, to) = produce(socket);
-    say("ready");
-    hear();
+    ready();
     mark();
     let granted = block.share(to, After::Done);
     mark();
     drop((granted, session));
 }
 
-fn revoke(socket: &str) {
+fn revoke(socket: &Path) {
     let (session, block, to) = produce(socket);
     let granted: Descriptor = block.share(to, After::Done).expect("shared");
-    say("ready");
-    hear();
+    ready();
     mark();
     let revoked = block.cancel(&granted);
     mark();
@@ -141,15 +155,17 @@ fn revoke(socket: &str) {
 }
 
 /// Opens a session, waits for a consumer, and gives it a block to hold; returns another block.
-fn produce(socket: &str) -> (Session, gpu_ipc::SentBlock, To) {
+fn produce(socket: &Path) -> (Session, gpu_ipc::SentBlock, To) {
     let gpu = open_gpu();
     let session = Session::builder(gpu.clone()).socket(socket).open().expect("a session");
-    say("open");
-    let to = To::Participant(ParticipantId(hear().parse().expect("a number")));
+    say(&Said::Open);
+    let told = harness::next();
+    let Some(Told::Participant(id)) = told else { panic!("nobody comes: {told:?}") };
+    let to = To::Participant(ParticipantId(id));
     let held = session.alloc(4096).expect("there is room");
     write_stamp(&gpu, held.device_ptr(), 7);
-    say(&hex(held.share(to, After::Done).expect("shared").as_bytes()));
-    hear();
+    say(&Said::Shared(held.share(to, After::Done).expect("shared").as_bytes().to_vec()));
+    harness::next::<Told>();
     // Held by the consumer from here on.
     drop(held);
     (session.clone(), session.alloc(4096).expect("there is room"), to)

@@ -1,5 +1,6 @@
 //! A consumer dies in a claim or a release: its blocks come back, once, and nobody else's do.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,14 +8,15 @@ use std::time::Duration;
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
 use gpu_ipc::backend::{Piece, RegionSource, SourceUsage};
 use gpu_ipc::{After, Error, Gpu, Participant, ParticipantId, ReceivedBlock, Session, To, Wait};
+use harness::wait_until;
 
-use crate::agent::{hex, open_gpu, read_stamp, write_stamp};
+use crate::agent::{Call, Said, Told, open_gpu, read_stamp, write_stamp};
 use crate::trace::Trace;
-use crate::{Case, chosen, wait_until};
+use crate::{Case, chosen};
 
 pub const CASES: &[Case] = &[
-    ("consumer::dies_before_each_instruction_of_a_claim", || dies_in("claim")),
-    ("consumer::dies_before_each_instruction_of_a_release", || dies_in("release")),
+    ("consumer::dies_before_each_instruction_of_a_claim", || dies_in("claim", |socket| Call::Claim { socket })),
+    ("consumer::dies_before_each_instruction_of_a_release", || dies_in("release", |socket| Call::Release { socket })),
 ];
 
 /// A source that counts what is taken and what is given back.
@@ -77,13 +79,16 @@ impl Stage {
     }
 
     /// Starts an agent that is at the beginning of its call: it holds one block already.
-    fn start(&self, call: &str) -> Trace {
-        let (mut trace, id) = Trace::start(call, &[self.session.socket_path().to_str().expect("a plain name")]);
-        let to = To::Participant(ParticipantId(id.parse().expect("a number")));
-        for answer in ["mapped", "ready"] {
+    fn start(&self, call: fn(PathBuf) -> Call) -> Trace {
+        let mut trace = Trace::start(&call(self.session.socket_path().into()));
+        let said = trace.hear();
+        let Said::Joined(id) = said else { panic!("it does not connect: {said:?}") };
+        let to = To::Participant(ParticipantId(id));
+        for answer in [Said::Mapped, Said::Ready] {
             let block = self.session.alloc(4096).expect("there is room");
-            trace.tell(&hex(block.share(to, After::Done).expect("shared").as_bytes()));
-            assert_eq!(trace.line(), answer);
+            let descriptor = block.share(to, After::Done).expect("shared");
+            trace.tell(&Told::Descriptor(descriptor.as_bytes().to_vec()));
+            assert_eq!(trace.hear(), answer);
         }
         trace.begin();
         trace
@@ -109,7 +114,7 @@ impl Stage {
     }
 }
 
-fn dies_in(call: &str) {
+fn dies_in(name: &str, call: fn(PathBuf) -> Call) {
     let stage = Stage::new();
     // The first is watched: which instructions change something?
     let mut pilot = stage.start(call);
@@ -124,7 +129,7 @@ fn dies_in(call: &str) {
     }
     let total = pilot.executed();
     pilot.kill();
-    assert_eq!(decisive.len(), 1, "one instruction of a {call} decides, not {decisive:?}");
+    assert_eq!(decisive.len(), 1, "one instruction of a {name} decides, not {decisive:?}");
     let mut deaths = 1;
     stage.check(deaths);
     let points = chosen(total, &decisive);
@@ -135,5 +140,5 @@ fn dies_in(call: &str) {
         deaths += 1;
         stage.check(deaths);
     }
-    println!("{call}: {total} instructions, number {} decides, {} deaths", decisive[0], points.len());
+    println!("{name}: {total} instructions, number {} decides, {} deaths", decisive[0], points.len());
 }

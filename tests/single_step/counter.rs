@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
+use crate::agent::{Call, Said};
 use crate::trace::Trace;
 use crate::{Case, chosen};
 
@@ -38,7 +39,8 @@ fn leaks() {
     let counter = open(&path);
     let start = || {
         counter.store(0, Ordering::Release);
-        let (mut trace, _) = Trace::start("count", &[path.to_str().expect("a plain name")]);
+        let mut trace = Trace::start(&Call::Count { file: path.clone() });
+        assert_eq!(trace.hear(), Said::Ready);
         trace.begin();
         trace
     };

@@ -13,20 +13,14 @@ mod counter;
 mod producer;
 mod trace;
 
-use std::time::{Duration, Instant};
-
 use libtest_mimic::{Arguments, Failed, Trial};
-
-/// A wait that takes longer fails the test.
-const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A case: its name and what it does.
 type Case = (&'static str, fn());
 
 fn main() {
-    if let Some(role) = std::env::var_os(agent::ROLE) {
-        agent::run(&role.to_string_lossy());
-        return;
+    if let Some(call) = harness::role() {
+        return agent::run(call);
     }
     let possible = trace::is_allowed();
     let cases = [consumer::CASES, producer::CASES, counter::CASES].concat();
@@ -54,14 +48,4 @@ fn chosen(total: usize, decisive: &[usize]) -> Vec<usize> {
     let every = total.div_ceil(samples.max(1)).max(1);
     let is_close = |n: &usize| decisive.iter().any(|at| n.abs_diff(*at) <= AROUND);
     (0..=total).filter(|n| n % every == 0 || *n == total || is_close(n)).collect()
-}
-
-/// Waits until a condition holds.
-#[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < WATCHDOG, "waited too long for: {what}");
-        std::thread::yield_now();
-    }
 }

@@ -1,33 +1,36 @@
 //! A producer dies in a grant or a revocation: its consumer is told, reads on, and lets go.
 
-use gpu_ipc::{ClaimError, Participant, State, Wait};
+use std::path::PathBuf;
 
-use crate::agent::{open_gpu, read_stamp};
+use gpu_ipc::{ClaimError, Participant, State, Wait};
+use harness::{WATCHDOG, wait_until};
+
+use crate::agent::{Call, Said, Told, open_gpu, read_stamp};
 use crate::trace::Trace;
-use crate::{Case, WATCHDOG, chosen, wait_until};
+use crate::{Case, chosen};
 
 pub const CASES: &[Case] = &[
-    ("producer::dies_before_each_instruction_of_a_grant", || dies_in("grant")),
-    ("producer::dies_before_each_instruction_of_a_revocation", || dies_in("revoke")),
+    ("producer::dies_before_each_instruction_of_a_grant", || dies_in("grant", |socket| Call::Grant { socket })),
+    ("producer::dies_before_each_instruction_of_a_revocation", || {
+        dies_in("revocation", |socket| Call::Revoke { socket })
+    }),
 ];
 
 /// Lets the agent execute `at` instructions of its call, kills it, and looks at its consumer. Returns how many it
 /// executed.
-fn die_at(call: &str, at: usize) -> usize {
+fn die_at(call: fn(PathBuf) -> Call, at: usize) -> usize {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("s");
-    let (mut trace, _) = Trace::start(call, &[path.to_str().expect("a plain name")]);
+    let mut trace = Trace::start(&call(path.clone()));
+    assert_eq!(trace.hear(), Said::Open);
     let gpu = open_gpu();
     let consumer = Participant::builder(gpu.clone()).connect(&path).expect("connected");
-    trace.tell(&consumer.id().0.to_string());
-    let descriptor = trace.line();
-    let bytes: Vec<u8> = (0..descriptor.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&descriptor[at..at + 2], 16).expect("hex"))
-        .collect();
+    trace.tell(&Told::Participant(consumer.id().0));
+    let said = trace.hear();
+    let Said::Shared(bytes) = said else { panic!("it shares nothing: {said:?}") };
     let held = consumer.claim(&bytes, Wait::Host, Some(WATCHDOG)).expect("claimed");
-    trace.tell("held");
-    assert_eq!(trace.line(), "ready");
+    trace.tell(&Told::Held);
+    assert_eq!(trace.hear(), Said::Ready);
     trace.begin();
     while trace.executed() < at && trace.step() {}
     let executed = trace.executed();
@@ -43,11 +46,11 @@ fn die_at(call: &str, at: usize) -> usize {
     executed
 }
 
-fn dies_in(call: &str) {
+fn dies_in(name: &str, call: fn(PathBuf) -> Call) {
     let total = die_at(call, usize::MAX);
     let points = chosen(total, &[]);
     for &at in &points {
         die_at(call, at);
     }
-    println!("{call}: {total} instructions, {} deaths", points.len());
+    println!("{name}: {total} instructions, {} deaths", points.len());
 }

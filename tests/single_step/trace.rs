@@ -3,19 +3,17 @@
 //! Only its first thread is: it marks the beginning and the end of the call with a SIGTRAP to itself, and its other
 //! threads run as they please.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use harness::Child;
+use rustix::process::Signal;
 
-use crate::agent;
+use crate::agent::{Call, Said, Told};
 
 /// More instructions than any call has.
 const MOST: usize = 2_000_000;
 
 /// A traced process. Killed when dropped.
 pub struct Trace {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
+    child: Child<Told, Said>,
     /// Instructions executed since the beginning of the call.
     executed: usize,
     /// The call is over.
@@ -31,35 +29,26 @@ enum Stop {
 }
 
 impl Trace {
-    /// Starts an agent, which gets ready for its call, and returns it with the first line that it says.
-    pub fn start(role: &str, arguments: &[&str]) -> (Trace, String) {
-        let mut command = Command::new(std::env::current_exe().expect("a test binary has a path"));
-        let command = command.env(agent::ROLE, role).env(agent::ARGUMENTS, arguments.join(" "));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a process can be started");
-        let to = child.stdin.take().expect("piped");
-        let from = BufReader::new(child.stdout.take().expect("piped"));
-        let mut trace = Trace { child, to, from, executed: 0, over: false };
-        let line = trace.line();
-        (trace, line)
+    /// Starts an agent, which gets ready for its call.
+    pub fn start(call: &Call) -> Trace {
+        Trace { child: Child::start(call), executed: 0, over: false }
     }
 
-    /// Reads a line that the agent says.
-    pub fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.from.read_line(&mut line).expect("a pipe");
-        assert!(line.ends_with('\n'), "the agent died while it got ready");
-        line.trim_end().to_owned()
+    /// Hears how far the agent is.
+    #[track_caller]
+    pub fn hear(&mut self) -> Said {
+        self.child.answer().expect("it died while it got ready")
     }
 
     /// Tells the agent something while it gets ready.
-    pub fn tell(&mut self, line: &str) {
-        writeln!(self.to, "{line}").expect("the agent listens");
+    pub fn tell(&mut self, told: &Told) {
+        self.child.tell(told);
     }
 
     /// Takes hold of the agent, which is ready, and lets it go to the beginning of its call.
     pub fn begin(&mut self) {
         self.seize().expect("it was tried before");
-        self.tell("go");
+        self.tell(&Told::Go);
         assert!(matches!(self.stopped(), Some(Stop::Mark)), "the agent did not come to its call");
     }
 
@@ -84,13 +73,13 @@ impl Trace {
     }
 
     /// Kills it where it stands.
-    pub fn kill(mut self) {
-        self.child.kill().expect("it is a child of ours");
+    pub fn kill(self) {
+        self.child.signal(Signal::KILL);
         while self.stopped().is_some() {}
     }
 
     fn pid(&self) -> libc::pid_t {
-        self.child.id().cast_signed()
+        self.child.pid().cast_signed()
     }
 
     fn seize(&self) -> std::io::Result<()> {
@@ -133,15 +122,8 @@ impl Trace {
     }
 }
 
-impl Drop for Trace {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Says whether this process may trace its children.
 pub fn is_allowed() -> bool {
-    let (trace, _) = Trace::start("nothing", &[]);
-    trace.seize().is_ok()
+    let mut trace = Trace::start(&Call::None);
+    trace.hear() == Said::Ready && trace.seize().is_ok()
 }

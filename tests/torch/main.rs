@@ -4,9 +4,6 @@
 //! program that `GPU_IPC_PYTHON` names. Everything shows as ignored without one; with `REQUIRE_TORCH=1` that is a
 //! failure.
 
-#[path = "../shared/program.rs"]
-mod program;
-
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
@@ -15,9 +12,8 @@ use std::time::Duration;
 
 use gpu_ipc::backend::DeviceUuid;
 use gpu_ipc::torch::{CounterFile, CounterName, Dtype, Fields, Layout, Released, SLOTS, TensorMessage};
+use harness::program::{example, run_to_end};
 use libtest_mimic::{Arguments, Failed, Trial};
-
-use program::{example, run_to_end};
 
 const CASES: &[(&str, fn())] = &[
     ("pytorch_decreases_our_counter_and_leaves_our_file", pytorch_decreases_our_counter_and_leaves_our_file),

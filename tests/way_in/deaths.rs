@@ -3,10 +3,11 @@
 use std::os::unix::process::ExitStatusExt;
 
 use gpu_ipc::Error;
+use harness::WATCHDOG;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Role, Said};
 use crate::steps::{Possessions, Stage, come, open};
-use crate::{Case, WATCHDOG, wait_until};
+use crate::{Case, wait_until};
 
 pub const CASES: &[Case] = &[
     ("deaths::a_newcomer_that_dies_leaves_nothing", newcomer_dies),
@@ -15,10 +16,10 @@ pub const CASES: &[Case] = &[
 
 fn newcomer_dies() {
     let stage = Stage::new();
-    let path = stage.session.socket_path().display().to_string();
+    let socket = stage.session.socket_path().to_path_buf();
     let mut died = 0;
     for step in 1.. {
-        let status = Agent::start(&format!("newcomer {path} {step}")).end();
+        let status = Agent::start(&Role::Newcomer { socket: socket.clone(), step }).end();
         stage.await_rest(&format!("a death at step {step}"));
         stage.check();
         if status.success() {
@@ -39,8 +40,8 @@ fn session_dies() {
     let mut rest: Option<Possessions> = None;
     let (mut died, mut refused) = (0, 0);
     for step in 1.. {
-        let mut agent = Agent::start(&format!("session {} {step}", path.display()));
-        assert_eq!(agent.hear().as_deref(), Some("ready"));
+        let mut agent = Agent::start(&Role::Session { socket: path.clone(), step });
+        assert_eq!(agent.answer(), Some(Said::Ready));
         let came = come(&gpu, &path, WATCHDOG).join().expect("nothing panics");
         refused += u32::from(came.is_err());
         match came {
@@ -54,6 +55,7 @@ fn session_dies() {
             }
         }
         let status = agent.end();
+        drop(agent);
         if let Some(rest) = &rest {
             rest.await_again(&host, &format!("the session's death at step {step}"));
         } else {

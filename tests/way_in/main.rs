@@ -12,20 +12,17 @@ mod deaths;
 mod injector;
 mod steps;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use harness::WATCHDOG;
 use libtest_mimic::{Arguments, Failed, Trial};
-
-/// A wait that takes longer fails the test.
-const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A case: its name and what it does.
 type Case = (&'static str, fn());
 
 fn main() {
-    if let Some(role) = std::env::var_os(agent::ROLE) {
-        agent::run(&role.to_string_lossy());
-        return;
+    if let Some(role) = harness::role() {
+        return agent::run(role);
     }
     let mut arguments = Arguments::from_args();
     // Each counts what this process has open.

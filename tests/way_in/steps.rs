@@ -9,9 +9,10 @@ use std::time::Duration;
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, Error, Gpu, Participant, ReceivedBlock, Result, Session, To, Wait};
+use harness::WATCHDOG;
 
 use crate::injector::{Action, Injector};
-use crate::{Case, WATCHDOG, wait_until};
+use crate::{Case, wait_until};
 
 pub const CASES: &[Case] = &[
     ("steps::a_newcomers_step_that_fails_leaves_nothing", || fails(NEWCOMER, 20)),

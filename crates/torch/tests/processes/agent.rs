@@ -1,22 +1,96 @@
-//! The other process: this program again, told what to do line by line.
+//! The other process: this program again, told what to do.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, DevicePtr, DeviceUuid, Error, Gpu, Sharing};
 use gpu_ipc_torch::{CounterFile, ReceivedStorage, Receiver, TensorMessage};
+use harness::{Child, WATCHDOG, say};
 use ipc_rc::{Participant, ReceivedBlock, Stream, Wait};
+use serde::{Deserialize, Serialize};
 
-/// Set in the other process.
-pub const ROLE: &str = "GPU_IPC_TORCH_AGENT";
+/// What this program can be started as.
+#[derive(Serialize, Deserialize)]
+pub enum Role {
+    Agent,
+}
+
+/// A message of a tensor as it travels.
+pub type Bytes = Vec<u8>;
+
+/// What the other process is told.
+#[derive(Serialize, Deserialize, Debug)]
+pub enum Command {
+    /// Opens and holds.
+    Open(Bytes),
+    /// Opens by another receiver of the same process, and drops.
+    OpenByAnother(Bytes),
+    /// Opens, giving the sender's work no time at all.
+    OpenAtOnce(Bytes),
+    /// Opens behind its stream.
+    OpenOnStream(Bytes),
+    /// Opens behind its stream and drops at once: what is queued is the wait for the sender alone.
+    OpenOnStreamAndDrop(Bytes),
+    /// Opens in a forked child.
+    OpenInFork(Bytes),
+    /// Eight threads that open, look and drop, each its own messages, of one segment; with the byte that each finds.
+    Storm(Vec<(Bytes, u8)>),
+    /// Claims the same block by the native protocol, in a process that PyTorch's counts nothing of.
+    Claim {
+        socket: PathBuf,
+        descriptor: Bytes,
+    },
+    /// Lets go of that.
+    Unclaim,
+    Decline(Bytes),
+    /// Drops a storage that a stream is stopped on: the drop must return.
+    DropBusy(Bytes),
+    /// Lets that stream go on.
+    GoOn,
+    DropAll,
+    Addresses,
+    Settle,
+    /// Exports what an expandable segment is: file descriptors of this process, one for each chunk.
+    Export {
+        chunks: u8,
+    },
+    /// Counts how often that is open.
+    Exported,
+}
+
+/// What it answers.
+#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+pub enum Answer {
+    Done,
+    /// The first bytes of a storage or block.
+    Content(Bytes),
+    /// It is about to open.
+    Opening,
+    /// Whether what it dropped was given back.
+    GivenBack(bool),
+    /// How a forked child ended.
+    ChildEnded(Option<i32>),
+    Pending(u64),
+    Settled {
+        released: u64,
+        segments: u64,
+        kept: u64,
+    },
+    Addresses(Vec<u64>),
+    Exported {
+        file: String,
+        fds: Vec<RawFd>,
+    },
+    Count(i64),
+    Failed(String),
+}
+
 /// Bytes of a chunk of what is exported as an expandable segment.
 pub const CHUNK: u64 = 1 << 20;
-/// A process that takes longer counts as hung.
-pub const WATCHDOG: Duration = Duration::from_secs(60);
 
 pub fn open_gpu() -> Gpu {
     Gpu::new(HostBackend::new(HostConfig::default()).expect("memory"), DeviceId(0)).expect("a device")
@@ -46,81 +120,47 @@ pub fn bytes(stream: &Stream, ptr: DevicePtr, len: u64) -> Vec<u8> {
     bytes
 }
 
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex")).collect()
-}
-
-/// The other process as a test sees it. It ends with its input.
-pub struct Agent {
-    child: Child,
-    to: Option<ChildStdin>,
-    from: mpsc::Receiver<String>,
-}
+/// The other process as a test sees it. It is let go when dropped, and closes what it has.
+pub struct Agent(Child<Command, Answer>);
 
 impl Agent {
     pub fn start() -> Agent {
-        let mut child = Command::new(std::env::current_exe().expect("a path"))
-            .env(ROLE, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let to = child.stdin.take();
-        let (lines, from) = mpsc::channel();
-        let out: ChildStdout = child.stdout.take().expect("piped");
-        std::thread::spawn(move || {
-            for line in BufReader::new(out).lines().map_while(Result::ok) {
-                if lines.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        Agent { child, to, from }
+        Agent(Child::start(&Role::Agent))
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub fn tell(&mut self, line: &str) {
-        writeln!(self.to.as_ref().expect("alive"), "{line}").expect("it listens");
-    }
-
+    /// Has it open a message, and returns why it does not.
     #[track_caller]
-    pub fn answer(&self) -> String {
-        self.from.recv_timeout(WATCHDOG).expect("an answer in time")
+    pub fn cannot(&mut self, command: &Command) -> String {
+        match self.ask(command) {
+            Answer::Failed(why) => why,
+            other => panic!("{command:?}: {other:?}"),
+        }
     }
+}
 
-    #[track_caller]
-    pub fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
-        self.answer()
+impl Deref for Agent {
+    type Target = Child<Command, Answer>;
+    fn deref(&self) -> &Child<Command, Answer> {
+        &self.0
     }
+}
 
-    /// Kills it and waits until it is dead.
-    pub fn kill(&mut self) {
-        self.child.kill().expect("it is ours");
-        self.child.wait().expect("it is ours");
+impl DerefMut for Agent {
+    fn deref_mut(&mut self) -> &mut Child<Command, Answer> {
+        &mut self.0
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // It ends with its input and closes its output then; a message more would be a fault of the test's.
-        self.to = None;
-        let _ = self.from.recv_timeout(WATCHDOG);
-        // Dead already where a test killed it.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if !std::thread::panicking() {
+            self.0.end();
+        }
     }
 }
 
 /// What the other process has.
-struct State {
+struct Life {
     receiver: Receiver,
     stream: Stream,
     held: Vec<ReceivedStorage>,
@@ -134,164 +174,146 @@ pub fn run() {
     let gpu = open_gpu();
     let stream = Stream::create(&gpu).expect("a stream");
     let receiver = Receiver::new(gpu).expect("a thread");
-    let mut state = State { receiver, stream, held: Vec::new(), gates: Vec::new(), exported: None, native: None };
-    for line in std::io::stdin().lock().lines() {
-        let line = line.expect("text");
-        let (command, rest) = line.split_once(' ').unwrap_or((&line, ""));
-        let answer = state.obey(command, rest).unwrap_or_else(|error| format!("error: {error}"));
-        println!("{answer}");
-    }
+    let mut life = Life { receiver, stream, held: Vec::new(), gates: Vec::new(), exported: None, native: None };
+    harness::obey(|command| life.obey(command).unwrap_or_else(|error| Answer::Failed(error.to_string())));
 }
 
-impl State {
-    fn open(&self, hex: &str, wait: Wait<'_>, timeout: Option<Duration>) -> Result<ReceivedStorage, Error> {
-        let message = TensorMessage::decode(&unhex(hex))?;
+impl Life {
+    fn open(&self, message: &[u8], wait: Wait<'_>, timeout: Option<Duration>) -> Result<ReceivedStorage, Error> {
+        let message = TensorMessage::decode(message)?;
         let mut storage = message.fields.decode()?;
         storage.uuid = message.uuid;
         self.receiver.open(&storage, wait, timeout)
     }
 
-    fn content(&self, storage: &ReceivedStorage) -> String {
-        hex(&bytes(&self.stream, storage.device_ptr(), storage.len().min(4)))
+    fn content(&self, storage: &ReceivedStorage) -> Answer {
+        Answer::Content(bytes(&self.stream, storage.device_ptr(), storage.len().min(4)))
     }
 
-    fn obey(&mut self, command: &str, rest: &str) -> Result<String, Error> {
+    fn obey(&mut self, command: Command) -> Result<Answer, Error> {
         Ok(match command {
-            "open" => {
-                let storage = self.open(rest, Wait::Host, Some(WATCHDOG))?;
+            Command::Open(message) => {
+                let storage = self.open(&message, Wait::Host, Some(WATCHDOG))?;
                 let content = self.content(&storage);
                 self.held.push(storage);
                 content
             }
-            // By another receiver of this process.
-            "open-other" => {
-                let storage = TensorMessage::decode(&unhex(rest))?.fields.decode()?;
+            Command::OpenByAnother(message) => {
+                let storage = TensorMessage::decode(&message)?.fields.decode()?;
                 Receiver::new(open_gpu())?.open(&storage, Wait::Host, Some(WATCHDOG))?;
-                "opened".into()
+                Answer::Done
             }
-            // Gives the sender's work no time at all.
-            "hurry" => {
-                self.open(rest, Wait::Host, Some(Duration::ZERO))?;
-                "in time".into()
+            Command::OpenAtOnce(message) => {
+                self.open(&message, Wait::Host, Some(Duration::ZERO))?;
+                Answer::Done
             }
-            "on-stream" => {
-                println!("opening");
-                let storage = self.open(rest, Wait::Stream(&self.stream), None)?;
+            Command::OpenOnStream(message) => {
+                say(&Answer::Opening);
+                let storage = self.open(&message, Wait::Stream(&self.stream), None)?;
                 self.content(&storage)
             }
-            // Opens and drops at once: what is queued is the wait for the sender alone.
-            "on-stream-drop" => {
-                drop(self.open(rest, Wait::Stream(&self.stream), None)?);
+            Command::OpenOnStreamAndDrop(message) => {
+                drop(self.open(&message, Wait::Stream(&self.stream), None)?);
                 // Long enough to give back what waits for nothing.
-                match self.receiver.wait_released(Duration::from_millis(200)) {
-                    true => "given back".into(),
-                    false => "waits".into(),
-                }
+                Answer::GivenBack(self.receiver.wait_released(Duration::from_millis(200)))
             }
-            // In a child everything says so, and every drop does nothing.
-            "fork" => {
-                // SAFETY: `fork` asks that the child of a process with threads calls only what is safe there: it
-                // allocates with the C library's allocator, which glibc keeps usable in a child, and leaves with
-                // `_exit`.
-                let pid = unsafe { libc::fork() };
-                if pid == 0 {
-                    let message = TensorMessage::decode(&unhex(rest)).and_then(|message| message.fields.decode());
-                    let opened = message.and_then(|storage| self.receiver.open(&storage, Wait::None, None));
-                    self.held.clear();
-                    let code = if matches!(opened, Err(Error::Forked { .. })) { 0 } else { 1 };
-                    // SAFETY: `_exit` has no conditions.
-                    unsafe { libc::_exit(code) };
-                }
-                let child = rustix::process::Pid::from_raw(pid);
-                let status = rustix::process::waitpid(child, rustix::process::WaitOptions::empty());
-                let code = status.ok().flatten().and_then(|(_, status)| status.exit_status());
-                format!("the child ends with {}", code.map_or("nothing".into(), |code| code.to_string()))
-            }
-            // Eight threads that open, look and drop, each its own messages, of one segment.
-            "storm" => {
-                let messages: Vec<&str> = rest.split(' ').collect();
+            Command::OpenInFork(message) => self.open_in_a_child(&message),
+            Command::Storm(messages) => {
                 let this = &*self;
                 std::thread::scope(|scope| {
                     for share in messages.chunks(messages.len().div_ceil(8)) {
                         scope.spawn(move || {
                             let stream = Stream::create(this.receiver.gpu()).expect("a stream");
-                            for (hex, expected) in share.iter().filter_map(|message| message.split_once('=')) {
-                                let storage = this.open(hex, Wait::Stream(&stream), None).expect("opened");
-                                let byte: u8 = expected.parse().expect("a number");
-                                assert_eq!(bytes(&stream, storage.device_ptr(), storage.len())[..], [byte; 4096]);
+                            for (message, byte) in share {
+                                let storage = this.open(message, Wait::Stream(&stream), None).expect("opened");
+                                assert_eq!(bytes(&stream, storage.device_ptr(), storage.len())[..], [*byte; 4096]);
                             }
                         });
                     }
                 });
                 self.settled()
             }
-            // The same block by the native protocol, in a process that PyTorch's counts nothing of.
-            "claim" => {
-                let (socket, descriptor) = rest.split_once(' ').expect("two words");
+            Command::Claim { socket, descriptor } => {
                 let native = Participant::builder(self.receiver.gpu().clone()).connect(socket).expect("it listens");
-                let block = native.claim(&unhex(descriptor), Wait::Host, Some(WATCHDOG)).expect("claimed");
-                let content = hex(&bytes(&self.stream, block.device_ptr(), 4));
+                let block = native.claim(&descriptor, Wait::Host, Some(WATCHDOG)).expect("claimed");
+                let content = bytes(&self.stream, block.device_ptr(), 4);
                 self.native = Some((block, native));
-                content
+                Answer::Content(content)
             }
-            "unclaim" => {
+            Command::Unclaim => {
                 self.native = None;
-                "let go".into()
+                Answer::Done
             }
-            "decline" => {
-                self.receiver.decline(&TensorMessage::decode(&unhex(rest))?.fields.decode()?)?;
-                "declined".into()
+            Command::Decline(message) => {
+                self.receiver.decline(&TensorMessage::decode(&message)?.fields.decode()?)?;
+                Answer::Done
             }
-            // Drops a storage that a stream is stopped on: the drop must return.
-            "drop-busy" => {
-                let storage = self.open(rest, Wait::Host, Some(WATCHDOG))?;
+            Command::DropBusy(message) => {
+                let storage = self.open(&message, Wait::Host, Some(WATCHDOG))?;
                 self.gates.push(stop(&self.stream));
                 fill(&self.stream, storage.device_ptr(), 9, storage.len());
                 storage.used_on(&self.stream)?;
                 drop(storage);
-                format!("{} pending", self.receiver.stats().pending)
+                Answer::Pending(self.receiver.stats().pending)
             }
-            "go" => {
+            Command::GoOn => {
                 self.gates.clear();
                 self.settled()
             }
-            "drop" => {
+            Command::DropAll => {
                 self.held.clear();
                 self.settled()
             }
-            "bases" => {
+            Command::Addresses => {
                 let mut all: Vec<u64> = self.held.iter().map(|storage| storage.device_ptr().0).collect();
                 all.sort_unstable();
-                all.iter().map(|at| format!("{at} ")).collect()
+                Answer::Addresses(all)
             }
-            "settled" => self.settled(),
-            // What an expandable segment is: file descriptors of this process, one for each chunk.
-            "export" => {
+            Command::Settle => self.settled(),
+            Command::Export { chunks } => {
                 let (gpu, file) = (self.receiver.gpu(), CounterFile::create()?);
                 file.grant(0);
-                let (mut answer, mut fds) = (file.name().as_str().to_owned(), Vec::new());
-                for number in 0..rest.parse().expect("a number") {
+                let mut fds = Vec::new();
+                for number in 0..chunks {
                     let made = gpu.backend().alloc(gpu.device(), CHUNK, Sharing::Fd)?;
                     fill(&self.stream, made.base, 0x50 + number, CHUNK);
                     fds.push(gpu.backend().export_fd(made.base)?);
-                    answer += &format!(" {}", fds[usize::from(number)].as_raw_fd());
                 }
                 self.stream.synchronize()?;
+                let numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
+                let answer = Answer::Exported { file: file.name().as_str().to_owned(), fds: numbers };
                 self.exported = Some((fds, file));
                 answer
             }
-            "exported" => {
+            Command::Exported => {
                 let (_, file) = self.exported.as_ref().expect("exported first");
-                file.count(0).to_string()
+                Answer::Count(file.count(0))
             }
-            other => panic!("no such command: {other}"),
         })
     }
 
-    fn settled(&self) -> String {
+    /// In a forked child every call says so, and every drop does nothing.
+    fn open_in_a_child(&mut self, message: &[u8]) -> Answer {
+        // SAFETY: `fork` asks that the child of a process with threads calls only what is safe there: it allocates with
+        // the C library's allocator, which glibc keeps usable in a child, and leaves with `_exit`.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let message = TensorMessage::decode(message).and_then(|message| message.fields.decode());
+            let opened = message.and_then(|storage| self.receiver.open(&storage, Wait::None, None));
+            self.held.clear();
+            let code = if matches!(opened, Err(Error::Forked { .. })) { 0 } else { 1 };
+            // SAFETY: `_exit` has no conditions.
+            unsafe { libc::_exit(code) };
+        }
+        let child = rustix::process::Pid::from_raw(pid);
+        let status = rustix::process::waitpid(child, rustix::process::WaitOptions::empty());
+        Answer::ChildEnded(status.ok().flatten().and_then(|(_, status)| status.exit_status()))
+    }
+
+    fn settled(&self) -> Answer {
         assert!(self.receiver.wait_released(WATCHDOG), "nothing is given back");
         let stats = self.receiver.stats();
-        format!("{} released, {} segments, {} kept", stats.released, stats.segments, stats.kept)
+        Answer::Settled { released: stats.released, segments: stats.segments, kept: stats.kept }
     }
 }
 

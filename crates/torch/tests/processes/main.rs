@@ -7,13 +7,14 @@ mod agent;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use agent::{Agent, WATCHDOG, bytes, fill, hex, open_gpu, stop};
+use agent::{Agent, Answer, Command, bytes, fill, open_gpu, stop};
 use gpu_api::{Error, Gpu, Sharing};
 use gpu_ipc_torch::{
     Collected, CounterFile, Dtype, Fields, Layout, Receiver, Recipient, Released, SLOTS, SendId, Sender, TensorMessage,
 };
+use harness::{WATCHDOG, wait_until};
 use ipc_rc::{After, Claims, SentBlock, Session, Stream, To, Wait};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -48,7 +49,7 @@ const CASES: &[(&str, fn())] = &[
 ];
 
 fn main() {
-    if std::env::var_os(agent::ROLE).is_some() {
+    if let Some(agent::Role::Agent) = harness::role() {
         return agent::run();
     }
     let trial = |&(name, run): &(&str, fn())| {
@@ -91,8 +92,12 @@ impl Side {
     }
 }
 
-fn line(command: &str, message: &TensorMessage) -> String {
-    format!("{command} {}", hex(&message.encode().expect("it fits")))
+fn coded(message: &TensorMessage) -> Vec<u8> {
+    message.encode().expect("it fits")
+}
+
+fn settled(released: u64, segments: u64, kept: u64) -> Answer {
+    Answer::Settled { released, segments, kept }
 }
 
 fn path(fields: &Fields) -> std::path::PathBuf {
@@ -103,15 +108,6 @@ fn path(fields: &Fields) -> std::path::PathBuf {
 fn counter(message: &TensorMessage) -> (CounterFile, u32) {
     let place = message.fields.decode().expect("good").place.expect("bytes");
     (CounterFile::attach(&place.counter.file).expect("it is there"), place.counter.slot)
-}
-
-#[track_caller]
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < WATCHDOG, "waited too long for: {what}");
-        std::thread::yield_now();
-    }
 }
 
 fn emptied(session: &Session) {
@@ -127,12 +123,12 @@ fn what_is_dropped_comes_back_in_one_collect() {
     let mut file = None;
     for byte in 1..=3 {
         let (_, message) = side.send(&side.block(byte), to.clone());
-        assert_eq!(agent.ask(&line("open", &message)), format!("{byte:02x}").repeat(4));
+        assert_eq!(agent.ask(&Command::Open(coded(&message))), Answer::Content(vec![byte; 4]));
         file = Some(path(&message.fields));
     }
     assert_eq!(side.sender.collect(), Collected::default());
     assert_eq!(side.session.stats().live_blocks, 3);
-    assert_eq!(agent.ask("drop"), "3 released, 0 segments, 0 kept");
+    assert_eq!(agent.ask(&Command::DropAll), settled(3, 0, 0));
     let back = side.sender.collect();
     assert_eq!((back.released, back.abandoned, back.bytes), (3, 0, 3 * 4096));
     emptied(&side.session);
@@ -144,10 +140,10 @@ fn a_drop_blocks_nobody_and_counts_when_the_work_is_done() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let block = side.block(1);
     let (_, message) = side.send(&block, Recipient::Unknown);
-    assert_eq!(agent.ask(&line("drop-busy", &message)), "1 pending");
+    assert_eq!(agent.ask(&Command::DropBusy(coded(&message))), Answer::Pending(1));
     let (file, slot) = counter(&message);
     assert_eq!((file.count(slot), side.sender.collect()), (1, Collected::default()));
-    assert_eq!(agent.ask("go"), "1 released, 0 segments, 0 kept");
+    assert_eq!(agent.ask(&Command::GoOn), settled(1, 0, 0));
     assert_eq!(side.sender.collect().released, 1);
     // Released means that its last work is here.
     assert_eq!(bytes(&side.stream, block.device_ptr(), 4096), [9; 4096]);
@@ -160,15 +156,15 @@ fn the_senders_work_is_waited_for() {
     let gate = stop(&side.stream);
     fill(&side.stream, block.device_ptr(), 2, 4096);
     let (_, message) = side.send(&block, Recipient::Unknown);
-    let answer = agent.ask(&line("hurry", &message));
-    assert!(answer.starts_with("error: ") && answer.contains("the work of the process that shared"), "{answer}");
+    let answer = agent.cannot(&Command::OpenAtOnce(coded(&message)));
+    assert!(answer.contains("the work of the process that shared"), "{answer}");
     let (file, slot) = counter(&message);
     assert_eq!(file.count(slot), 1, "what was not opened stays counted");
-    agent.tell(&line("on-stream", &message));
-    assert_eq!(agent.answer(), "opening");
+    agent.tell(&Command::OpenOnStream(coded(&message)));
+    assert_eq!(agent.answer(), Some(Answer::Opening));
     drop(gate);
-    assert_eq!(agent.answer(), "02020202");
-    agent.ask("settled");
+    assert_eq!(agent.answer(), Some(Answer::Content(vec![2; 4])));
+    agent.ask(&Command::Settle);
     assert_eq!(side.sender.collect().released, 1);
 }
 
@@ -177,23 +173,23 @@ fn a_stream_that_waits_for_the_sender_counts_as_used() {
     let block = side.block(1);
     let gate = stop(&side.stream);
     let (_, message) = side.send(&block, Recipient::Unknown);
-    assert_eq!(agent.ask(&line("on-stream-drop", &message)), "waits");
+    assert_eq!(agent.ask(&Command::OpenOnStreamAndDrop(coded(&message))), Answer::GivenBack(false));
     assert_eq!(side.sender.collect(), Collected::default());
     drop(gate);
-    assert_eq!(agent.ask("settled"), "1 released, 0 segments, 0 kept");
+    assert_eq!(agent.ask(&Command::Settle), settled(1, 0, 0));
     assert_eq!(side.sender.collect().released, 1);
 }
 
 fn a_message_opens_once_in_a_process() {
     let (side, mut agent, mut other) = (Side::new(), Agent::start(), Agent::start());
     let (_, message) = side.send(&side.block(5), Recipient::Unknown);
-    assert_eq!(agent.ask(&line("open", &message)), "05050505");
-    let answer = agent.ask(&line("open-other", &message));
+    assert_eq!(agent.ask(&Command::Open(coded(&message))), Answer::Content(vec![5; 4]));
+    let answer = agent.cannot(&Command::OpenByAnother(coded(&message)));
     assert!(answer.contains("sent once"), "{answer}");
     // Another process cannot know; what both count down is never less than nothing.
-    assert_eq!(other.ask(&line("open", &message)), "05050505");
-    assert_eq!(agent.ask("drop"), "1 released, 0 segments, 0 kept");
-    other.ask("drop");
+    assert_eq!(other.ask(&Command::Open(coded(&message))), Answer::Content(vec![5; 4]));
+    assert_eq!(agent.ask(&Command::DropAll), settled(1, 0, 0));
+    other.ask(&Command::DropAll);
     let (file, slot) = counter(&message);
     assert_eq!(file.count(slot), 0);
 }
@@ -201,30 +197,30 @@ fn a_message_opens_once_in_a_process() {
 fn a_message_opens_once() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let (_, message) = side.send(&side.block(5), Recipient::Unknown);
-    assert_eq!(agent.ask(&line("open", &message)), "05050505");
-    let answer = agent.ask(&line("open", &message));
+    assert_eq!(agent.ask(&Command::Open(coded(&message))), Answer::Content(vec![5; 4]));
+    let answer = agent.cannot(&Command::Open(coded(&message)));
     assert!(answer.contains("sent once"), "{answer}");
-    assert_eq!(agent.ask("drop"), "1 released, 0 segments, 0 kept");
-    let answer = agent.ask(&line("open", &message));
+    assert_eq!(agent.ask(&Command::DropAll), settled(1, 0, 0));
+    let answer = agent.cannot(&Command::Open(coded(&message)));
     assert!(answer.contains("sent once"), "{answer}");
     let (file, slot) = counter(&message);
     assert_eq!(file.count(slot), 0);
     // Sent anew by the same counter, as a sender could that uses them again.
     file.grant(slot);
-    assert_eq!(agent.ask(&line("open", &message)), "05050505");
+    assert_eq!(agent.ask(&Command::Open(coded(&message))), Answer::Content(vec![5; 4]));
 }
 
 fn storages_of_a_segment_share_one_mapping() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let blocks: Vec<_> = (0..4).map(|byte| side.block(byte)).collect();
     for block in &blocks {
-        agent.ask(&line("open", &side.send(block, Recipient::Unknown).1));
+        agent.ask(&Command::Open(coded(&side.send(block, Recipient::Unknown).1)));
     }
-    assert_eq!(agent.ask("settled"), "0 released, 1 segments, 0 kept");
+    assert_eq!(agent.ask(&Command::Settle), settled(0, 1, 0));
     let mut here: Vec<u64> = blocks.iter().map(|block| block.device_ptr().0).collect();
     here.sort_unstable();
-    let there = agent.ask("bases");
-    let there: Vec<u64> = there.split_whitespace().map(|at| at.parse().expect("a number")).collect();
+    let answer = agent.ask(&Command::Addresses);
+    let Answer::Addresses(there) = answer else { panic!("{answer:?}") };
     for (one, other) in here.windows(2).zip(there.windows(2)) {
         assert_eq!(one[1] - one[0], other[1] - other[0], "the same distances in one mapping");
     }
@@ -233,12 +229,9 @@ fn storages_of_a_segment_share_one_mapping() {
 fn threads_open_and_close_one_segment() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let blocks: Vec<_> = (0..8).map(|byte| side.block(byte)).collect();
-    let mut storm = String::from("storm");
-    for number in 0..400 {
-        let (_, message) = side.send(&blocks[number % 8], Recipient::Unknown);
-        storm += &format!(" {}={}", hex(&message.encode().expect("it fits")), number % 8);
-    }
-    assert_eq!(agent.ask(&storm), "400 released, 0 segments, 0 kept");
+    let blocks = (0..).zip(&blocks).cycle().take(400);
+    let storm = blocks.map(|(byte, block)| (coded(&side.send(block, Recipient::Unknown).1), byte)).collect();
+    assert_eq!(agent.ask(&Command::Storm(storm)), settled(400, 0, 0));
     side.sender.collect();
     assert!(side.sender.outstanding().is_empty());
 }
@@ -247,11 +240,11 @@ fn a_forked_child_opens_and_ends_nothing() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let block = side.block(6);
     let ((_, held), (_, other)) = (side.send(&block, Recipient::Unknown), side.send(&block, Recipient::Unknown));
-    agent.ask(&line("open", &held));
-    assert_eq!(agent.ask(&line("fork", &other)), "the child ends with 0");
+    agent.ask(&Command::Open(coded(&held)));
+    assert_eq!(agent.ask(&Command::OpenInFork(coded(&other))), Answer::ChildEnded(Some(0)));
     assert_eq!(side.sender.collect(), Collected::default());
-    assert_eq!(agent.ask(&line("open", &other)), "06060606");
-    assert_eq!(agent.ask("drop"), "2 released, 0 segments, 0 kept");
+    assert_eq!(agent.ask(&Command::Open(coded(&other))), Answer::Content(vec![6; 4]));
+    assert_eq!(agent.ask(&Command::DropAll), settled(2, 0, 0));
     assert_eq!(side.sender.collect().released, 2);
 }
 
@@ -261,14 +254,15 @@ fn a_block_goes_both_ways_at_once() {
     let descriptor = block.share(To::Ticket(Claims::Once), After::Stream(&side.stream)).expect("shared");
     let (_, message) = side.send(&block, Recipient::Unknown);
     drop(block);
-    agent.ask(&line("open", &message));
-    let socket = side.session.socket_path().to_str().expect("text");
-    assert_eq!(agent.ask(&format!("claim {socket} {}", hex(descriptor.as_bytes()))), "03030303");
-    agent.ask("drop");
+    agent.ask(&Command::Open(coded(&message)));
+    let socket = side.session.socket_path().into();
+    let claim = Command::Claim { socket, descriptor: descriptor.as_bytes().to_vec() };
+    assert_eq!(agent.ask(&claim), Answer::Content(vec![3; 4]));
+    agent.ask(&Command::DropAll);
     assert_eq!(side.sender.collect().released, 1);
     side.session.collect();
     assert_eq!(side.session.stats().live_blocks, 1, "the other holds it");
-    assert_eq!(agent.ask("unclaim"), "let go");
+    assert_eq!(agent.ask(&Command::Unclaim), Answer::Done);
     emptied(&side.session);
 }
 
@@ -276,7 +270,7 @@ fn a_killed_receivers_storages_come_back() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let to = Recipient::process(agent.pid()).expect("it lives");
     let (_, held) = side.send(&side.block(1), to.clone());
-    agent.ask(&line("open", &held));
+    agent.ask(&Command::Open(coded(&held)));
     // Sent, and never received.
     side.send(&side.block(2), to);
     assert_eq!(side.sender.collect(), Collected::default());
@@ -294,7 +288,7 @@ fn a_killed_receiver_has_its_quarantine() {
     side.sender = Sender::new(side.gpu.clone()).quarantine(Duration::from_secs(3600));
     let mut agent = Agent::start();
     let (id, message) = side.send(&side.block(1), Recipient::process(agent.pid()).expect("it lives"));
-    agent.ask(&line("open", &message));
+    agent.ask(&Command::Open(coded(&message)));
     agent.kill();
     assert_eq!(side.sender.collect(), Collected::default());
     let outstanding = side.sender.outstanding();
@@ -306,7 +300,7 @@ fn a_killed_receiver_has_its_quarantine() {
 fn without_a_pid_it_is_held_until_told() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let (id, message) = side.send(&side.block(1), Recipient::Unknown);
-    agent.ask(&line("open", &message));
+    agent.ask(&Command::Open(coded(&message)));
     agent.kill();
     assert_eq!(side.sender.collect(), Collected::default());
     let outstanding = side.sender.outstanding();
@@ -322,8 +316,8 @@ fn without_a_pid_it_is_held_until_told() {
 fn what_is_declined_comes_back() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let (_, message) = side.send(&side.block(1), Recipient::Unknown);
-    assert_eq!(agent.ask(&line("decline", &message)), "declined");
-    assert_eq!(agent.ask("settled"), "1 released, 0 segments, 0 kept");
+    assert_eq!(agent.ask(&Command::Decline(coded(&message))), Answer::Done);
+    assert_eq!(agent.ask(&Command::Settle), settled(1, 0, 0));
     assert_eq!(side.sender.collect().released, 1);
 }
 
@@ -345,14 +339,14 @@ fn bad_fields_are_refused_and_stay_counted() {
         (spoiled(|m| m.fields.ref_counter_offset += 1), "sent once"),
         (spoiled(|m| m.fields.ref_counter_handle = Some(b"/torch_0_0_0".to_vec())), "shm_open"),
     ] {
-        let answer = agent.ask(&line("open", &message));
-        assert!(answer.starts_with("error: ") && answer.contains(expected), "{expected}: {answer}");
+        let answer = agent.cannot(&Command::Open(coded(&message)));
+        assert!(answer.contains(expected), "{expected}: {answer}");
     }
     let (file, slot) = counter(&good);
     assert_eq!(file.count(slot), 1);
     drop(file);
-    assert_eq!(agent.ask(&line("open", &good)), "01010101");
-    assert_eq!(agent.ask("drop"), "1 released, 0 segments, 0 kept");
+    assert_eq!(agent.ask(&Command::Open(coded(&good))), Answer::Content(vec![1; 4]));
+    assert_eq!(agent.ask(&Command::DropAll), settled(1, 0, 0));
     assert_eq!(side.sender.collect().released, 1);
 }
 
@@ -413,11 +407,11 @@ fn chunked(pid: u32, chunks: u64, words: &[u8], counter: &str, (offset, len): (u
 }
 
 /// Lets the other process export this many chunks, and returns the counter's file and the descriptors' numbers.
-fn exported(agent: &mut Agent, chunks: u64) -> (String, Vec<i32>) {
-    let answer = agent.ask(&format!("export {chunks}"));
-    let mut words = answer.split(' ');
-    let file = words.next().expect("a name").to_owned();
-    (file, words.map(|word| word.parse().expect("a number")).collect())
+fn exported(agent: &mut Agent, chunks: u8) -> (String, Vec<i32>) {
+    match agent.ask(&Command::Export { chunks }) {
+        Answer::Exported { file, fds } => (file, fds),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn numbers(fds: &[i32]) -> Vec<u8> {
@@ -430,16 +424,17 @@ fn an_expandable_segment_is_opened_by_pidfd() {
     let (receiver, stream) = (Receiver::new(gpu.clone()).expect("a thread"), Stream::create(&gpu).expect("a stream"));
     for chunks in [1, 3] {
         let (file, fds) = exported(&mut agent, chunks);
+        let chunks = u64::from(chunks);
         // All but 512 bytes at either end.
         let len = chunks * agent::CHUNK - 1024;
         let fields = chunked(agent.pid(), chunks, &numbers(&fds), &file, (512, len));
         let storage = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect("a parent may");
         let seen = bytes(&stream, storage.device_ptr(), len);
         assert!((512..).zip(&seen).all(|(at, byte)| u64::from(*byte) == 0x50 + at / agent::CHUNK), "{chunks} chunks");
-        assert_eq!((agent.ask("exported"), receiver.stats().segments), ("1".to_owned(), 1));
+        assert_eq!((agent.ask(&Command::Exported), receiver.stats().segments), (Answer::Count(1), 1));
         drop(storage);
         assert!(receiver.wait_released(WATCHDOG));
-        assert_eq!((agent.ask("exported"), receiver.stats().segments), ("0".to_owned(), 0));
+        assert_eq!((agent.ask(&Command::Exported), receiver.stats().segments), (Answer::Count(0), 0));
     }
 }
 
@@ -457,7 +452,7 @@ fn chunks_that_cannot_be_opened_are_refused_and_stay_counted() {
         let fields = chunked(pid, 2, &words, &file, (0, 2 * agent::CHUNK));
         let error = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect_err("not memory");
         assert!(error.to_string().contains(expected), "{error}");
-        assert_eq!((agent.ask("exported"), receiver.stats().segments), ("1".to_owned(), 0));
+        assert_eq!((agent.ask(&Command::Exported), receiver.stats().segments), (Answer::Count(1), 0));
     }
     let fields = chunked(pid, 2, &numbers(&fds), &file, (0, 2 * agent::CHUNK));
     assert!(receiver.open(&fields.decode().expect("good"), Wait::None, None).is_ok());
@@ -480,11 +475,11 @@ fn a_stream_of_another_gpu_is_refused_and_nothing_is_counted_down() {
 fn a_dropped_sender_takes_nothing_away() {
     let (side, mut agent) = (Side::new(), Agent::start());
     let (_, message) = side.send(&side.block(7), Recipient::Unknown);
-    agent.ask(&line("open", &message));
+    agent.ask(&Command::Open(coded(&message)));
     let Side { sender, session, .. } = side;
     drop(sender);
     assert_eq!(session.stats().live_blocks, 1);
     // The receiver has the file mapped, and needs its name no more.
     assert!(!path(&message.fields).exists());
-    assert_eq!(agent.ask("drop"), "1 released, 0 segments, 0 kept");
+    assert_eq!(agent.ask(&Command::DropAll), settled(1, 0, 0));
 }

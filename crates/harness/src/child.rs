@@ -1,0 +1,156 @@
+//! A process, as the test that started it sees it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::marker::PhantomData;
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::WATCHDOG;
+use crate::program::this_program;
+use crate::role::{ROLE, TESTS, decode, encode};
+
+/// A process that is told values of `T` and says values of `A`. Killed when dropped.
+///
+/// It hears nothing more, and ends if it only waits for commands, when the process of the tests ends in any way.
+#[derive(Debug)]
+pub struct Child<T, A> {
+    child: std::process::Child,
+    to: Option<ChildStdin>,
+    from: Receiver<String>,
+    complaint: Option<JoinHandle<String>>,
+    speaks: PhantomData<fn(T) -> A>,
+}
+
+impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
+    /// Starts this program in a role.
+    #[track_caller]
+    pub fn start(role: &impl Serialize) -> Child<T, A> {
+        Self::run(this_program(), role)
+    }
+
+    /// Starts a command that ends as this program, in a role. Its standard error can be a pipe:
+    /// [`complaint`](Child::complaint).
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    #[track_caller]
+    pub fn run(mut command: Command, role: &impl Serialize) -> Child<T, A> {
+        command.env(ROLE, encode(role)).env(TESTS, std::process::id().to_string());
+        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = started.unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
+        let to = child.stdin.take();
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let (sender, from) = channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let complaint = child.stderr.take().map(|mut stderr| {
+            std::thread::spawn(move || {
+                let mut text = Vec::new();
+                // What came before an error is what can be told.
+                let _ = stderr.read_to_end(&mut text);
+                String::from_utf8_lossy(&text).into_owned()
+            })
+        });
+        Child { child, to, from, complaint, speaks: PhantomData }
+    }
+
+    /// Tells it something. One that has died hears nothing, which some tests want: [`answer`](Child::answer) says so.
+    pub fn tell(&mut self, told: &T) {
+        if let Some(to) = &mut self.to {
+            let _ = writeln!(to, "{}", encode(told));
+        }
+    }
+
+    /// Waits for what it says next; `None` when it died instead.
+    ///
+    /// # Panics
+    ///
+    /// When it does neither within the [`WATCHDOG`], or says something that is unknown here.
+    #[track_caller]
+    pub fn answer(&mut self) -> Option<A> {
+        match self.from.recv_timeout(WATCHDOG) {
+            Ok(line) => Some(decode(&line).unwrap_or_else(|error| panic!("no answer to this program: {error}"))),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("process {} neither answers nor dies", self.pid()),
+        }
+    }
+
+    /// Tells it something and waits for its answer.
+    ///
+    /// # Panics
+    ///
+    /// When it dies at that.
+    #[track_caller]
+    pub fn ask(&mut self, told: &T) -> A {
+        self.tell(told);
+        self.answer().unwrap_or_else(|| panic!("process {} died at {}", self.pid(), encode(told)))
+    }
+
+    /// Returns its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it is a child of ours");
+    }
+
+    /// Kills it at once, and waits until it is gone.
+    #[track_caller]
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it is a child of ours");
+        self.wait();
+    }
+
+    /// Lets it go: it hears that nothing more comes. Returns how it ends.
+    #[track_caller]
+    pub fn end(&mut self) -> ExitStatus {
+        self.to = None;
+        self.wait()
+    }
+
+    /// Waits until it is gone.
+    ///
+    /// # Panics
+    ///
+    /// When it does not go within the [`WATCHDOG`].
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        if let Ok(Some(status)) = self.child.try_wait() {
+            return status;
+        }
+        assert!(self.goes_within(WATCHDOG), "process {} does not end", self.pid());
+        self.child.wait().expect("it is a child of ours")
+    }
+
+    /// Returns what it wrote to its standard error, if that was a pipe, once it is gone.
+    pub fn complaint(&mut self) -> String {
+        self.complaint.take().map_or_else(String::new, |complaint| complaint.join().expect("it only reads"))
+    }
+
+    fn goes_within(&self, time: Duration) -> bool {
+        let pidfd = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).expect("it is a child of ours");
+        let time = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: 0 };
+        loop {
+            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&time)) {
+                Err(rustix::io::Errno::INTR) => {}
+                polled => return polled.is_ok_and(|ready| ready > 0),
+            }
+        }
+    }
+}
+
+impl<T, A> Drop for Child<T, A> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

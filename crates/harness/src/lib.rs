@@ -1,0 +1,24 @@
+//! The other processes of a test.
+//!
+//! A test binary starts itself again: [`role`] says at the beginning of `main` what a process was started to be, and
+//! [`Child`] is that process as the test sees it. What the two say to each other are values of types that both share,
+//! one a line: an `enum` that both sides match exhaustively, and no text that only one of them understands.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`child`](Child) | starts a process, tells it, hears it, stops it, kills it; whatever is left of it goes with the test |
+//! | [`role`] | that process' own side |
+//! | [`surroundings`] | namespaces, small file systems, other users, inherited descriptors |
+//! | [`program`] | programs that are run to their end |
+//! | [`watchdog`](WATCHDOG) | waits for a condition, and for no time |
+
+mod child;
+mod role;
+mod watchdog;
+
+pub mod program;
+pub mod surroundings;
+
+pub use child::Child;
+pub use role::{die_with_the_tests, next, obey, role, say};
+pub use watchdog::{WATCHDOG, comes, wait_until};
