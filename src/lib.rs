@@ -113,10 +113,10 @@ pub mod backend {
     pub use gpu_api::{
         Access, AddressRange, Allocation, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid,
         DriverError, EventHandle, EventKind, Export, ForkGuard, GpuBackend, GpuCopies, GpuDescriptors, GpuDevices,
-        GpuEvents, GpuHandles, GpuHostMemory, GpuMemory, GpuPointers, GpuRanges, GpuStore, GpuStreams, GpuWords,
-        Holder, HostMemory, HostPtr, KernelPages, Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece,
-        PointerInfo, RawEvent, RawMemory, RawStream, Reclaim, Reclaimed, Region, RegionId, RegionSource, Sharing,
-        SourceUsage, StreamIdentity, StreamInfo, StreamOp, WordPtr, groups, vendor,
+        GpuEvents, GpuHandles, GpuHostMemory, GpuMemory, GpuPointers, GpuPools, GpuRanges, GpuStore, GpuStreams,
+        GpuWords, Holder, HostMemory, HostPtr, KernelPages, Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece,
+        PointerInfo, PoolUsage, RawEvent, RawMemory, RawPool, RawStream, Reclaim, Reclaimed, Region, RegionId,
+        RegionSource, Sharing, SourceUsage, StreamIdentity, StreamInfo, StreamOp, WordPtr, groups, vendor,
     };
 
     pub use crate::detect::{Detected, detect_only};

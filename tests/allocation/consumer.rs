@@ -89,7 +89,8 @@ pub fn write_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::backend::D
     stream.synchronize().expect("it runs");
 }
 
-fn read_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::backend::DevicePtr) -> u64 {
+/// Reads the first 8 bytes at an address.
+pub fn read_stamp(gpu: &Gpu, stream: &gpu_ipc::Stream, ptr: gpu_ipc::backend::DevicePtr) -> u64 {
     let mut bytes = [0; 8];
     // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: the stream
     // is synchronised before `bytes` is read, and every block here has 8 bytes.

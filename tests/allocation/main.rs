@@ -10,8 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_ipc::allocators::{
-    AllocatorAttributes, Arena, ArenaOptions, Bfc, BfcOptions, DeviceMemory, GrowingMemory, Growth, MemoryLimit,
-    ProcessOptions, ProcessState, Recorded, Request, Snapshot, SubAllocator, VirtualDevice,
+    Allocator, AllocatorAttributes, AllocatorKey, AllocatorKind, Arena, ArenaOptions, Bfc, BfcOptions, Budget,
+    DeviceMemory, DriverPool, GrowingMemory, Growth, ManagedMemory, MemoryLimit, ProcessOptions, ProcessState,
+    Recorded, Request, Snapshot, SubAllocator, VirtualDevice,
 };
 use gpu_ipc::backend::{Piece, RegionSource};
 use gpu_ipc::session::SessionBuilder;
@@ -19,7 +20,7 @@ use gpu_ipc::{After, Descriptor, Error, Gpu, ParticipantId, SentBlock, Session, 
 use harness::{WATCHDOG, wait_until};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-use consumer::{Consumer, open_gpu, write_stamp};
+use consumer::{Consumer, open_gpu, read_stamp, write_stamp};
 
 /// Two of what a GPU's driver rounds up to.
 const REGION: u64 = 4 << 20;
@@ -33,6 +34,9 @@ const CASES: &[(&str, fn())] = &[
     ("private_memory_gets_what_an_arena_does_not_need", private),
     ("memory_that_grows_in_place_serves_a_request_across_its_pieces", grows_in_place),
     ("bytes_that_two_streams_work_on_wait_for_both_of_them", two_streams),
+    ("the_drivers_pool_gives_a_stream_its_own_bytes_and_others_wait", drivers_pool),
+    ("the_drivers_pool_of_a_process_shares_its_limit_with_the_arena", drivers_pool_of_a_process),
+    ("managed_memory_is_written_by_streams_and_has_a_limit", managed),
     ("an_allocation_waits_for_a_dead_holder", dead_holder),
     ("many_processes_share_more_than_there_is_at_once", many),
     ("a_forked_child_leaves_the_arena_alone", forked),
@@ -243,6 +247,94 @@ fn two_streams() {
     }
     wait_until("both streams to be done", || bfc.settle() == 0 && bfc.snapshot().pending_bytes == 0);
     assert_eq!(bfc.trim().expect("the driver takes it"), 2 * REGION);
+}
+
+fn drivers_pool() {
+    let gpu = open_gpu();
+    if !gpu.caps().pools {
+        let error = DriverPool::new("pool", gpu, u64::MAX).expect_err("it has none");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        return;
+    }
+    let budget = Arc::new(Budget::new(2 * REGION));
+    let pool = DriverPool::new("pool", gpu.clone(), u64::MAX).expect("a pool").budget(budget.clone());
+    let streams = [(); 2].map(|()| gpu_ipc::Stream::create(&gpu).expect("a stream"));
+    // SAFETY: `know_stream` asks for streams that live as long as the pool is used: they do, and nobody captures them.
+    let known = streams.each_ref().map(|stream| unsafe { pool.know_stream(stream.raw()) }.expect("it is ours"));
+    for round in 0..200_u8 {
+        let placed = pool.alloc(Request::new(2 * REGION).on(known[0])).expect("room");
+        let ptr = gpu_ipc::backend::DevicePtr(placed.address);
+        // SAFETY: `fill` asks for a live stream and a range that stays valid until the fill is done: the allocation goes
+        // back behind it.
+        unsafe { gpu.backend().fill(streams[0].raw(), ptr, round, 2 * REGION) }.expect("it is queued");
+        // SAFETY: `work_on` asks for a live stream of the device: it lives until the end.
+        let work = unsafe { Recorded::work_on(&gpu, streams[0].raw()) }.expect("it is recorded");
+        // In the stream's order, whether the kernel has run or not.
+        pool.free_after(placed.address, vec![work]).expect("in use");
+        assert!(pool.free(placed.address).is_err(), "it is freed already");
+    }
+    // Work of two streams: no order of one covers it, so what stands for it is asked.
+    let placed = pool.alloc(Request::new(REGION).on(known[0])).expect("room");
+    write_stamp(&gpu, &streams[0], gpu_ipc::backend::DevicePtr(placed.address), 77);
+    assert_eq!(read_stamp(&gpu, &streams[0], gpu_ipc::backend::DevicePtr(placed.address)), 77);
+    // SAFETY: as above.
+    let work = streams.each_ref().map(|stream| unsafe { Recorded::work_on(&gpu, stream.raw()) }.expect("recorded"));
+    pool.free_after(placed.address, work.into()).expect("in use");
+    let all = pool.alloc(Request::new(2 * REGION).wait_until(Instant::now() + WATCHDOG)).expect("the work ends");
+    let refused = pool.alloc(Request::new(1)).expect_err("the budget is used up");
+    assert!(refused.to_string().contains("budget"), "{refused}");
+    let stats = pool.stats();
+    assert_eq!((stats.bytes_in_use, stats.num_allocs), (2 * REGION, 202));
+    assert!(stats.bytes_reserved >= 2 * REGION && stats.peak_bytes_reserved >= stats.bytes_reserved);
+    pool.free(all.address).expect("in use");
+    pool.trim().expect("the driver takes it");
+    assert_eq!((pool.stats().bytes_reserved, budget.used()), (0, 0));
+}
+
+fn drivers_pool_of_a_process() {
+    let gpu = open_gpu();
+    let state = ProcessState::new([gpu.clone()]);
+    let options = ProcessOptions::default().device_kind(AllocatorKind::Driver).limit(MemoryLimit::Bytes(4 * REGION));
+    state.configure(options.arena_growth(Growth::Fixed(REGION))).expect("nothing is made yet");
+    let device = match state.allocator(FIRST, AllocatorAttributes::default()) {
+        Ok(device) => device,
+        Err(Error::Unsupported { .. }) if !gpu.caps().pools => return,
+        Err(other) => panic!("{other}"),
+    };
+    let arena = state.arena(FIRST).expect("an arena");
+    let placed = device.alloc(Request::new(3 * REGION)).expect("room");
+    let piece = arena.take(REGION, 1).expect("the rest");
+    is_out_of_memory(arena.take(REGION, 1));
+    device.free(placed.address).expect("in use");
+    arena.give_back(arena.take(REGION, 1).expect("what the pool does not use counts no more"));
+    arena.give_back(piece);
+    drop(device);
+    state.tear_down(AllocatorKey::Device(FIRST)).expect("nobody has it");
+}
+
+fn managed() {
+    let gpu = open_gpu();
+    if !gpu.caps().managed {
+        let error = ManagedMemory::new(gpu).expect_err("it has none");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        return;
+    }
+    let bfc = Bfc::new(BfcOptions::new("managed"), ManagedMemory::new(gpu.clone()).expect("it has some"));
+    let placed = bfc.alloc(Request::new(2 * REGION)).expect("room");
+    let stream = gpu_ipc::Stream::create(&gpu).expect("a stream");
+    for at in [0, REGION, 2 * REGION - 8] {
+        let ptr = gpu_ipc::backend::DevicePtr(placed.address + at);
+        write_stamp(&gpu, &stream, ptr, at + 1);
+        assert_eq!(read_stamp(&gpu, &stream, ptr), at + 1);
+    }
+    let info = gpu.backend().classify(gpu_ipc::backend::DevicePtr(placed.address)).expect("it is known");
+    assert_eq!((info.kind, info.sharing), (gpu_ipc::backend::MemoryKind::Managed, None));
+    // More than device and host have is refused before the driver is asked: its pages come at their first touch, when
+    // nobody can refuse them.
+    let refused = bfc.alloc(Request::new(1 << 50)).expect_err("a pebibyte");
+    assert!(refused.to_string().contains("out of memory"), "{refused}");
+    bfc.free(placed.address).expect("in use");
+    assert!(bfc.trim().expect("the driver takes it") >= 2 * REGION);
 }
 
 fn private() {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use gpu_ipc::backend::groups::*;
 use gpu_ipc::backend::{
     Access, AddressRange, Allocation, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DriverError, EventHandle,
-    EventKind, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, RawEvent, RawMemory, RawStream, Sharing,
-    StreamInfo, StreamOp, WordPtr,
+    EventKind, HostMemory, HostPtr, MemHandle, MemoryInfo, PointerInfo, PoolUsage, RawEvent, RawMemory, RawPool,
+    RawStream, Sharing, StreamInfo, StreamOp, WordPtr,
 };
 use gpu_ipc::{BackendKind, Error, Result};
 
@@ -36,6 +36,10 @@ pub enum Thing {
     Stream(u64),
     /// Registered words.
     Words(usize),
+    /// A pool of the driver's.
+    Pool(u64),
+    /// Memory of one.
+    Pooled(u64),
 }
 
 #[derive(Debug, Default)]
@@ -236,6 +240,59 @@ unsafe impl<B: GpuBackend> GpuRanges for Faulty<B> {
         let thing = Thing::Range(range.base.0);
         // SAFETY: `release_range`: the caller's own promise.
         self.takes("release_range", thing, || unsafe { self.backend.release_range(range) })
+    }
+}
+
+// SAFETY: `GpuPools`: the backend below keeps it; a call that fails has done nothing.
+unsafe impl<B: GpuBackend> GpuPools for Faulty<B> {
+    fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
+        let mut made = RawPool { device, handle: 0 };
+        self.gives("create_pool", || {
+            made = self.backend.create_pool(device, keep)?;
+            Ok(Thing::Pool(made.handle))
+        })?;
+        Ok(made)
+    }
+
+    unsafe fn destroy_pool(&self, pool: RawPool) -> Result<()> {
+        // SAFETY: `destroy_pool`: the caller's own promise.
+        self.takes("destroy_pool", Thing::Pool(pool.handle), || unsafe { self.backend.destroy_pool(pool) })
+    }
+
+    unsafe fn pool_alloc(&self, pool: RawPool, stream: RawStream, len: u64) -> Result<Allocation> {
+        let mut made = Allocation { base: DevicePtr(0), len };
+        self.gives("pool_alloc", || {
+            // SAFETY: `pool_alloc`: the caller's own promise.
+            made = unsafe { self.backend.pool_alloc(pool, stream, len) }?;
+            Ok(Thing::Pooled(made.base.0))
+        })?;
+        Ok(made)
+    }
+
+    unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
+        // SAFETY: `pool_free`: the caller's own promise.
+        self.takes("pool_free", Thing::Pooled(base.0), || unsafe { self.backend.pool_free(stream, base) })
+    }
+
+    unsafe fn pool_usage(&self, pool: RawPool) -> Result<PoolUsage> {
+        self.turn("pool_usage")?;
+        // SAFETY: `pool_usage`: the caller's own promise.
+        unsafe { self.backend.pool_usage(pool) }
+    }
+
+    unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<()> {
+        self.turn("trim_pool")?;
+        // SAFETY: `trim_pool`: the caller's own promise.
+        unsafe { self.backend.trim_pool(pool, keep) }
+    }
+
+    fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
+        let mut made = Allocation { base: DevicePtr(0), len };
+        self.gives("alloc_managed", || {
+            made = self.backend.alloc_managed(device, len)?;
+            Ok(Thing::Memory(made.base.0))
+        })?;
+        Ok(made)
     }
 }
 

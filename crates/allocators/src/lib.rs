@@ -3,14 +3,15 @@
 //! Read in this order:
 //!
 //! 1. [`Request`], [`Placed`]: what is asked and answered. [`Allocator`]: what every allocator can do.
-//! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`GrowingMemory`], [`Shareable`], [`HostPages`]: a
-//!    backend's; [`HostHeap`], [`NodePages`]: the system's; [`Simulated`]: addresses without memory behind them;
-//!    [`Visited`]: any of them, with somebody told.
+//! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`GrowingMemory`], [`ManagedMemory`], [`Shareable`],
+//!    [`HostPages`]: a backend's; [`HostHeap`], [`NodePages`]: the system's; [`Simulated`]: addresses without memory
+//!    behind them; [`Visited`]: any of them, with somebody told.
 //! 3. [`Bfc`]: best fit with coalescing over any upstream.
 //!    [`Recorded`]: work on a stream, after which memory is free.
-//! 4. [`Trim`]: who keeps free memory and returns it on request. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error that explains itself.
+//! 4. [`Trim`]: who keeps free memory and returns it on request. [`Relief`], [`Relieved`]: the way from 'nothing is free'
+//!    to an error that explains itself.
 //! 5. [`Arena`]: memory for the blocks of sessions.
-//! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory.
+//! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory. [`DriverPool`]: the driver's own pool.
 //! 7. [`Tracking`], [`Guard`], [`NanFill`], [`Limit`], [`Log`]: allocators over another; [`Trace`]: a log, replayed.
 //! 8. [`ProcessState`]: all of them in one value, by device and [`AllocatorAttributes`].
 //! 9. [`snapshot`]: what a heap looks like at one moment.
@@ -26,10 +27,12 @@ pub mod bfc;
 mod budget;
 mod device_memory;
 mod direct;
+mod driver_pool;
 mod growing;
 mod host_heap;
 mod host_memory;
 mod keepers;
+mod managed;
 mod memory;
 mod pool;
 mod process_state;
@@ -50,10 +53,12 @@ pub use bfc::{AllocatorStats, Bfc, BfcOptions, Completion, Growth, Scope, ScopeS
 pub use budget::Budget;
 pub use device_memory::{DeviceMemory, Shareable};
 pub use direct::{BasicCpu, Direct, PinnedHost};
+pub use driver_pool::DriverPool;
 pub use growing::GrowingMemory;
 pub use host_heap::{HostHeap, NodePages};
 pub use host_memory::HostPages;
 pub use keepers::Trim;
+pub use managed::ManagedMemory;
 pub use memory::{DeviceBytes, HostBytes, Memory};
 pub use pool::{Pool, PoolCounts, PoolOptions, Rounding};
 pub use process_state::{

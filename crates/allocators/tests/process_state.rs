@@ -8,9 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use allocators::*;
+use backend_host::{HostBackend, HostConfig};
 use fake::Fake;
 use gpu_api::groups::*;
-use gpu_api::{BackendKind, DeviceId, Error, Piece, RegionSource, Result, Sharing};
+use gpu_api::{BackendKind, DeviceId, Error, Gpu, Piece, RegionSource, Result, Sharing};
 
 const MIB: u64 = 1 << 20;
 const ROOM: u64 = 64 * MIB;
@@ -25,6 +26,11 @@ fn state() -> (Arc<Fake>, ProcessState) {
 
 fn options() -> ProcessOptions {
     ProcessOptions::default().limit(MemoryLimit::Bytes(32 * MIB)).sharing(Sharing::Handle)
+}
+
+fn host(bytes: u64) -> Gpu {
+    let backend = HostBackend::new(HostConfig::default().bytes_per_device(bytes)).expect("it opens");
+    Gpu::new(backend, DeviceId(0)).expect("a device")
 }
 
 fn on_device() -> AllocatorAttributes {
@@ -362,6 +368,44 @@ fn every_memory_can_be_kept_by_each_kind() {
     let (_fake, state) = state();
     state.configure(options().cpu_kind(AllocatorKind::Driver)).expect("nothing is made yet");
     assert!(matches!(state.host_allocator(None, None), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn the_drivers_pool_is_kept_in_the_devices_limit_and_torn_down() {
+    let state = ProcessState::new([host(ROOM)]);
+    state.configure(options().device_kind(AllocatorKind::Driver)).expect("nothing is made yet");
+    let pool = state.allocator(FIRST, on_device()).expect("made");
+    let arena = state.arena(FIRST).expect("made");
+    let placed = pool.alloc(Request::new(20 * MIB)).expect("room");
+    assert_eq!(pool.stats().bytes_limit, Some(32 * MIB));
+    assert_eq!(state.owner_of(placed.address + 9).map(|owner| owner.key), Some(AllocatorKey::Device(FIRST)));
+    let error = arena.take(20 * MIB, 1).expect_err("the pool has it");
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    let piece = arena.take(8 * MIB, 1).expect("there is so much");
+    let error = pool.alloc(Request::new(8 * MIB)).expect_err("the arena has it");
+    assert!(error.to_string().contains("of a budget of 33554432 bytes"), "{error}");
+    arena.give_back(piece);
+    pool.free(placed.address).expect("in use");
+    is_invalid(state.tear_down(AllocatorKey::Device(FIRST)), "1 handles elsewhere");
+    drop(pool);
+    assert_eq!(state.tear_down(AllocatorKey::Device(FIRST)).expect("nobody has it"), 20 * MIB);
+}
+
+#[test]
+fn managed_memory_goes_beyond_the_device() {
+    let state = ProcessState::new([host(4 * MIB)]);
+    let managed = || ProcessOptions::default().managed(true);
+    state.configure(managed().limit(MemoryLimit::Fraction(1e12))).expect("nothing is made yet");
+    is_invalid(state.allocator(FIRST, on_device()), "that the host has free");
+    state.configure(managed().limit(MemoryLimit::Fraction(4.0))).expect("nothing is made yet");
+    let device = state.allocator(FIRST, on_device()).expect("made");
+    let placed = device.alloc(Request::new(12 * MIB)).expect("three times what the device has");
+    let error = device.alloc(Request::new(8 * MIB)).expect_err("above the limit");
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    let memory = device.memory().expect("there is some");
+    // SAFETY: `write` asks for a range of a live allocation that nothing else uses: it is this test's own.
+    unsafe { memory.write(placed.address + 12 * MIB - 4, b"last") }.expect("it is written");
+    device.free(placed.address).expect("in use");
 }
 
 #[test]

@@ -42,6 +42,12 @@ const ALLOCATORS: &[(&str, Make)] = &[
     ("bfc over shareable memory", || Arc::new(bfc(Shareable::new(DeviceMemory::new(host()).expect("memory"))))),
     ("bfc over plain host memory", || Arc::new(bfc(pages(false)))),
     ("bfc over pinned host memory", || Arc::new(bfc(pages(true)))),
+    ("the driver's pool", || Arc::new(DriverPool::new("driver", host(), ROOM).expect("a pool"))),
+    ("the driver's pool with relief", || {
+        let pool = DriverPool::new("driver", host(), u64::MAX).expect("a pool");
+        Arc::new(pool.budget(Arc::new(Budget::new(ROOM))).relief(Arc::new(Relief::new())))
+    }),
+    ("bfc over managed memory", || Arc::new(bfc(ManagedMemory::new(host()).expect("memory")))),
     ("bfc with relief", || Relieved::new(bfc(DeviceMemory::new(host()).expect("memory")), Arc::new(Relief::new()))),
     ("basic cpu", || limited(BasicCpu::new(None).expect("memory"))),
     ("pinned host", || limited(PinnedHost::new(host(), None).expect("memory"))),

@@ -194,6 +194,9 @@ impl Driver {
             stream_writes: words,
             stream_waits: words,
             ranges: fd,
+            pools: has(attribute::MEMORY_POOLS) && self.symbols.cuMemAllocFromPoolAsync.function.is_some(),
+            // Where host and device may not touch it at once, a host access beside a kernel ends the process.
+            managed: has(attribute::CONCURRENT_MANAGED_ACCESS) && self.symbols.cuMemAllocManaged.function.is_some(),
             shared_context: match self.attribute(ordinal, attribute::MPS) {
                 Some(value) => value != 0 || mps::daemon_answers(),
                 None => mps::daemon_answers(),
@@ -245,6 +248,12 @@ impl Driver {
         let place = (part(attribute::PCI_DOMAIN), part(attribute::PCI_BUS), part(attribute::PCI_DEVICE));
         let (Some(domain), Some(bus), Some(device)) = place else { return Ok(None) };
         Ok(Some(format!("{domain:04x}:{bus:02x}:{device:02x}.0")))
+    }
+
+    /// Returns the host's NUMA node that a device is closest to; the driver says -1 on a machine of one node.
+    pub(crate) fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
+        let ordinal = self.ordinal(device)?;
+        Ok(self.attribute(ordinal, attribute::HOST_NUMA_NODE).and_then(|node| u32::try_from(node).ok()))
     }
 
     /// Asks for a property; `None` where the driver does not know it.
@@ -317,6 +326,10 @@ unsafe impl GpuDevices for CudaBackend {
 
     fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
         self.driver.pci_address(device)
+    }
+
+    fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
+        self.driver.host_numa_node(device)
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {

@@ -8,7 +8,8 @@
 //! 3. `error`: the driver's codes and what they become.
 //! 4. `device`: the running driver, its devices and their primary contexts; `mps`, `peer`.
 //! 5. `memory`: the table of what was allocated and opened; `vmm`, `legacy` and `host` fill it; `pointer` looks at
-//!    addresses that others allocated; `range`: physical memory without a context, and addresses to map it on.
+//!    addresses that others allocated; `range`: physical memory without a context, and addresses to map it on; `pool`:
+//!    the driver's own pools, and managed memory.
 //! 6. `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued; `pass`: waiting for it.
 //! 7. [`backend`]: [`CudaBackend`], which is all of that behind the trait.
 //! 8. [`interop`]: contexts, streams and addresses of other libraries, and ours for them.
@@ -39,6 +40,7 @@ mod mps;
 mod pass;
 mod peer;
 mod pointer;
+mod pool;
 mod range;
 mod stream;
 mod sys;

@@ -3,7 +3,7 @@
 //! The driver's calls differ by where memory came from, and it does not tell well: the table does. Nothing is
 //! counted in it but how often one handle was opened, because the driver counts that too.
 
-use std::collections::{BTreeMap, btree_map};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpu_api::{Access, AddressRange, Allocation, DeviceId, DevicePtr, Error, GpuDevices, GpuMemory, Result, Sharing};
@@ -29,6 +29,10 @@ pub(crate) enum Origin {
         /// Bytes of each mapping: all of them, or one piece of several side by side.
         piece: u64,
     },
+    /// `cuMemAllocFromPoolAsync`.
+    Pool,
+    /// `cuMemAllocManaged`.
+    Managed,
     /// A piece of a range that the caller reserved.
     Piece {
         /// What this process' devices may do with it.
@@ -45,6 +49,8 @@ pub(crate) enum Way {
     Close,
     /// `unmap_memory`: what `map_memory` mapped.
     Unmap,
+    /// `pool_free`: what `pool_alloc` gave.
+    Return,
 }
 
 impl Origin {
@@ -55,9 +61,10 @@ impl Origin {
 
     fn way(self) -> Way {
         match self {
-            Origin::Plain | Origin::Virtual => Way::Free,
+            Origin::Plain | Origin::Virtual | Origin::Managed => Way::Free,
             Origin::Opened { .. } | Origin::Imported { .. } => Way::Close,
             Origin::Piece { .. } => Way::Unmap,
+            Origin::Pool => Way::Return,
         }
     }
 }
@@ -76,6 +83,8 @@ pub(crate) struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     entries: Mutex<BTreeMap<u64, Entry>>,
+    /// The pools that were not destroyed.
+    pools: Mutex<BTreeSet<u64>>,
 }
 
 impl Memory {
@@ -111,6 +120,7 @@ impl Memory {
             Way::Free => "the base of what `alloc` gave",
             Way::Close => "the base of what `open_handle` or `import_fd` gave",
             Way::Unmap => "where `map_memory` mapped a piece",
+            Way::Return => "what `pool_alloc` gave",
         };
         let refused = |got: String| Error::Invalid { what: "the address", got, must };
         let mut entries = self.lock();
@@ -125,6 +135,7 @@ impl Memory {
                 Way::Free => "this process' own memory",
                 Way::Close => "another process' memory",
                 Way::Unmap => "a piece of a range",
+                Way::Return => "memory of a pool",
             };
             return Err(refused(format!("{base}, which is {whose}")));
         }
@@ -160,14 +171,28 @@ impl Memory {
         live.filter_map(|(&base, entry)| match entry.origin {
             Origin::Virtual => Some((base, entry.len, Access::ReadWrite)),
             Origin::Imported { access, .. } | Origin::Piece { access } => Some((base, entry.len, access)),
-            Origin::Plain | Origin::Opened { .. } => None,
+            Origin::Plain | Origin::Opened { .. } | Origin::Pool | Origin::Managed => None,
         })
         .collect()
     }
 
     /// Says whether everything was given back.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.lock().is_empty() && self.pools().is_empty()
+    }
+
+    /// Notes a pool, which is of a context.
+    pub(crate) fn pool_made(&self, pool: u64) {
+        self.pools().insert(pool);
+    }
+
+    /// Forgets a pool.
+    pub(crate) fn pool_gone(&self, pool: u64) {
+        self.pools().remove(&pool);
+    }
+
+    fn pools(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
@@ -191,7 +216,7 @@ unsafe impl GpuMemory for CudaBackend {
         let entry = self.memory.take(base, Way::Free)?;
         let result = match entry.origin {
             // SAFETY: `free_plain` asks for a base out of the table that nothing touches: our caller vouches for it.
-            Origin::Plain => unsafe { self.free_plain(base, entry.device) },
+            Origin::Plain | Origin::Managed => unsafe { self.free_plain(base, entry.device) },
             // SAFETY: `unmap_virtual` asks for an entry out of the table that nothing touches: our caller vouches.
             _ => unsafe { self.unmap_virtual(base, &entry) },
         };

@@ -40,6 +40,8 @@ unsafe impl GpuPointers for CudaBackend {
                 Origin::Virtual => (MemoryKind::Virtual, Some(Sharing::Fd)),
                 Origin::Opened { .. } | Origin::Imported { .. } => (MemoryKind::Imported, None),
                 Origin::Piece { .. } => (MemoryKind::Piece, None),
+                Origin::Pool => (MemoryKind::Pool, None),
+                Origin::Managed => (MemoryKind::Managed, None),
             };
             return Ok(PointerInfo { kind, range: Some(range), device: Some(entry.device), sharing });
         }

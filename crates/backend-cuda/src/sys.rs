@@ -21,6 +21,9 @@ pub(crate) type Code = u32;
 /// The driver's name for a physical allocation (`CUmemGenericAllocationHandle`).
 pub(crate) type MemoryHandle = u64;
 
+/// The driver's name for a pool (`CUmemoryPool`).
+pub(crate) type PoolHandle = *mut c_void;
+
 /// What `cuLaunchHostFunc` calls.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
@@ -51,6 +54,23 @@ pub(crate) struct AllocationProperties {
     pub(crate) flags: [u8; 8],
 }
 const _: () = assert!(size_of::<AllocationProperties>() == size_of::<sys::CUmemAllocationProp>());
+
+/// What pool to make (`CUmemPoolProps`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PoolProperties {
+    /// [`ALLOCATION_PINNED`].
+    pub(crate) kind: u32,
+    /// The ways in which it can be exported: none.
+    pub(crate) handle_types: u32,
+    /// Where.
+    pub(crate) location: Location,
+    /// For Windows.
+    pub(crate) win32: *mut c_void,
+    /// The largest size, which 0 leaves to the driver, and what younger headers have besides.
+    pub(crate) rest: [u8; 64],
+}
+const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolProps>());
 
 /// Which device may access a mapping, and how (`CUmemAccessDesc`).
 #[repr(C)]
@@ -99,6 +119,8 @@ pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
 pub(crate) const HOST_ALLOC_PORTABLE: u32 = 1;
 pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
 pub(crate) const HOST_REGISTER_DEVICEMAP: u32 = 2;
+/// Managed memory that any stream may touch (`CU_MEM_ATTACH_GLOBAL`).
+pub(crate) const MEMORY_GLOBAL: u32 = 1;
 pub(crate) const MEMORY_HOST: u32 = 1;
 pub(crate) const MEMORY_DEVICE: u32 = 2;
 
@@ -108,12 +130,24 @@ pub(crate) mod attribute {
     pub(crate) const PCI_DEVICE: u32 = 34;
     pub(crate) const PCI_DOMAIN: u32 = 50;
     pub(crate) const UNIFIED_ADDRESSING: u32 = 41;
+    pub(crate) const CONCURRENT_MANAGED_ACCESS: u32 = 89;
     pub(crate) const VIRTUAL_MEMORY: u32 = 102;
     pub(crate) const HANDLE_POSIX_FD: u32 = 103;
+    pub(crate) const MEMORY_POOLS: u32 = 115;
     /// For the operations with the suffix `_v2`; 93 stands for the older ones, which a module parameter enables.
     pub(crate) const STREAM_MEMORY_OPERATIONS_64: u32 = 122;
     pub(crate) const IPC_EVENTS: u32 = 125;
     pub(crate) const MPS: u32 = 133;
+    pub(crate) const HOST_NUMA_NODE: u32 = 134;
+}
+
+/// Properties of pools (`CUmemPool_attribute`).
+pub(crate) mod pool {
+    pub(crate) const REUSE_ALLOW_INTERNAL_DEPENDENCIES: u32 = 3;
+    pub(crate) const RELEASE_THRESHOLD: u32 = 4;
+    pub(crate) const RESERVED_NOW: u32 = 5;
+    pub(crate) const RESERVED_MOST: u32 = 6;
+    pub(crate) const USED_NOW: u32 = 7;
 }
 
 /// Properties of addresses (`CUpointer_attribute`).
@@ -207,6 +241,15 @@ symbols! {
     cuMemHostRegister as "cuMemHostRegister_v2": fn(*mut c_void, usize, u32);
     cuMemHostUnregister: fn(*mut c_void);
     cuMemHostGetDevicePointer as "cuMemHostGetDevicePointer_v2": fn(*mut CUdeviceptr, *mut c_void, u32);
+
+    cuMemPoolCreate: fn(*mut PoolHandle, *const PoolProperties);
+    cuMemPoolDestroy: fn(PoolHandle);
+    cuMemPoolSetAttribute: fn(PoolHandle, u32, *mut c_void);
+    cuMemPoolGetAttribute: fn(PoolHandle, u32, *mut c_void);
+    cuMemPoolTrimTo: fn(PoolHandle, usize);
+    cuMemAllocFromPoolAsync: fn(*mut CUdeviceptr, usize, PoolHandle, CUstream);
+    cuMemFreeAsync: fn(CUdeviceptr, CUstream);
+    cuMemAllocManaged: fn(*mut CUdeviceptr, usize, u32);
 
     cuMemGetAllocationGranularity: fn(*mut usize, *const AllocationProperties, u32);
     cuMemCreate: fn(*mut MemoryHandle, usize, *const AllocationProperties, u64);

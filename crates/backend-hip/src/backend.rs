@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 
 use gpu_api::vendor::device_table::DeviceTable;
 use gpu_api::vendor::host_memory::HostTable;
-use gpu_api::{Error, GpuRanges, GpuStore, Result};
+use gpu_api::{Error, GpuPools, GpuRanges, GpuStore, Result};
 
 use crate::device::{self, Driver};
 use crate::library;
@@ -169,3 +169,5 @@ impl HipBackend {
 unsafe impl GpuStore for HipBackend {}
 // SAFETY: `GpuRanges`: it gives none, as above.
 unsafe impl GpuRanges for HipBackend {}
+// SAFETY: `GpuPools`: it gives none, as above.
+unsafe impl GpuPools for HipBackend {}

@@ -12,7 +12,9 @@ use crate::call::Scope;
 use crate::error::{self, SUCCESS};
 use crate::kernel;
 use crate::proof::{Proof, Step};
-use crate::sys::{ATTRIBUTE_VIRTUAL_MEMORY, Code, GRANULARITY_RECOMMENDED, Symbol, Symbols, Uuid, Version};
+use crate::sys::{
+    ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY, Code, GRANULARITY_RECOMMENDED, Symbol, Symbols, Uuid, Version,
+};
 
 /// The quarantine where the kernel shows when a dead process' queues are gone.
 const SHOWN: Duration = Duration::from_millis(100);
@@ -181,6 +183,9 @@ impl Driver {
                 && symbols.hipStreamWaitValue64.function.is_some(),
             // Its virtual memory is not known to hold on every runtime.
             ranges: false,
+            // Nor are its pools.
+            pools: false,
+            managed: false,
             shared_context: false,
             granularity: self.granularity(device)?,
         })
@@ -233,6 +238,18 @@ impl Driver {
             && value != 0
             && symbols.hipMemCreate.function.is_some()
             && symbols.hipMemImportFromShareableHandle.function.is_some())
+    }
+
+    /// Returns the host's NUMA node that a device is closest to, which runtimes from 7.2 on tell.
+    pub(crate) fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
+        let ordinal = self.ordinal(device)?;
+        let Some(ask) = self.symbols.hipDeviceGetAttribute.function.filter(|_| self.version.tells_numa_nodes()) else {
+            return Ok(None);
+        };
+        let mut node: c_int = -1;
+        // SAFETY: `hipDeviceGetAttribute` writes one integer: `node` is one. Unknown attributes are refused.
+        let code = unsafe { ask(&raw mut node, ATTRIBUTE_HOST_NUMA_NODE, ordinal) };
+        Ok(u32::try_from(node).ok().filter(|_| code == SUCCESS))
     }
 
     /// Returns where a device lies on the PCI bus (`0000:03:00.0`).
@@ -363,6 +380,10 @@ unsafe impl GpuDevices for HipBackend {
 
     fn pci_address(&self, device: DeviceId) -> Result<Option<String>> {
         self.driver.place(self.driver.ordinal(device)?).map(Some)
+    }
+
+    fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
+        self.driver.host_numa_node(device)
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {

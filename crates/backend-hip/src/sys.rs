@@ -147,6 +147,8 @@ pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
 pub(crate) const HOST_REGISTER_MAPPED: u32 = 2;
 /// `hipDeviceAttributeVirtualMemoryManagementSupported`, from ROCm 5.3 on.
 pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY: u32 = 89;
+/// `hipDeviceAttributeHostNumaId`, from ROCm 7.2 on.
+pub(crate) const ATTRIBUTE_HOST_NUMA_NODE: u32 = 92;
 
 /// A version of the runtime, as `hipRuntimeGetVersion` writes it: 60443484 is 6.4.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -205,6 +207,11 @@ impl Version {
     /// 7.11 it hands out a handle without retaining it (ROCm/rocm-systems#2696, change log of 7.12).
     pub(crate) const fn tells_virtual_memory(self) -> bool {
         self.at_least(7, 14)
+    }
+
+    /// Says whether [`ATTRIBUTE_HOST_NUMA_NODE`] is that attribute's number: 7.1 ends before it.
+    pub(crate) const fn tells_numa_nodes(self) -> bool {
+        self.at_least(7, 2)
     }
 
     /// Says whether `hipMemMap` fails where the mapping does, and `hipMemUnmap` refuses what is not mapped. 6.2.2
@@ -463,6 +470,9 @@ pub fn layout(version: Version) -> Vec<(&'static str, u64)> {
             ("offsetof hipMemAllocationProp.allocFlags", offset_of!(AllocationProperties, flags) as u64),
             ("hipDeviceAttributeVirtualMemoryManagementSupported", ATTRIBUTE_VIRTUAL_MEMORY.into()),
         ]);
+    }
+    if version.tells_numa_nodes() {
+        all.push(("hipDeviceAttributeHostNumaId", ATTRIBUTE_HOST_NUMA_NODE.into()));
     }
     if version.at_least(7, 0) {
         all.push(("hipMemRangeHandleTypeDmaBufFd", RANGE_DMA_BUF.into()));

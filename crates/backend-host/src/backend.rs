@@ -13,7 +13,7 @@ use gpu_api::groups::*;
 use gpu_api::{
     Access, AddressRange, Allocation, BackendKind, Caps, CaptureStatus, DeviceId, DeviceInfo, DevicePtr, DeviceUuid,
     Error, EventHandle, EventKind, HostMemory, HostPtr, KernelPages, MAX_BATCH, MemHandle, MemoryInfo, PointerInfo,
-    RawEvent, RawStream, Result, Sharing, StreamIdentity, StreamInfo, StreamOp, WordPtr,
+    RawEvent, RawStream, Result, Sharing, StreamIdentity, StreamInfo, StreamOp, WordPtr, refuse_capture,
 };
 
 use crate::config::HostConfig;
@@ -22,6 +22,7 @@ use crate::error::{CAPTURE_UNSUPPORTED, ILLEGAL_ADDRESS, INVALID_CONTEXT, INVALI
 use crate::event::Event;
 use crate::late_write::Helper;
 use crate::memory::{self, GRANULARITY, Memories};
+use crate::pool::Pools;
 use crate::range::Ranges;
 use crate::stream::{Stream, Waits};
 
@@ -34,6 +35,7 @@ const FIRST_NUMBER: u64 = 16;
 pub(crate) struct Tables {
     pub(crate) memories: Memories,
     pub(crate) ranges: Ranges,
+    pub(crate) pools: Pools,
     streams: HashMap<u64, Arc<Stream>>,
     /// The handles of the default streams, made when first used: of a device, and of one of its threads.
     default_streams: HashMap<(DeviceId, Option<ThreadId>), u64>,
@@ -73,6 +75,7 @@ impl HostBackend {
         let tables = Tables {
             memories: Memories::new(config.devices, config.bytes),
             ranges: Ranges::default(),
+            pools: Pools::default(),
             streams: HashMap::new(),
             default_streams: HashMap::new(),
             events: HashMap::new(),
@@ -193,6 +196,19 @@ impl HostBackend {
         }
     }
 
+    /// Returns the number of a stream that is not captured.
+    pub(crate) fn queue_number(&self, call: &'static str, stream: RawStream) -> Result<u64> {
+        let (number, found) = self.find_stream(call, stream)?;
+        refuse_capture(stream, found.capture())?;
+        Ok(number)
+    }
+
+    /// Queues an operation on a stream.
+    pub(crate) fn push(&self, call: &'static str, stream: RawStream, op: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.queue(call, stream)?.push(op);
+        Ok(())
+    }
+
     fn event(&self, call: &'static str, event: RawEvent) -> Result<Arc<Event>> {
         // An event has no device here; a broken one breaks all, as a process with one context sees it.
         self.check_device(call, DeviceId(0))?;
@@ -237,7 +253,10 @@ unsafe impl GpuDevices for HostBackend {
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
         self.check_device("memory_info", device)?;
-        Ok(MemoryInfo { free_bytes: self.tables().memories.free_bytes(device), total_bytes: self.config.bytes })
+        let mut guard = self.tables();
+        let tables = &mut *guard;
+        tables.pools.settle(&mut tables.memories);
+        Ok(MemoryInfo { free_bytes: tables.memories.free_bytes(device), total_bytes: self.config.bytes })
     }
 
     fn caps(&self, device: DeviceId) -> Result<Caps> {
@@ -250,6 +269,8 @@ unsafe impl GpuDevices for HostBackend {
             stream_writes: self.config.stream_writes,
             stream_waits: self.config.stream_waits,
             ranges: true,
+            pools: true,
+            managed: true,
             shared_context: self.config.shared_context,
             granularity: GRANULARITY,
         })

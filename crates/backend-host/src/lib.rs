@@ -5,8 +5,8 @@
 //! is awkward, this does too: it refuses to open a handle where it was made, its unfinished writes can come after its
 //! process' death, its context can break, and its free can block while a stream waits.
 //!
-//! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `stream`, `event`,
-//! `late_write`, `backend`.
+//! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `pool`, `stream`,
+//! `event`, `late_write`, `backend`.
 //!
 //! # Example
 //!
@@ -28,6 +28,7 @@ mod error;
 mod event;
 mod late_write;
 mod memory;
+mod pool;
 mod range;
 mod stream;
 

@@ -170,6 +170,10 @@ enum Origin {
     Opened { inode: u64, times: u32 },
     /// Imported by file descriptors.
     Imported,
+    /// A buffer of a pool.
+    Pooled,
+    /// Managed: it counts against no device.
+    Managed,
 }
 
 #[derive(Debug)]
@@ -203,6 +207,13 @@ impl Memories {
 
     /// Rounds a length up, if there is room for it.
     pub fn room(&self, device: DeviceId, len: u64) -> Result<u64> {
+        let free = self.free_bytes(device);
+        let rounded = self.rounded(device, len)?;
+        if rounded <= free { Ok(rounded) } else { Err(self.no_room(device, len)) }
+    }
+
+    /// Rounds a length up.
+    pub fn rounded(&self, device: DeviceId, len: u64) -> Result<u64> {
         if len == 0 {
             return Err(Error::Invalid {
                 what: "the length of an allocation",
@@ -210,12 +221,12 @@ impl Memories {
                 must: "at least 1 byte",
             });
         }
-        let free = self.free_bytes(device);
-        let rounded = len.checked_next_multiple_of(GRANULARITY).filter(|&rounded| rounded <= free);
-        rounded.ok_or_else(|| {
-            let hint = "free some, or set GPU_IPC_HOST_BYTES higher".into();
-            Error::OutOfMemory { device, asked: len, free, hint }
-        })
+        len.checked_next_multiple_of(GRANULARITY).ok_or_else(|| self.no_room(device, len))
+    }
+
+    fn no_room(&self, device: DeviceId, asked: u64) -> Error {
+        let hint = "free some, or set GPU_IPC_HOST_BYTES higher".into();
+        Error::OutOfMemory { device, asked, free: self.free_bytes(device), hint }
     }
 
     /// Counts memory against a device.
@@ -231,11 +242,37 @@ impl Memories {
     /// Allocates.
     pub fn alloc(&mut self, device: DeviceId, len: u64, sharing: Sharing) -> Result<Allocation> {
         let rounded = self.room(device, len)?;
-        let file = shared_file(rounded)?;
-        let map = map(&file, rounded, Access::ReadWrite)?;
+        let allocation = self.map_own(device, rounded, Origin::Own(sharing))?;
         self.charge(device, rounded);
-        let base = self.insert(Memory { map, files: vec![file], len: rounded, device, origin: Origin::Own(sharing) });
-        Ok(Allocation { base, len: rounded })
+        Ok(allocation)
+    }
+
+    /// Allocates a pool's buffer.
+    pub fn alloc_pooled(&mut self, device: DeviceId, len: u64) -> Result<Allocation> {
+        let rounded = self.room(device, len)?;
+        let allocation = self.map_own(device, rounded, Origin::Pooled)?;
+        self.charge(device, rounded);
+        Ok(allocation)
+    }
+
+    /// Unmaps a pool's buffer.
+    pub fn free_pooled(&mut self, base: DevicePtr) {
+        if let Some(memory) = self.all.remove(&base.0) {
+            self.discharge(memory.device, memory.len);
+        }
+    }
+
+    /// Allocates managed memory, which is no part of the device's: what does not fit there lies in the host's.
+    pub fn alloc_managed(&mut self, device: DeviceId, len: u64) -> Result<Allocation> {
+        let rounded = self.rounded(device, len)?;
+        self.map_own(device, rounded, Origin::Managed)
+    }
+
+    fn map_own(&mut self, device: DeviceId, len: u64, origin: Origin) -> Result<Allocation> {
+        let file = shared_file(len)?;
+        let map = map(&file, len, Access::ReadWrite)?;
+        let base = self.insert(Memory { map, files: vec![file], len, device, origin });
+        Ok(Allocation { base, len })
     }
 
     fn insert(&mut self, memory: Memory) -> DevicePtr {
@@ -247,12 +284,12 @@ impl Memories {
     /// Takes an allocation out; dropping the result unmaps it.
     pub fn free(&mut self, base: DevicePtr) -> Result<impl Sized + use<>> {
         match self.all.get(&base.0) {
-            Some(Memory { origin: Origin::Own(_), .. }) => {}
+            Some(Memory { origin: Origin::Own(_) | Origin::Managed, .. }) => {}
             _ => return Err(driver("free", DeviceId(0), INVALID_VALUE)),
         }
         let memory = self.all.remove(&base.0);
-        if let Some(memory) = &memory {
-            self.used[memory.device.0 as usize] -= memory.len;
+        if let Some(Memory { device, len, origin: Origin::Own(_), .. }) = memory {
+            self.discharge(device, len);
         }
         Ok(memory)
     }
@@ -279,6 +316,8 @@ impl Memories {
             Origin::Own(Sharing::Fd) => (MemoryKind::Virtual, Some(Sharing::Fd)),
             Origin::Own(sharing) => (MemoryKind::Plain, Some(sharing)),
             Origin::Opened { .. } | Origin::Imported => (MemoryKind::Imported, None),
+            Origin::Pooled => (MemoryKind::Pool, None),
+            Origin::Managed => (MemoryKind::Managed, None),
         };
         let range = Some(AddressRange { base: DevicePtr(base), len: memory.len });
         PointerInfo { kind, range, device: Some(memory.device), sharing }
@@ -298,6 +337,11 @@ impl Memories {
                     what: "exporting this allocation",
                     why: "it belongs to another process".into(),
                     remedy: "let its own process export it",
+                }),
+                Origin::Pooled | Origin::Managed => Err(Error::Unsupported {
+                    what: "exporting this allocation",
+                    why: "memory of a pool and managed memory have no handle".into(),
+                    remedy: "allocate it with the `Sharing` that it is to be exported by",
                 }),
             },
             None => Err(Error::Invalid { what: "an address to export", got: base.to_string(), must: "a base" }),
@@ -366,7 +410,9 @@ impl Memories {
                 *times == 0
             }
             Some(Origin::Imported) => true,
-            Some(Origin::Own(_)) | None => return Err(driver("close", DeviceId(0), INVALID_VALUE)),
+            Some(Origin::Own(_) | Origin::Pooled | Origin::Managed) | None => {
+                return Err(driver("close", DeviceId(0), INVALID_VALUE));
+            }
         };
         Ok(if last { self.all.remove(&base.0) } else { None })
     }

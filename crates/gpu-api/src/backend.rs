@@ -19,7 +19,9 @@ pub use words::GpuWords;
 
 #[cfg(doc)]
 use crate::RawStream;
-use crate::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuRanges, GpuStore, Result, Sharing};
+use crate::{
+    BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuPools, GpuRanges, GpuStore, Result, Sharing,
+};
 
 /// What one GPU vendor provides for sharing memory between processes.
 ///
@@ -76,6 +78,7 @@ pub trait GpuBackend:
     + GpuWords
     + GpuStore
     + GpuRanges
+    + GpuPools
     + fmt::Debug
     + Send
     + Sync
@@ -96,6 +99,7 @@ impl<B> GpuBackend for B where
         + GpuWords
         + GpuStore
         + GpuRanges
+        + GpuPools
         + fmt::Debug
         + Send
         + Sync

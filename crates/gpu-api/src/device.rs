@@ -122,6 +122,11 @@ pub struct Caps {
     /// Memory can be made apart from addresses, and mapped where the caller says: [`GpuStore`](crate::GpuStore) and
     /// [`GpuRanges`](crate::GpuRanges).
     pub ranges: bool,
+    /// The driver has pools of its own, in stream order: [`GpuPools`](crate::GpuPools).
+    pub pools: bool,
+    /// The driver has managed memory, which moves between host and device
+    /// ([`alloc_managed`](crate::GpuPools::alloc_managed)), and both may touch it at once.
+    pub managed: bool,
     /// The driver shares the device between processes in one context (NVIDIA MPS), so that the death of a
     /// process proves nothing about its GPU work.
     pub shared_context: bool,

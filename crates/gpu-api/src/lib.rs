@@ -5,7 +5,8 @@
 //! 1. [`device`]: which devices there are and what they can do.
 //! 2. [`memory`]: addresses, allocations, handles that another process can open.
 //! 3. [`stream`]: queues of GPU work, events, and the 64-bit words that order work across processes.
-//! 4. [`range`]: memory apart from addresses, and addresses to map it on.
+//! 4. [`range`]: memory apart from addresses, and addresses to map it on. [`pool`]: the driver's own pools, and managed
+//!    memory.
 //! 5. [`backend`]: [`GpuBackend`], the traits that a vendor implements over those above.
 //! 6. [`id`]: the numbers of regions and participants. [`region`]: [`RegionSource`], where blocks come from, and
 //!    [`Reclaim`], who can give some back.
@@ -48,6 +49,7 @@ pub mod id;
 mod locality;
 pub mod memory;
 pub mod pages;
+pub mod pool;
 pub mod range;
 pub mod region;
 pub mod stream;
@@ -61,7 +63,7 @@ pub use backend::{
 pub mod groups {
     pub use crate::{
         GpuBackend, GpuCopies, GpuDescriptors, GpuDevices, GpuEvents, GpuHandles, GpuHostMemory, GpuMemory,
-        GpuPointers, GpuRanges, GpuStore, GpuStreams, GpuWords,
+        GpuPointers, GpuPools, GpuRanges, GpuStore, GpuStreams, GpuWords,
     };
 }
 pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
@@ -73,6 +75,7 @@ pub use memory::{
     close_on_exec, round_up,
 };
 pub use pages::KernelPages;
+pub use pool::{GpuPools, PoolUsage, RawPool};
 pub use range::{GpuRanges, GpuStore, RawMemory};
 pub use region::{Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage};
 pub use stream::{

@@ -6,13 +6,18 @@ use std::path::Path;
 use crate::{Gpu, Result};
 
 impl Gpu {
-    /// Returns the NUMA node that the device is attached to, by what the kernel says of its place on the PCI bus;
-    /// `None` on a machine of one node, for a device on no bus, and where the kernel does not say.
+    /// Returns the NUMA node that the device is attached to: what the driver says
+    /// (`CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, `hipDeviceAttributeHostNumaId`), else what the kernel says of its place on
+    /// the PCI bus; `None` for a device on no bus, and where neither says.
     ///
     /// # Errors
     ///
-    /// What [`pci_address`](crate::GpuDevices::pci_address) gives.
+    /// What [`host_numa_node`](crate::GpuDevices::host_numa_node) and [`pci_address`](crate::GpuDevices::pci_address)
+    /// give.
     pub fn numa_node(&self) -> Result<Option<u32>> {
+        if let Some(node) = self.backend().host_numa_node(self.device())? {
+            return Ok(Some(node));
+        }
         let address = self.backend().pci_address(self.device())?;
         Ok(address.and_then(|address| node_of(Path::new("/sys/bus/pci/devices"), &address)))
     }

@@ -35,6 +35,7 @@ impl ProcessOptions {
     /// | `TF_CPU_ALLOCATOR_USE_BFC` | best fit for plain host memory, or a pool |
     /// | `TF_CPU_BFC_MEM_LIMIT_IN_MB` | [`cpu_limit`](ProcessOptions::cpu_limit) |
     /// | `TF_DEVICE_MIN_SYS_MEMORY_IN_MB` | [`MemoryLimit::AllBut`] |
+    /// | `TF_FORCE_UNIFIED_MEMORY` | [`managed`](ProcessOptions::managed) |
     /// | `TF_GPU_ALLOCATOR` | `cuda_malloc`: each request is the driver's; `cuda_malloc_async`: the driver's pool; `memory_guard`: marks and NaNs |
     /// | `TF_BFC_MEMORY_DUMP` | [`memory_dump`](ProcessOptions::memory_dump) |
     /// | `PYTORCH_CUDA_ALLOC_CONF`, `PYTORCH_HIP_ALLOC_CONF`, `PYTORCH_ALLOC_CONF` | `expandable_segments`, `max_split_size_mb`, `garbage_collection_threshold`, `roundup_power2_divisions`, `per_process_memory_fraction`, `backend` |
@@ -67,6 +68,9 @@ impl ProcessOptions {
         }
         if let Some(reserve) = megabytes("TF_DEVICE_MIN_SYS_MEMORY_IN_MB")? {
             options.limit = MemoryLimit::AllBut(reserve.saturating_mul(MIB));
+        }
+        if let Some(value) = var("TF_FORCE_UNIFIED_MEMORY") {
+            options.managed = switch("TF_FORCE_UNIFIED_MEMORY", &value)?;
         }
         if let Some(value) = var("TF_CPU_ALLOCATOR_USE_BFC") {
             let is_best_fit = switch("TF_CPU_ALLOCATOR_USE_BFC", &value)?;
@@ -207,6 +211,7 @@ mod tests {
             ("TF_CPU_BFC_MEM_LIMIT_IN_MB", "512"),
             ("TF_DEVICE_MIN_SYS_MEMORY_IN_MB", "100"),
             ("TF_GPU_ALLOCATOR", "cuda_malloc_async"),
+            ("TF_FORCE_UNIFIED_MEMORY", "true"),
             ("TF_BFC_MEMORY_DUMP", "/tmp/dump"),
             ("TF_ENABLE_GPU_GARBAGE_COLLECTION", "true"),
         ])
@@ -214,6 +219,7 @@ mod tests {
         assert_eq!((options.growth, options.pinned_growth), (Growth::Whole, Growth::DEFAULT));
         assert_eq!((options.pinned_limit, options.cpu_limit), (256 * MIB, 512 * MIB));
         assert_eq!((options.cpu_kind, options.device_kind), (AllocatorKind::BestFit, AllocatorKind::Driver));
+        assert!(options.managed);
         assert_eq!(options.limit, MemoryLimit::AllBut(100 * MIB));
         assert_eq!(options.memory_dump.as_deref(), Some("/tmp/dump".as_ref()));
         assert!(of(&[("TF_GPU_ALLOCATOR", "memory_guard")]).expect("known").wrap.is_some());

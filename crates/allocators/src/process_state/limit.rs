@@ -35,7 +35,8 @@ impl MemoryLimit {
             }
             MemoryLimit::Fraction(part) if part > 0.0 && part <= 1.0 => Ok(((total as f64 * part) as u64).max(1)),
             MemoryLimit::Fraction(part) => {
-                Err(Error::Invalid { what, got: part.to_string(), must: "a part above 0 and up to 1" })
+                let must = "a part above 0 and up to 1, or more with `ProcessOptions::managed`";
+                Err(Error::Invalid { what, got: part.to_string(), must })
             }
             MemoryLimit::AllBut(reserve) => free.checked_sub(reserve).filter(|&left| left > 0).ok_or_else(|| {
                 let got = format!("all but {reserve} bytes, of which {free} are free");
@@ -43,6 +44,26 @@ impl MemoryLimit {
             }),
             MemoryLimit::Most => MemoryLimit::AllBut(MemoryLimit::reserve(memory)).bytes(memory),
         }
+    }
+
+    /// Returns the limit of managed memory in bytes, of which the host lends up to `host`.
+    ///
+    /// # Errors
+    ///
+    /// As [`bytes`](MemoryLimit::bytes), with what the device has and `host` together as the most.
+    pub(crate) fn managed_bytes(self, memory: MemoryInfo, host: u64) -> Result<u64> {
+        let most = memory.total_bytes.saturating_add(host);
+        let bytes = match self {
+            MemoryLimit::Bytes(bytes) if bytes > memory.total_bytes => bytes,
+            MemoryLimit::Fraction(part) if part > 1.0 => (memory.total_bytes as f64 * part) as u64,
+            within => return within.bytes(memory),
+        };
+        if bytes <= most {
+            return Ok(bytes);
+        }
+        let got =
+            format!("{self:?}: {bytes} bytes of a device of {} and {host} that the host has free", memory.total_bytes);
+        Err(Error::Invalid { what: "the limit of managed memory", got, must: "no more than both have" })
     }
 
     /// Returns what is left to others when nobody says: an eighth of a small device, and so much of a larger one that
@@ -80,6 +101,19 @@ mod tests {
         assert_eq!(limit(MemoryLimit::Most).expect("fits"), 60 * GIB - (1536 << 20));
         let small = MemoryInfo { free_bytes: GIB, total_bytes: GIB };
         assert_eq!(MemoryLimit::Most.bytes(small).expect("fits"), GIB - (128 << 20));
+    }
+
+    #[test]
+    fn managed_memory_goes_beyond_the_device_and_not_beyond_the_host() {
+        let memory = MemoryInfo { free_bytes: 60 * GIB, total_bytes: 80 * GIB };
+        let limit = |limit: MemoryLimit| limit.managed_bytes(memory, 40 * GIB);
+        assert_eq!(limit(MemoryLimit::Fraction(1.5)).expect("both have it"), 120 * GIB);
+        assert_eq!(limit(MemoryLimit::Bytes(100 * GIB)).expect("both have it"), 100 * GIB);
+        assert_eq!(limit(MemoryLimit::Fraction(0.5)).expect("the device has it"), 40 * GIB);
+        for beyond in [MemoryLimit::Fraction(1.51), MemoryLimit::Fraction(f64::INFINITY), MemoryLimit::Bytes(121 * GIB)]
+        {
+            assert!(matches!(limit(beyond), Err(Error::Invalid { .. })), "{beyond:?}");
+        }
     }
 
     #[test]

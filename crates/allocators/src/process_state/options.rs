@@ -108,6 +108,8 @@ pub struct ProcessOptions {
     pub cpu_pool: PoolOptions,
     /// Whether regions of private device memory lie side by side and grow in place.
     pub grows_in_place: bool,
+    /// Whether private device memory is managed, so that limits may go beyond what a device has.
+    pub managed: bool,
     /// The largest chunk of device memory that is cut up ([`BfcOptions::max_split`](crate::BfcOptions::max_split)).
     pub max_split: Option<u64>,
     /// From which share of its limit on device memory gives idle regions back before it grows.
@@ -146,6 +148,7 @@ impl Default for ProcessOptions {
             pinned_pool: PoolOptions::new("pinned host memory"),
             cpu_pool: PoolOptions::new("cpu"),
             grows_in_place: false,
+            managed: false,
             max_split: None,
             collect_from: None,
             round_up_divisions: None,
@@ -259,6 +262,14 @@ impl ProcessOptions {
     #[must_use]
     pub fn grows_in_place(mut self, grows: bool) -> ProcessOptions {
         self.grows_in_place = grows;
+        self
+    }
+
+    /// Makes private device memory managed ([`ManagedMemory`](crate::ManagedMemory)), so that a limit may go beyond what
+    /// the device has: in bytes, or as a fraction above 1.
+    #[must_use]
+    pub fn managed(mut self, managed: bool) -> ProcessOptions {
+        self.managed = managed;
         self
     }
 

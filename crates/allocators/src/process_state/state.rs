@@ -8,9 +8,11 @@ use gpu_api::{BackendKind, Error, Gpu, HostMemory, Reclaim, RegionSource, Result
 
 use super::options::KeyedRegions;
 use super::{AllocatorAttributes, AllocatorKind, MemoryLimit, PhysicalDevice, ProcessOptions, VirtualDevice};
+use crate::managed::available_on_host;
 use crate::{
-    Allocator, Arena, ArenaOptions, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, Direct, GrowingMemory, HostHeap,
-    HostPages, Limit, NodePages, Placed, Pool, PoolOptions, RegionVisitor, Relief, Relieved, Snapshot, Trim, Visited,
+    Allocator, Arena, ArenaOptions, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, Direct, DriverPool, GrowingMemory,
+    HostHeap, HostPages, Limit, ManagedMemory, NodePages, Placed, Pool, PoolOptions, RegionVisitor, Relief, Relieved,
+    Snapshot, SubAllocator, Trim, Visited,
 };
 
 /// Names an allocator of a [`ProcessState`]. In this order they are destroyed: device memory first, while host memory
@@ -414,12 +416,32 @@ impl Inner {
             .collect_from(options.collect_from)
             .round_up_divisions(options.round_up_divisions)
             .memory_dump(options.memory_dump.clone());
-        if options.grows_in_place && options.device_kind == AllocatorKind::BestFit && gpu.caps().ranges {
+        let grows = options.grows_in_place && !options.managed && options.device_kind == AllocatorKind::BestFit;
+        if grows && gpu.caps().ranges {
             let memory = Visited::maybe(GrowingMemory::new(gpu)?.budget(budget), self.visitor(key));
             return Ok(Relieved::with_patience(Bfc::new(bfc, memory), relief, options.patience));
         }
-        let memory = DeviceMemory::new(gpu)?.budget(budget);
-        let memory = Visited::maybe(memory, self.visitor(key));
+        if options.device_kind == AllocatorKind::Driver {
+            let pool = DriverPool::new(device.to_string(), gpu, budget.limit())?;
+            return Ok(Arc::new(pool.budget(budget).relief(relief)));
+        }
+        if options.managed {
+            let memory = Visited::maybe(ManagedMemory::new(gpu)?.budget(budget), self.visitor(key));
+            return self.keep_device(device, bfc, memory, relief);
+        }
+        let memory = Visited::maybe(DeviceMemory::new(gpu)?.budget(budget), self.visitor(key));
+        self.keep_device(device, bfc, memory, relief)
+    }
+
+    /// Puts what device memory is kept by over where it comes from.
+    fn keep_device(
+        &self,
+        device: VirtualDevice,
+        bfc: BfcOptions,
+        memory: impl SubAllocator,
+        relief: Arc<Relief>,
+    ) -> Result<Arc<dyn Allocator>> {
+        let options = &self.options;
         match options.device_kind {
             AllocatorKind::BestFit => {
                 let bfc = Bfc::new(bfc, memory);
@@ -458,6 +480,10 @@ impl Inner {
         let memory = gpu.backend().memory_info(gpu.device())?;
         let options = &self.options;
         let own = |device| options.limits.get(&device).copied();
+        let host = if options.managed { available_on_host() } else { 0 };
+        let bytes = |limit: MemoryLimit| {
+            if options.managed { limit.managed_bytes(memory, host) } else { limit.bytes(memory) }
+        };
         let together = options.devices.on(on);
         if together.len() > 1 {
             let mut sum = 0u64;
@@ -471,9 +497,9 @@ impl Inner {
                         must: "in bytes or a fraction where several virtual devices lie on one device",
                     });
                 }
-                sum = sum.saturating_add(limit.bytes(memory)?);
+                sum = sum.saturating_add(bytes(limit)?);
             }
-            if sum > memory.total_bytes {
+            if sum > memory.total_bytes.saturating_add(host) {
                 return Err(Error::Invalid {
                     what: "the memory limit",
                     got: format!("{sum} bytes of the {} of {on}, summed over its virtual devices", memory.total_bytes),
@@ -481,8 +507,7 @@ impl Inner {
                 });
             }
         }
-        let bytes = own(device).unwrap_or(options.limit).bytes(memory)?;
-        let budget = Arc::new(Budget::new(bytes));
+        let budget = Arc::new(Budget::new(bytes(own(device).unwrap_or(options.limit))?));
         self.shared.budgets.insert(device, budget.clone());
         Ok(budget)
     }

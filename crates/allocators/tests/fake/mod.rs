@@ -32,6 +32,9 @@ pub struct FakeState {
     pub freed: Vec<Freed>,
     /// Live host memory by address.
     host_live: BTreeMap<usize, (HostMemory, Box<[u64]>)>,
+    /// Pools and streams that are there.
+    pub pools: usize,
+    pub streams: usize,
     next: u64,
 }
 
@@ -96,6 +99,37 @@ impl Fake {
 unsafe impl GpuStore for Fake {}
 // SAFETY: `GpuRanges`: it gives none.
 unsafe impl GpuRanges for Fake {}
+// SAFETY: `GpuPools`: live allocations do not overlap, since bases only rise, and none is handed out twice.
+unsafe impl GpuPools for Fake {
+    fn create_pool(&self, device: DeviceId, _: u64) -> Result<RawPool> {
+        self.call("create_pool")?;
+        self.state().pools += 1;
+        Ok(RawPool { device, handle: 1 })
+    }
+
+    unsafe fn destroy_pool(&self, _: RawPool) -> Result<()> {
+        self.state().pools -= 1;
+        Ok(())
+    }
+
+    unsafe fn pool_alloc(&self, pool: RawPool, _: RawStream, len: u64) -> Result<Allocation> {
+        self.alloc(pool.device, len, Sharing::Handle)
+    }
+
+    unsafe fn pool_free(&self, _: RawStream, base: DevicePtr) -> Result<()> {
+        // SAFETY: `free`: the caller's own promise.
+        unsafe { self.free(base) }
+    }
+
+    unsafe fn pool_usage(&self, _: RawPool) -> Result<PoolUsage> {
+        let used = self.live_bytes();
+        Ok(PoolUsage { reserved: used, most_reserved: used, used })
+    }
+
+    unsafe fn trim_pool(&self, _: RawPool, _: u64) -> Result<()> {
+        self.call("trim_pool")
+    }
+}
 
 // SAFETY: `GpuDevices`: live allocations do not overlap, since bases only rise; there is nothing else that could break
 // it.
@@ -120,7 +154,7 @@ unsafe impl GpuDevices for Fake {
     }
 
     fn caps(&self, _: DeviceId) -> Result<Caps> {
-        Ok(Caps { handle: true, fd: true, granularity: GRANULARITY, ..Caps::default() })
+        Ok(Caps { handle: true, fd: true, pools: true, granularity: GRANULARITY, ..Caps::default() })
     }
 
     fn device_files(&self) -> &[&'static str] {
@@ -266,12 +300,15 @@ unsafe impl GpuEvents for Fake {
 // SAFETY: `GpuStreams`: live allocations do not overlap, since bases only rise; there is nothing else that could break
 // it.
 unsafe impl GpuStreams for Fake {
-    fn create_stream(&self, _: DeviceId) -> Result<RawStream> {
-        unreachable!()
+    fn create_stream(&self, device: DeviceId) -> Result<RawStream> {
+        self.call("create_stream")?;
+        self.state().streams += 1;
+        Ok(RawStream::new(device, 16))
     }
 
     unsafe fn destroy_stream(&self, _: RawStream) -> Result<()> {
-        unreachable!()
+        self.state().streams -= 1;
+        Ok(())
     }
 
     unsafe fn query_stream(&self, _: RawStream) -> Result<bool> {
@@ -279,7 +316,7 @@ unsafe impl GpuStreams for Fake {
     }
 
     unsafe fn synchronize_stream(&self, _: RawStream) -> Result<()> {
-        unreachable!()
+        self.call("synchronize_stream")
     }
 
     unsafe fn stream_info(&self, _: RawStream) -> Result<StreamInfo> {

@@ -29,9 +29,11 @@ pub enum Kind {
     Managed = 11,
     Pinned = 12,
     Foreign = 13,
+    /// A pool itself; `Pool` is memory of one.
+    MemPool = 14,
 }
 
-const GIVEN_OUT: [Kind; 9] = [
+const GIVEN_OUT: [Kind; 12] = [
     Kind::Plain,
     Kind::Physical,
     Kind::Reserved,
@@ -41,10 +43,13 @@ const GIVEN_OUT: [Kind; 9] = [
     Kind::Stream,
     Kind::Host,
     Kind::Registered,
+    Kind::Pool,
+    Kind::Managed,
+    Kind::MemPool,
 ];
 
 /// Calls that give something back: what a failure of one of them leaves is leaked on purpose.
-const GIVING_BACK: [&str; 10] = [
+const GIVING_BACK: [&str; 12] = [
     "cuMemFree_v2",
     "cuMemRelease",
     "cuMemUnmap",
@@ -55,6 +60,8 @@ const GIVING_BACK: [&str; 10] = [
     "cuMemFreeHost",
     "cuMemHostUnregister",
     "cuDevicePrimaryCtxRelease_v2",
+    "cuMemFreeAsync",
+    "cuMemPoolDestroy",
 ];
 
 macro_rules! control {

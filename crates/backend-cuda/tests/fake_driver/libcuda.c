@@ -25,7 +25,7 @@ typedef uint64_t address;
 enum { GLOBAL = 0, RELAXED = 2 };
 enum { SAFE = 1, NEEDS_CONTEXT = 2, NEVER_FAILS = 4 };
 enum kind { NONE, PLAIN, PHYSICAL, RESERVED, MAPPED, OPENED, EVENT, STREAM, HOST, REGISTERED, POOL, MANAGED, PINNED,
-            FOREIGN, KINDS };
+            FOREIGN, MEMPOOL, KINDS };
 
 struct object {
     enum kind kind;
@@ -257,7 +257,8 @@ result cuDeviceGetAttribute(int *value, uint32_t attribute, int device) {
     if (attribute > 100) return 1;
 #endif
     const char *mps = getenv("FAKE_MPS");
-    *value = attribute == 133 ? (mps ? atoi(mps) : 0) : 1;
+    const char *node = getenv("FAKE_NUMA_NODE");
+    *value = attribute == 133 ? (mps ? atoi(mps) : 0) : attribute == 134 ? (node ? atoi(node) : -1) : 1;
     return 0;
 }
 result cuDeviceCanAccessPeer(int *can, int device, int peer) {
@@ -322,7 +323,10 @@ result cuMemAlloc_v2(address *base, size_t len) {
     add(PLAIN, *base, len);
     return 0;
 }
-result cuMemFree_v2(address base) { ENTER(NEEDS_CONTEXT); return give_back(PLAIN, base); }
+result cuMemFree_v2(address base) {
+    ENTER(NEEDS_CONTEXT);
+    return give_back(find(MANAGED, base) ? MANAGED : PLAIN, base);
+}
 result cuMemGetAddressRange_v2(address *base, size_t *len, address inside) {
     ENTER(NEEDS_CONTEXT);
     struct object *o = around(inside);
@@ -381,6 +385,7 @@ result cuMemHostGetDevicePointer_v2(address *device, void *start, unsigned flags
 
 #ifndef OLD
 #include "virtual_memory.h"
+#include "pool.h"
 #endif
 
 struct handle { unsigned char bytes[64]; };

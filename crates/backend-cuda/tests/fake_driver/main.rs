@@ -7,6 +7,7 @@
 mod fake;
 mod load;
 mod memory;
+mod pool;
 mod queue;
 mod range;
 mod thread;
@@ -77,7 +78,10 @@ impl Library {
 
 fn main() -> ExitCode {
     let cases: Vec<&'static Case> =
-        [load::CASES, memory::CASES, range::CASES, thread::CASES, queue::CASES].into_iter().flatten().collect();
+        [load::CASES, memory::CASES, range::CASES, pool::CASES, thread::CASES, queue::CASES]
+            .into_iter()
+            .flatten()
+            .collect();
     if let Ok(name) = env::var(CASE) {
         let case = cases.iter().find(|case| case.name == name).expect("the parent names a case of the list");
         (case.run)();

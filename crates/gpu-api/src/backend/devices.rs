@@ -27,6 +27,13 @@ pub unsafe trait GpuDevices {
         Ok(None)
     }
 
+    /// Returns the NUMA node of the host that the driver says a device is attached to; `None` where it does not tell.
+    /// [`Gpu::numa_node`](crate::Gpu::numa_node) asks the kernel then.
+    fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
+        let _ = device;
+        Ok(None)
+    }
+
     /// Asks the driver how much memory is free.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
 

@@ -1,0 +1,156 @@
+//! Pools of the driver's, in stream order (`cuMemAllocFromPoolAsync`), and managed memory (`cuMemAllocManaged`).
+
+use std::ffi::c_void;
+use std::ptr;
+
+use gpu_api::{
+    Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuPools, GpuStreams, PoolUsage, RawPool, RawStream, Result,
+    refuse_capture, round_up,
+};
+
+use crate::backend::CudaBackend;
+use crate::call;
+use crate::error::SUCCESS;
+use crate::memory::{Entry, Origin, Way};
+use crate::sys::{ALLOCATION_PINNED, LOCATION_DEVICE, Location, MEMORY_GLOBAL, PoolHandle, PoolProperties, pool};
+
+fn handle(pool: RawPool) -> PoolHandle {
+    ptr::with_exposed_provenance_mut(pool.handle as usize)
+}
+
+// SAFETY: the condition of `GpuPools`: `cuMemAllocFromPoolAsync` and `cuMemAllocManaged` give memory that is nobody
+// else's, and the driver hands it out again in stream order alone (manual, "Stream Ordered Memory Allocator").
+unsafe impl GpuPools for CudaBackend {
+    fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
+        let ordinal = self.driver.ordinal(device)?;
+        let properties = PoolProperties {
+            kind: ALLOCATION_PINNED,
+            handle_types: 0,
+            location: Location { kind: LOCATION_DEVICE, id: ordinal },
+            win32: ptr::null_mut(),
+            rest: [0; 64],
+        };
+        let made = {
+            let scope = self.driver.on_device(device)?;
+            let mut made: PoolHandle = ptr::null_mut();
+            scope.call(&self.driver.symbols.cuMemPoolCreate, |function| {
+                // SAFETY: `cuMemPoolCreate` writes one pointer and reads the properties: both live here.
+                unsafe { function(&raw mut made, &raw const properties) }
+            })?;
+            RawPool { device, handle: made.expose_provenance() as u64 }
+        };
+        // The driver is not to hold an allocation back until another stream's work is done: there are other bytes.
+        let set_up = self
+            .set(made, pool::RELEASE_THRESHOLD, keep)
+            .and_then(|()| self.set(made, pool::REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0));
+        if let Err(error) = set_up {
+            // SAFETY: `destroy_pool` asks for a live pool: just made. An error leaks it.
+            let _ = unsafe { self.destroy_pool(made) };
+            return Err(error);
+        }
+        self.memory.pool_made(made.handle);
+        Ok(made)
+    }
+
+    unsafe fn destroy_pool(&self, raw: RawPool) -> Result<()> {
+        let scope = self.driver.on_device(raw.device)?;
+        scope.call(&self.driver.symbols.cuMemPoolDestroy, |function| {
+            // SAFETY: `cuMemPoolDestroy` asks for a live pool: our caller vouches for it. What is allocated from it stays
+            // (manual).
+            unsafe { function(handle(raw)) }
+        })?;
+        self.memory.pool_gone(raw.handle);
+        Ok(())
+    }
+
+    unsafe fn pool_alloc(&self, raw: RawPool, stream: RawStream, len: u64) -> Result<Allocation> {
+        let size = round_up(len, 1)?;
+        // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
+        refuse_capture(stream, unsafe { self.capture_status(stream) }?)?;
+        let scope = self.driver.on_stream(stream)?;
+        let symbol = &self.driver.symbols.cuMemAllocFromPoolAsync;
+        let mut base = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `cuMemAllocFromPoolAsync` writes one address: `base` is one. Our caller vouches for the pool and
+            // the stream.
+            unsafe { function(&raw mut base, size, handle(raw), call::stream(stream)) }
+        })?;
+        if code != SUCCESS {
+            return Err(scope.allocation_error(symbol.name, code, len));
+        }
+        self.memory.insert(base, Entry { len, device: raw.device, origin: Origin::Pool, leaked: false });
+        Ok(Allocation { base: DevicePtr(base), len })
+    }
+
+    unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
+        // SAFETY: `capture_status` asks for a stream that is alive: our caller vouches for it.
+        let status = unsafe { self.capture_status(stream) }?;
+        if status != CaptureStatus::None {
+            return Err(Error::Capturing { stream: stream.handle, remedy: "free it on a stream that is not captured" });
+        }
+        let scope = self.driver.on_stream(stream)?;
+        let entry = self.memory.take(base, Way::Return)?;
+        let freed = scope.call(&self.driver.symbols.cuMemFreeAsync, |function| {
+            // SAFETY: `cuMemFreeAsync` asks for the base of stream-ordered memory that is not freed and that no other
+            // stream's unfinished work touches: it was taken out of the table once, and our caller vouches for the rest.
+            unsafe { function(base.0, call::stream(stream)) }
+        });
+        if freed.is_err() {
+            self.memory.leak(base, entry);
+        }
+        freed
+    }
+
+    unsafe fn pool_usage(&self, raw: RawPool) -> Result<PoolUsage> {
+        let reserved = self.get(raw, pool::RESERVED_NOW)?;
+        let most_reserved = self.get(raw, pool::RESERVED_MOST)?;
+        Ok(PoolUsage { reserved, most_reserved, used: self.get(raw, pool::USED_NOW)? })
+    }
+
+    unsafe fn trim_pool(&self, raw: RawPool, keep: u64) -> Result<()> {
+        let scope = self.driver.on_device(raw.device)?;
+        scope.call(&self.driver.symbols.cuMemPoolTrimTo, |function| {
+            // SAFETY: `cuMemPoolTrimTo` asks for a live pool: our caller vouches for it.
+            unsafe { function(handle(raw), usize::try_from(keep).unwrap_or(usize::MAX)) }
+        })
+    }
+
+    fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
+        let size = round_up(len, self.driver.granularity(device)?)?;
+        let scope = self.driver.on_device(device)?;
+        let symbol = &self.driver.symbols.cuMemAllocManaged;
+        let mut base = 0;
+        let code = scope.code(symbol, |function| {
+            // SAFETY: `cuMemAllocManaged` writes one address: `base` is one.
+            unsafe { function(&raw mut base, size, MEMORY_GLOBAL) }
+        })?;
+        if code != SUCCESS {
+            return Err(scope.allocation_error(symbol.name, code, len));
+        }
+        self.memory.insert(base, Entry { len: size as u64, device, origin: Origin::Managed, leaked: false });
+        Ok(Allocation { base: DevicePtr(base), len: size as u64 })
+    }
+}
+
+impl CudaBackend {
+    /// Sets a property of a live pool, whose value has the first four or all eight of the bytes, by the property.
+    fn set(&self, raw: RawPool, attribute: u32, mut value: u64) -> Result<()> {
+        let scope = self.driver.on_device(raw.device)?;
+        scope.call(&self.driver.symbols.cuMemPoolSetAttribute, |function| {
+            // SAFETY: `cuMemPoolSetAttribute` reads a value as long as the property's, eight bytes at most: `value` has
+            // them. Its callers have a live pool.
+            unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
+        })
+    }
+
+    fn get(&self, raw: RawPool, attribute: u32) -> Result<u64> {
+        let scope = self.driver.on_device(raw.device)?;
+        let mut value = 0_u64;
+        scope.call(&self.driver.symbols.cuMemPoolGetAttribute, |function| {
+            // SAFETY: `cuMemPoolGetAttribute` writes a value of eight bytes for what is asked of it here: `value` has
+            // them. Its callers have a live pool.
+            unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
+        })?;
+        Ok(value)
+    }
+}
