@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use allocators::bfc::Divisions;
 use allocators::*;
 use backend_host::{HostBackend, HostConfig};
 use fake::Fake;
@@ -554,7 +555,10 @@ fn pytorchs_rules_for_cutting_rounding_and_collecting() {
     }
     assert!(bfc.stats().peak_bytes_reserved < 6 * MIB, "{}", bfc.stats().peak_bytes_reserved);
     // Sizes are the same more often.
-    let bfc = Bfc::new(BfcOptions::new("bfc").round_up_divisions(Some(4)), Simulated::new());
+    let bfc = Bfc::new(
+        BfcOptions::new("bfc").round_up_divisions(Some(Divisions::all(4).expect("a power of two"))),
+        Simulated::new(),
+    );
     let first = bfc.alloc(Request::new(1_100_000)).expect("room");
     bfc.free(first.address).expect("in use");
     assert_eq!(bfc.alloc(Request::new(1_200_000)).expect("room").bytes, first.bytes);

@@ -6,7 +6,7 @@
 //! process' death, its context can break, and its free can block while a stream waits.
 //!
 //! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `pool`, `stream`,
-//! `event`, `late_write`, `backend`.
+//! `event`, `late_write`, `backend`, `pool_calls`.
 //!
 //! # Example
 //!
@@ -29,6 +29,7 @@ mod event;
 mod late_write;
 mod memory;
 mod pool;
+mod pool_calls;
 mod range;
 mod stream;
 

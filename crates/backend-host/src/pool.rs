@@ -1,4 +1,4 @@
-//! The pools of the driver, and managed memory.
+//! The table of the driver's pools.
 //!
 //! A buffer that was given back carries a flag that its stream sets when it comes to that point. Whoever looks at a
 //! pool next sees it.
@@ -7,9 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpu_api::{Allocation, DeviceId, DevicePtr, Error, GpuPools, PoolUsage, RawPool, RawStream, Result};
+use gpu_api::{Allocation, DeviceId, DevicePtr, PoolUsage, RawPool, Result};
 
-use crate::backend::HostBackend;
 use crate::error::{INVALID_VALUE, driver};
 use crate::memory::Memories;
 
@@ -83,48 +82,32 @@ impl Pools {
         found.ok_or_else(|| driver(call, pool.device, INVALID_VALUE))
     }
 
-    /// Gives back what the pools need not keep, and forgets pools that were destroyed and are empty.
-    pub fn settle(&mut self, memories: &mut Memories) {
-        for pool in self.all.values_mut() {
-            let keep = if pool.destroyed { 0 } else { pool.keep };
-            pool.release(memories, keep);
-        }
-        self.all.retain(|_, pool| !pool.destroyed || !pool.out.is_empty() || !pool.returned.is_empty());
-    }
-}
-
-// SAFETY: `GpuPools`: a buffer is handed out again once its stream has passed its free, or to that stream.
-unsafe impl GpuPools for HostBackend {
-    fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
-        self.check_device("create_pool", device)?;
-        let handle = self.number();
-        let pool = Pool { device, keep, out: HashMap::new(), returned: Vec::new(), most_reserved: 0, destroyed: false };
-        self.tables().pools.all.insert(handle, pool);
-        Ok(RawPool { device, handle })
+    /// Makes a pool of this number.
+    pub fn create(&mut self, pool: RawPool, keep: u64) {
+        let RawPool { device, handle } = pool;
+        let made = Pool { device, keep, out: HashMap::new(), returned: Vec::new(), most_reserved: 0, destroyed: false };
+        self.all.insert(handle, made);
     }
 
-    unsafe fn destroy_pool(&self, pool: RawPool) -> Result<()> {
-        let mut guard = self.tables();
-        let tables = &mut *guard;
-        tables.pools.get("destroy_pool", pool)?.destroyed = true;
-        tables.pools.settle(&mut tables.memories);
+    /// Ends a pool, once memory of it is back.
+    pub fn destroy(&mut self, memories: &mut Memories, pool: RawPool) -> Result<()> {
+        self.get("destroy_pool", pool)?.destroyed = true;
+        self.settle(memories);
         Ok(())
     }
 
-    unsafe fn pool_alloc(&self, pool: RawPool, stream: RawStream, len: u64) -> Result<Allocation> {
-        let number = self.queue_number("pool_alloc", stream)?;
-        let mut guard = self.tables();
-        let tables = &mut *guard;
-        tables.pools.settle(&mut tables.memories);
-        let pool = tables.pools.get("pool_alloc", pool)?;
-        let rounded = tables.memories.rounded(pool.device, len)?;
-        let base = match pool.take(number, rounded) {
+    /// Hands a buffer out, in the order of the stream with this number.
+    pub fn alloc(&mut self, memories: &mut Memories, pool: RawPool, stream: u64, len: u64) -> Result<Allocation> {
+        self.settle(memories);
+        let pool = self.get("pool_alloc", pool)?;
+        let rounded = memories.rounded(pool.device, len)?;
+        let base = match pool.take(stream, rounded) {
             Some(base) => base,
             None => {
-                if tables.memories.room(pool.device, len).is_err() {
-                    pool.release(&mut tables.memories, 0);
+                if memories.room(pool.device, len).is_err() {
+                    pool.release(memories, 0);
                 }
-                tables.memories.alloc_pooled(pool.device, len)?.base
+                memories.alloc_pooled(pool.device, len)?.base
             }
         };
         pool.out.insert(base.0, rounded);
@@ -132,44 +115,36 @@ unsafe impl GpuPools for HostBackend {
         Ok(Allocation { base, len: rounded })
     }
 
-    unsafe fn pool_free(&self, stream: RawStream, base: DevicePtr) -> Result<()> {
-        let number = self.queue_number("pool_free", stream)?;
+    /// Takes a buffer back behind the work of the stream with this number, which sets the flag when it has come so far.
+    pub fn free(&mut self, stream: u64, base: DevicePtr) -> Option<Arc<AtomicBool>> {
+        let found = self.all.values_mut().find_map(|pool| Some((pool.out.remove(&base.0)?, pool)));
+        let (len, pool) = found?;
         let passed = Arc::new(AtomicBool::new(false));
-        {
-            let mut tables = self.tables();
-            let found = tables.pools.all.values_mut().find_map(|pool| Some((pool.out.remove(&base.0)?, pool)));
-            let Some((len, pool)) = found else { return Err(driver("pool_free", stream.device, INVALID_VALUE)) };
-            pool.returned.push(Returned { base, len, stream: number, passed: passed.clone() });
-        }
-        self.push("pool_free", stream, move || passed.store(true, Ordering::Release))
+        pool.returned.push(Returned { base, len, stream, passed: passed.clone() });
+        Some(passed)
     }
 
-    unsafe fn pool_usage(&self, pool: RawPool) -> Result<PoolUsage> {
-        let mut guard = self.tables();
-        let tables = &mut *guard;
-        tables.pools.settle(&mut tables.memories);
-        let pool = tables.pools.get("pool_usage", pool)?;
+    /// Says what a pool holds.
+    pub fn usage(&mut self, memories: &mut Memories, pool: RawPool) -> Result<PoolUsage> {
+        self.settle(memories);
+        let pool = self.get("pool_usage", pool)?;
         let working: u64 = pool.returned.iter().filter(|buffer| !buffer.is_idle()).map(|buffer| buffer.len).sum();
         let (reserved, most_reserved) = (pool.reserved(), pool.most_reserved);
         Ok(PoolUsage { reserved, most_reserved, used: pool.bytes_out() + working })
     }
 
-    unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<()> {
-        let mut guard = self.tables();
-        let tables = &mut *guard;
-        tables.pools.get("trim_pool", pool)?.release(&mut tables.memories, keep);
+    /// Gives idle buffers of a pool back to the device.
+    pub fn trim(&mut self, memories: &mut Memories, pool: RawPool, keep: u64) -> Result<()> {
+        self.get("trim_pool", pool)?.release(memories, keep);
         Ok(())
     }
 
-    fn alloc_managed(&self, device: DeviceId, len: u64) -> Result<Allocation> {
-        self.check_device("alloc_managed", device)?;
-        if len == 0 {
-            return Err(Error::Invalid {
-                what: "the length of managed memory",
-                got: "0".into(),
-                must: "at least 1 byte",
-            });
+    /// Gives back what the pools need not keep, and forgets pools that were destroyed and are empty.
+    pub fn settle(&mut self, memories: &mut Memories) {
+        for pool in self.all.values_mut() {
+            let keep = if pool.destroyed { 0 } else { pool.keep };
+            pool.release(memories, keep);
         }
-        self.tables().memories.alloc_managed(device, len)
+        self.all.retain(|_, pool| !pool.destroyed || !pool.out.is_empty() || !pool.returned.is_empty());
     }
 }

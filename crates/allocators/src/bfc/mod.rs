@@ -6,7 +6,7 @@
 //! 4. `region`: what upstream gave.
 //! 5. `heap`: the four together, for one thread: find, cut, merge.
 //! 6. `pending`: work that may still touch chunks; `window`: what is kept together for a request that waits.
-//! 7. `options`, `stats`: how it is set up, and what it counts.
+//! 7. `divisions`, `options`, `stats`: how it is set up, and what it counts.
 //! 8. `core`: the heap under its lock. `census`: what [`Snapshot`](crate::Snapshot) shows of it; `growth`: regions from
 //!    upstream and back; `turn`: a request that finds nothing free.
 //! 9. `best_fit`: [`Bfc`], the front of all this.
@@ -17,6 +17,7 @@ mod best_fit;
 mod census;
 mod chunk;
 mod core;
+mod divisions;
 mod entry;
 mod growth;
 mod heap;
@@ -30,6 +31,7 @@ mod turn;
 mod window;
 
 pub use best_fit::Bfc;
+pub use divisions::Divisions;
 pub use options::{BfcOptions, Growth};
 pub use pending::{Completion, Work};
 pub(crate) use stats::Counters;

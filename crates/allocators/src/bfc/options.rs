@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use gpu_api::DeviceId;
 
 use super::chunk::UNIT;
+use super::divisions::Divisions;
 
 /// How much is taken from upstream at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,8 +63,8 @@ pub struct BfcOptions {
     pub max_split: Option<u64>,
     /// The share of the limit from which on idle regions go back before a new one is taken.
     pub collect_from: Option<f64>,
-    /// Into how many steps sizes between two powers of two are rounded up, a power of two; not at all when `None`.
-    pub round_up_divisions: Option<u64>,
+    /// Into how many steps sizes between two powers of two are rounded up; not at all when `None`.
+    pub round_up_divisions: Option<Divisions>,
     /// Where the heap is written down when a request fails: the first part of the files' names.
     pub memory_dump: Option<PathBuf>,
 }
@@ -152,9 +153,9 @@ impl BfcOptions {
         self
     }
 
-    /// Rounds sizes up to one of this many steps between two powers of two, so that more sizes are equal.
+    /// Rounds sizes up to one of several steps between two powers of two, so that more sizes are equal.
     #[must_use]
-    pub fn round_up_divisions(mut self, divisions: Option<u64>) -> BfcOptions {
+    pub fn round_up_divisions(mut self, divisions: Option<Divisions>) -> BfcOptions {
         self.round_up_divisions = divisions;
         self
     }
@@ -168,9 +169,7 @@ impl BfcOptions {
 
     /// Returns the bytes to take for a request.
     pub(crate) fn rounded(&self, bytes: u64) -> Option<u64> {
-        let Some(divisions) = self.round_up_divisions else { return Some(bytes) };
-        let step = (bytes.checked_next_power_of_two()? / 2 / divisions.max(1)).max(1);
-        bytes.checked_next_multiple_of(step)
+        self.round_up_divisions.map_or(Some(bytes), |divisions| divisions.rounded(bytes))
     }
 
     /// Returns the slack that is always cut off.
@@ -213,18 +212,6 @@ mod tests {
         assert_eq!(first(Growth::Whole, Some("true")), 2 << 20);
         assert_eq!(first(Growth::DEFAULT, Some("false")), 1 << 31);
         assert_eq!(first(Growth::Whole, Some("unparseable")), 1 << 31);
-    }
-
-    #[test]
-    fn sizes_between_two_powers_are_rounded_up_in_steps() {
-        // The example of PyTorch's documentation: 1200 with four divisions.
-        let options = BfcOptions::new("bfc").round_up_divisions(Some(4));
-        assert_eq!(
-            [1024, 1200, 1280, 1281, 1536, 2000].map(|bytes| options.rounded(bytes).expect("fits")),
-            [1024, 1280, 1280, 1536, 1536, 2048]
-        );
-        assert_eq!((options.rounded(1), options.rounded(u64::MAX)), (Some(1), None));
-        assert_eq!(BfcOptions::new("bfc").rounded(1200), Some(1200));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gpu_api::{Error, Result};
 
 use super::{AllocatorKind, MemoryLimit, ProcessOptions};
+use crate::bfc::Divisions;
 use crate::{Guard, NanFill, Tracking};
 
 const MIB: u64 = 1 << 20;
@@ -139,17 +140,10 @@ impl ProcessOptions {
             "max_split_size_mb" => self.max_split = Some(number(name, value)?.saturating_mul(MIB)),
             "garbage_collection_threshold" => self.collect_from = Some(share(name, value)?),
             "per_process_memory_fraction" => self.limit = MemoryLimit::Fraction(share(name, value)?),
-            "roundup_power2_divisions" => match value.parse::<u64>() {
-                Ok(divisions) if divisions.is_power_of_two() => self.round_up_divisions = Some(divisions),
-                _ if value.starts_with('[') => {
-                    tracing::warn!(
-                        name,
-                        value,
-                        "one number of divisions serves all sizes here: this list does nothing"
-                    );
-                }
-                _ => return Err(invalid(name, value, "a power of two for `roundup_power2_divisions`")),
-            },
+            "roundup_power2_divisions" => {
+                let must = "a power of two, or a list of such by sizes, for `roundup_power2_divisions`";
+                self.round_up_divisions = Some(Divisions::parse(value).map_err(|_| invalid(name, value, must))?);
+            }
             "backend" if value == "native" => {}
             "backend" if matches!(value, "cudaMallocAsync" | "hipMallocAsync") => {
                 self.device_kind = AllocatorKind::Driver;
@@ -234,10 +228,11 @@ mod tests {
         let options = of(&[("PYTORCH_CUDA_ALLOC_CONF", conf)]).expect("they are all known");
         assert!(options.grows_in_place);
         assert_eq!((options.max_split, options.collect_from), (Some(128 * MIB), Some(0.8)));
-        assert_eq!(options.round_up_divisions, Some(4));
+        assert_eq!(options.round_up_divisions, Divisions::all(4).ok());
         let listed = "roundup_power2_divisions:[256:1,512:2,>:4],max_split_size_mb:64";
         let options = of(&[("PYTORCH_ALLOC_CONF", listed)]).expect("the list is known");
-        assert_eq!((options.round_up_divisions, options.max_split), (None, Some(64 * MIB)));
+        assert_eq!(options.round_up_divisions, Divisions::parse("[256:1,512:2,>:4]").ok());
+        assert_eq!(options.max_split, Some(64 * MIB));
         let options = of(&[("PYTORCH_HIP_ALLOC_CONF", "backend:hipMallocAsync")]).expect("known");
         assert_eq!(options.device_kind, AllocatorKind::Driver);
     }

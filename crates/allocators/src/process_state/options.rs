@@ -9,6 +9,7 @@ use std::time::Duration;
 use gpu_api::{Result, Sharing};
 
 use super::{AllocatorKey, MemoryLimit, VirtualDevice, VirtualDevices};
+use crate::bfc::Divisions;
 use crate::relief::PATIENCE;
 use crate::{Allocator, Extent, Growth, PoolOptions, RegionVisitor};
 
@@ -115,7 +116,7 @@ pub struct ProcessOptions {
     /// From which share of its limit on device memory gives idle regions back before it grows.
     pub collect_from: Option<f64>,
     /// Into how many steps sizes between two powers of two are rounded up.
-    pub round_up_divisions: Option<u64>,
+    pub round_up_divisions: Option<Divisions>,
     /// Where a heap that ran out of memory is written down: the first part of the files' names.
     pub memory_dump: Option<PathBuf>,
     /// The visitor that is told of every new and returned region, with its allocator.
