@@ -401,7 +401,8 @@ mod tests {
         let dtype = (0u8..=17, 1u8..=128, 1u16..=4).prop_map(|(code, bits, lanes)| DType { code, bits, lanes });
         ("[a-zäé./0-9]{0,12}", dtype, vec(dimension, 0..5), 0u64..1 << 40).prop_map(
             move |(name, dtype, dimensions, more)| {
-                let mut spec = PartSpec { name: format!("{name}{index}"), dtype, dimensions, len: 0 };
+                // No name has a hyphen, so that no two parts are called alike.
+                let mut spec = PartSpec { name: format!("{name}-{index}"), dtype, dimensions, len: 0 };
                 // As long as it must be, and a bit more.
                 spec.len = (0..64)
                     .map(|bit| 1u64 << bit)
