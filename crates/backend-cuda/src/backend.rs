@@ -1,20 +1,21 @@
-//! The backend itself: the trait, method by method, over the modules that do the work.
+//! The backend itself: the driver, and what was made with it. Each of its traits is kept in the module that does its
+//! work.
 
 use std::fmt;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use cudarc::driver::sys::is_culib_present;
 use gpu_api::vendor::device_table::DeviceTable;
 use gpu_api::vendor::host_memory::HostTable;
+use gpu_api::vendor::peer_table::PeerTable;
+use gpu_api::vendor::stream_table::StreamTable;
 use gpu_api::{ForkGuard, Result};
 
-use crate::device::Driver;
+use crate::driver::Driver;
 use crate::error;
 use crate::memory::Memory;
-use crate::peer::Reach;
-use crate::stream::Streams;
+use crate::registration::Registrations;
 use crate::sys::Symbols;
-use crate::word::Registrations;
 
 /// NVIDIA's driver, loaded at run time.
 ///
@@ -33,9 +34,9 @@ pub struct CudaBackend {
     pub(crate) memory: Memory,
     pub(crate) hosts: HostTable,
     pub(crate) events: DeviceTable,
-    pub(crate) streams: Streams,
+    pub(crate) streams: StreamTable,
     pub(crate) registrations: Registrations,
-    pub(crate) peers: RwLock<Vec<Reach>>,
+    pub(crate) peers: PeerTable,
     /// A forked child must not call the driver.
     fork: ForkGuard,
 }
@@ -82,9 +83,9 @@ impl CudaBackend {
             memory: Memory::default(),
             hosts: HostTable::default(),
             events: DeviceTable::default(),
-            streams: Streams::default(),
+            streams: StreamTable::default(),
             registrations: Registrations::default(),
-            peers: RwLock::default(),
+            peers: PeerTable::default(),
             fork,
         }))
     }

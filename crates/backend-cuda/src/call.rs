@@ -8,12 +8,13 @@
 use std::marker::PhantomData;
 use std::mem;
 use std::ptr;
+use std::sync::PoisonError;
 
 use gpu_api::{DeviceId, Error, RawStream, Result};
 
-use crate::device::Driver;
+use crate::driver::Driver;
 use crate::error::{self, INVALID_CONTEXT, OUT_OF_MEMORY, SUCCESS};
-use crate::sys::{CAPTURE_RELAXED, CUcontext, CUstream, Code, Symbol};
+use crate::sys::{CAPTURE_RELAXED, CUcontext, CUdevice, CUstream, Code, Symbol};
 
 /// A thread that is ready for calls; dropped, the thread is as it was.
 pub(crate) struct Scope<'a> {
@@ -115,6 +116,60 @@ impl Driver {
         match scope.relax() {
             SUCCESS | INVALID_CONTEXT => Ok(scope),
             code => Err(scope.error(self.symbols.cuThreadExchangeStreamCaptureMode.name, code)),
+        }
+    }
+
+    /// Returns the number of the device whose context is current in `scope`.
+    pub(crate) fn device_number(&self, scope: &Scope<'_>) -> Result<DeviceId> {
+        let function = self.symbols.cuCtxGetDevice.function.ok_or_else(|| error::missing("cuCtxGetDevice"))?;
+        let mut ordinal: CUdevice = 0;
+        // SAFETY: `cuCtxGetDevice` writes one integer: `ordinal` is one.
+        let code = unsafe { function(&raw mut ordinal) };
+        match (code, self.numbered(ordinal)) {
+            (SUCCESS, Some(device)) => Ok(device),
+            // The scope must not ask for its device once more: this is what answers it.
+            _ => Err(Error::Driver {
+                call: "cuCtxGetDevice",
+                device: DeviceId(0),
+                source: scope.driver.symbols.error(code),
+            }),
+        }
+    }
+
+    /// Returns a device's primary context, retained on first use and kept until the backend is dropped.
+    pub(crate) fn primary(&self, scope: &Scope<'_>, device: DeviceId) -> Result<CUcontext> {
+        let (entry, ordinal) = (self.device(device)?, self.ordinal(device)?);
+        if let Some(context) = entry.context.get() {
+            return Ok(ptr::with_exposed_provenance_mut(*context));
+        }
+        let _retaining = entry.retaining.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = entry.context.get() {
+            return Ok(ptr::with_exposed_provenance_mut(*context));
+        }
+        let mut context: CUcontext = ptr::null_mut();
+        scope.call(&self.symbols.cuDevicePrimaryCtxRetain, |function| {
+            // SAFETY: `cuDevicePrimaryCtxRetain` writes one pointer: `context` is one. The ordinal is the driver's.
+            unsafe { function(&raw mut context, ordinal) }
+        })?;
+        let _ = entry.context.set(context.expose_provenance());
+        Ok(context)
+    }
+
+    /// Gives the primary contexts back.
+    ///
+    /// # Safety
+    ///
+    /// Nothing that was made in them is left, and nobody calls this driver afterwards.
+    pub(crate) unsafe fn release(&self) {
+        let Ok(scope) = self.relaxed() else { return };
+        for device in &self.devices {
+            if let (Some(_), Ok(ordinal)) = (device.context.get(), device.ordinal) {
+                // Nobody is left to be told of an error, and a context that stays is no worse than one unreleased.
+                let _ = scope.code(&self.symbols.cuDevicePrimaryCtxRelease, |function| {
+                    // SAFETY: `cuDevicePrimaryCtxRelease` asks for a context that was retained: `primary` did so once.
+                    unsafe { function(ordinal) }
+                });
+            }
         }
     }
 }

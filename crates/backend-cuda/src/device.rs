@@ -1,157 +1,19 @@
-//! The driver once it runs: its functions, its devices, and their primary contexts.
+//! What the driver says of a device.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::fmt;
-use std::ptr;
-use std::sync::{Mutex, OnceLock, PoisonError};
 
-use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuDevices, MemoryInfo, Result};
+use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, GpuDevices, MemoryInfo, Result};
 
 use crate::backend::CudaBackend;
 use crate::call::Scope;
-use crate::error::{self, SUCCESS};
+use crate::driver::Driver;
 use crate::mps;
-use crate::sys::{CUcontext, CUdevice, CUuuid, Code, Symbol, Symbols, attribute};
+use crate::sys::{AllocationProperties, CUdevice, CUuuid, GRANULARITY_MINIMUM, attribute};
 
 /// What physical memory is rounded up to where the driver does not say: the page size of large device mappings.
 const LARGE_PAGE: u64 = 2 << 20;
 
-/// A driver that runs.
-pub(crate) struct Driver {
-    pub(crate) symbols: Symbols,
-    version: u32,
-    devices: Vec<Device>,
-}
-
-/// One device of the driver's.
-struct Device {
-    /// The driver's own number, or the code that it gave instead of one.
-    ordinal: std::result::Result<CUdevice, Code>,
-    /// The primary context as an address, once something needed it.
-    context: OnceLock<usize>,
-    /// Held while the context is retained, so that it is retained once.
-    retaining: Mutex<()>,
-}
-
 impl Driver {
-    /// Starts the driver.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`] with the reason and what to do about it.
-    pub(crate) fn start(symbols: Symbols) -> Result<Driver> {
-        start_call(&symbols, &symbols.cuInit, |function| {
-            // SAFETY: `cuInit` asks for 0.
-            unsafe { function(0) }
-        })?;
-        let mut version: c_int = 0;
-        start_call(&symbols, &symbols.cuDriverGetVersion, |function| {
-            // SAFETY: `cuDriverGetVersion` writes one integer: `version` is one.
-            unsafe { function(&raw mut version) }
-        })?;
-        let mut count: c_int = 0;
-        start_call(&symbols, &symbols.cuDeviceGetCount, |function| {
-            // SAFETY: `cuDeviceGetCount` writes one integer: `count` is one.
-            unsafe { function(&raw mut count) }
-        })?;
-        if count <= 0 {
-            return Err(symbols.unavailable("cuDeviceGetCount", 100));
-        }
-        let mut devices = Vec::new();
-        for number in 0..count {
-            let get = symbols.cuDeviceGet.function.ok_or_else(|| no_driver(&symbols.cuDeviceGet))?;
-            let mut ordinal: CUdevice = 0;
-            // SAFETY: `cuDeviceGet` writes one integer: `ordinal` is one.
-            let code = unsafe { get(&raw mut ordinal, number) };
-            // A device that fails keeps its number, and hides no other.
-            let ordinal = if code == SUCCESS { Ok(ordinal) } else { Err(code) };
-            devices.push(Device { ordinal, context: OnceLock::new(), retaining: Mutex::new(()) });
-        }
-        Ok(Driver { symbols, version: version.unsigned_abs(), devices })
-    }
-
-    /// Returns the version of CUDA that the driver speaks, as it writes it: 13000 is 13.0.
-    pub(crate) fn version(&self) -> u32 {
-        self.version
-    }
-
-    /// Counts the devices.
-    pub(crate) fn count(&self) -> usize {
-        self.devices.len()
-    }
-
-    /// Returns the first device whose primary context is retained.
-    pub(crate) fn retained(&self) -> Option<DeviceId> {
-        let found = self.devices.iter().position(|device| device.context.get().is_some())?;
-        Some(DeviceId(found as u32))
-    }
-
-    /// Returns the driver's own number of a device.
-    pub(crate) fn ordinal(&self, device: DeviceId) -> Result<CUdevice> {
-        let ordinal = self.device(device)?.ordinal;
-        ordinal.map_err(|code| Error::Driver { call: "cuDeviceGet", device, source: self.symbols.error(code) })
-    }
-
-    /// Finds our number of a device by the driver's.
-    pub(crate) fn numbered(&self, ordinal: CUdevice) -> Option<DeviceId> {
-        let found = self.devices.iter().position(|device| device.ordinal == Ok(ordinal))?;
-        Some(DeviceId(found as u32))
-    }
-
-    /// Returns the number of the device whose context is current in `scope`.
-    pub(crate) fn device_number(&self, scope: &Scope<'_>) -> Result<DeviceId> {
-        let function = self.symbols.cuCtxGetDevice.function.ok_or_else(|| error::missing("cuCtxGetDevice"))?;
-        let mut ordinal: CUdevice = 0;
-        // SAFETY: `cuCtxGetDevice` writes one integer: `ordinal` is one.
-        let code = unsafe { function(&raw mut ordinal) };
-        match (code, self.numbered(ordinal)) {
-            (SUCCESS, Some(device)) => Ok(device),
-            // The scope must not ask for its device once more: this is what answers it.
-            _ => Err(Error::Driver {
-                call: "cuCtxGetDevice",
-                device: DeviceId(0),
-                source: scope.driver.symbols.error(code),
-            }),
-        }
-    }
-
-    /// Returns a device's primary context, retained on first use and kept until the backend is dropped.
-    pub(crate) fn primary(&self, scope: &Scope<'_>, device: DeviceId) -> Result<CUcontext> {
-        let (entry, ordinal) = (self.device(device)?, self.ordinal(device)?);
-        if let Some(context) = entry.context.get() {
-            return Ok(ptr::with_exposed_provenance_mut(*context));
-        }
-        let _retaining = entry.retaining.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(context) = entry.context.get() {
-            return Ok(ptr::with_exposed_provenance_mut(*context));
-        }
-        let mut context: CUcontext = ptr::null_mut();
-        scope.call(&self.symbols.cuDevicePrimaryCtxRetain, |function| {
-            // SAFETY: `cuDevicePrimaryCtxRetain` writes one pointer: `context` is one. The ordinal is the driver's.
-            unsafe { function(&raw mut context, ordinal) }
-        })?;
-        let _ = entry.context.set(context.expose_provenance());
-        Ok(context)
-    }
-
-    /// Gives the primary contexts back.
-    ///
-    /// # Safety
-    ///
-    /// Nothing that was made in them is left, and nobody calls this driver afterwards.
-    pub(crate) unsafe fn release(&self) {
-        let Ok(scope) = self.relaxed() else { return };
-        for device in &self.devices {
-            if let (Some(_), Ok(ordinal)) = (device.context.get(), device.ordinal) {
-                // Nobody is left to be told of an error, and a context that stays is no worse than one unreleased.
-                let _ = scope.code(&self.symbols.cuDevicePrimaryCtxRelease, |function| {
-                    // SAFETY: `cuDevicePrimaryCtxRelease` asks for a context that was retained: `primary` did so once.
-                    unsafe { function(ordinal) }
-                });
-            }
-        }
-    }
-
     /// Describes a device.
     pub(crate) fn info(&self, device: DeviceId) -> Result<DeviceInfo> {
         let ordinal = self.ordinal(device)?;
@@ -213,22 +75,13 @@ impl Driver {
         }
         let scope = self.relaxed()?;
         let mut granularity = 0;
-        let properties = crate::vmm::properties(ordinal);
+        let properties = AllocationProperties::exportable(ordinal);
         scope.call(&self.symbols.cuMemGetAllocationGranularity, |function| {
             // SAFETY: `cuMemGetAllocationGranularity` writes one size and reads the properties: both live here.
-            unsafe { function(&raw mut granularity, &raw const properties, crate::sys::GRANULARITY_MINIMUM) }
+            unsafe { function(&raw mut granularity, &raw const properties, GRANULARITY_MINIMUM) }
         })?;
         // A granularity of zero would be a broken driver; rounding by it must not be a division by zero.
         Ok((granularity as u64).max(1))
-    }
-
-    /// Says whether a device has memory that is exported as file descriptors.
-    pub(crate) fn has_virtual_memory(&self, ordinal: CUdevice) -> bool {
-        let has = |attribute| self.attribute(ordinal, attribute).is_some_and(|value| value != 0);
-        has(attribute::VIRTUAL_MEMORY)
-            && has(attribute::HANDLE_POSIX_FD)
-            && self.symbols.cuMemCreate.function.is_some()
-            && self.symbols.cuMemImportFromShareableHandle.function.is_some()
     }
 
     /// Says whether one device can reach the memory of another.
@@ -256,15 +109,6 @@ impl Driver {
         Ok(self.attribute(ordinal, attribute::HOST_NUMA_NODE).and_then(|node| u32::try_from(node).ok()))
     }
 
-    /// Asks for a property; `None` where the driver does not know it.
-    fn attribute(&self, ordinal: CUdevice, attribute: u32) -> Option<c_int> {
-        let function = self.symbols.cuDeviceGetAttribute.function?;
-        let mut value: c_int = 0;
-        // SAFETY: `cuDeviceGetAttribute` writes one integer: `value` is one. Unknown attributes are refused.
-        let code = unsafe { function(&raw mut value, attribute, ordinal) };
-        (code == SUCCESS).then_some(value)
-    }
-
     fn uuid(&self, scope: &Scope<'_>, ordinal: CUdevice) -> Result<DeviceUuid> {
         // The older function names the whole device where the younger one names its partition (MIG).
         let symbol = match self.symbols.cuDeviceGetUuid.function {
@@ -277,36 +121,6 @@ impl Driver {
             unsafe { function(&raw mut uuid, ordinal) }
         })?;
         Ok(DeviceUuid(uuid.bytes.map(|byte| byte as u8)))
-    }
-
-    fn device(&self, device: DeviceId) -> Result<&Device> {
-        self.devices.get(device.0 as usize).ok_or_else(|| error::no_device(device, self.devices.len()))
-    }
-}
-
-impl fmt::Debug for Driver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver")
-            .field("version", &self.version)
-            .field("devices", &self.devices.len())
-            .finish_non_exhaustive()
-    }
-}
-
-/// Calls a function that starts the driver: whatever goes wrong, the driver is unavailable.
-fn start_call<F: Copy>(symbols: &Symbols, symbol: &Symbol<F>, run: impl FnOnce(F) -> Code) -> Result<()> {
-    match run(symbol.function.ok_or_else(|| no_driver(symbol))?) {
-        SUCCESS => Ok(()),
-        code => Err(symbols.unavailable(symbol.name, code)),
-    }
-}
-
-/// Refuses a library without a function that every driver has.
-fn no_driver<F>(symbol: &Symbol<F>) -> Error {
-    Error::Unavailable {
-        backend: BackendKind::Cuda,
-        why: format!("the library that was loaded has no {}", symbol.name),
-        remedy: "it is not NVIDIA's: see LD_LIBRARY_PATH, or install the NVIDIA driver",
     }
 }
 

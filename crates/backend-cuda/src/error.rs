@@ -65,8 +65,8 @@ fn remedy(code: Code) -> &'static str {
         35 | 36 | 227 => "the NVIDIA driver is too old: update it",
         46 => "another process has the device for itself, or its compute mode forbids use: see `nvidia-smi -q`",
         100 | 101 => {
-            "make a device visible: see `nvidia-smi -L`, /dev/nvidia0 and CUDA_VISIBLE_DEVICES (in a container: pass the \
-             GPU in)"
+            "make a device visible: see `nvidia-smi -L`, /dev/nvidia0 and CUDA_VISIBLE_DEVICES (in a container: pass \
+             the GPU in)"
         }
         304 => "the files under /dev/nvidia* cannot be opened: see their owner and mode, and the container's settings",
         802 => "the system is not ready: start the NVIDIA fabric manager",

@@ -4,14 +4,17 @@
 //! [`CudaBackend::load`] says what is missing. Read in this order:
 //!
 //! 1. `sys`: the driver's functions as a table that may have gaps, and its structures.
-//! 2. `call`: the calling thread around a call: its current context and its capture mode.
-//! 3. `error`: the driver's codes and what they become.
-//! 4. `device`: the running driver, its devices and their primary contexts; `mps`, `peer`.
-//! 5. `memory`: the table of what was allocated and opened; `vmm`, `legacy` and `host` fill it; `pointer` looks at
-//!    addresses that others allocated; `range`: physical memory without a context, and addresses to map it on; `pool`:
-//!    the driver's own pools, and managed memory.
-//! 6. `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued; `pass`: waiting for it.
-//! 7. [`backend`]: [`CudaBackend`], which is all of that behind the trait.
+//! 2. `error`: the driver's codes and what they become.
+//! 3. `driver`: the running driver and its devices.
+//! 4. `call`: the calling thread around a call: its current context and its capture mode; primary contexts.
+//! 5. `physical`, `mapping`: memory apart from addresses, and on them.
+//! 6. `memory`, `registration`: the tables of what was allocated and opened, and of memory with words.
+//! 7. [`backend`]: [`CudaBackend`], the driver and the tables. The rest are its traits, a subject each:
+//!    - `device`, `mps`, `peer`: what the driver says of a device, and which other it reaches.
+//!    - `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued; `pass`: waiting for it.
+//!    - `host`: host memory. `legacy`, `vmm`: a device's, by the way it is shared; `alloc`: either of them. `pool`: the
+//!      driver's own pools, and managed memory. `range`: physical memory without a context, and addresses to map it
+//!      on. `pointer`: addresses that others allocated.
 //! 8. [`interop`]: contexts, streams and addresses of other libraries, and ours for them.
 //!
 //! # Examples
@@ -23,10 +26,12 @@
 //! }
 //! ```
 
+mod alloc;
 pub mod backend;
 mod call;
 mod copy;
 mod device;
+mod driver;
 mod error;
 mod event;
 mod host;
@@ -35,13 +40,16 @@ pub mod interop;
 #[doc(hidden)]
 pub mod launch;
 mod legacy;
+mod mapping;
 mod memory;
 mod mps;
 mod pass;
 mod peer;
+mod physical;
 mod pointer;
 mod pool;
 mod range;
+mod registration;
 mod stream;
 mod sys;
 mod vmm;

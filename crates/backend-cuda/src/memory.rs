@@ -6,9 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{Access, AddressRange, Allocation, DeviceId, DevicePtr, Error, GpuDevices, GpuMemory, Result, Sharing};
-
-use crate::backend::CudaBackend;
+use gpu_api::{Access, AddressRange, DeviceId, DevicePtr, Error, Result};
 
 /// Where memory came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -198,46 +196,6 @@ impl Memory {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
         // Nothing between lock and unlock can panic half-way through a change.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// SAFETY: the condition of `GpuMemory`: `alloc` hands on what `cuMemAlloc`, or `cuMemAddressReserve` and `cuMemMap`,
-// gave; the driver gives no address twice.
-unsafe impl GpuMemory for CudaBackend {
-    fn alloc(&self, device: DeviceId, len: u64, sharing: Sharing) -> Result<Allocation> {
-        match sharing {
-            Sharing::Handle => self.alloc_plain(device, len),
-            Sharing::Fd => self.alloc_virtual(device, len),
-            _ => Err(self.unsupported("memory that is shared in that way")),
-        }
-    }
-
-    unsafe fn free(&self, base: DevicePtr) -> Result<()> {
-        let entry = self.memory.take(base, Way::Free)?;
-        let result = match entry.origin {
-            // SAFETY: `free_plain` asks for a base out of the table that nothing touches: our caller vouches for it.
-            Origin::Plain | Origin::Managed => unsafe { self.free_plain(base, entry.device) },
-            // SAFETY: `unmap_virtual` asks for an entry out of the table that nothing touches: our caller vouches.
-            _ => unsafe { self.unmap_virtual(base, &entry) },
-        };
-        if result.is_err() {
-            self.memory.leak(base, entry);
-        }
-        result
-    }
-
-    unsafe fn close(&self, base: DevicePtr) -> Result<()> {
-        let entry = self.memory.take(base, Way::Close)?;
-        let result = match entry.origin {
-            // SAFETY: `close_plain` asks for a base out of the table that nothing touches: our caller vouches for it.
-            Origin::Opened { .. } => unsafe { self.close_plain(base, entry.device) },
-            // SAFETY: `unmap_virtual` asks for an entry out of the table that nothing touches: our caller vouches.
-            _ => unsafe { self.unmap_virtual(base, &entry) },
-        };
-        if result.is_err() {
-            self.memory.leak(base, entry);
-        }
-        result
     }
 }
 

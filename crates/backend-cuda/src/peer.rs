@@ -1,15 +1,11 @@
 //! Reaching the memory of another device directly.
 
-use std::sync::{PoisonError, RwLockReadGuard};
-
+use gpu_api::vendor::peer_table::Reach;
 use gpu_api::{DeviceId, Error, Result};
 
 use crate::backend::CudaBackend;
 use crate::error::{PEER_ACCESS_ALREADY_ENABLED, SUCCESS};
-use crate::sys::CUdevice;
-
-/// A device that reaches another's memory: the driver's number of a device, and the device whose memory it reaches.
-pub(crate) type Reach = (CUdevice, DeviceId);
+use crate::mapping;
 
 impl CudaBackend {
     /// Lets `device` reach memory of `peer`: plain memory by the contexts, virtual memory mapping by mapping.
@@ -30,7 +26,7 @@ impl CudaBackend {
         drop(peer_scope);
         let scope = self.driver.on_device(device)?;
         // Exclusive until all that exists is reachable: what is allocated later finds the pair in the list.
-        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = self.peers.write();
         let symbol = &self.driver.symbols.cuCtxEnablePeerAccess;
         let code = scope.code(symbol, |function| {
             // SAFETY: `cuCtxEnablePeerAccess` asks for a context that is alive: the peer's primary one, retained
@@ -40,17 +36,13 @@ impl CudaBackend {
         if !matches!(code, SUCCESS | PEER_ACCESS_ALREADY_ENABLED) {
             return Err(scope.error(symbol.name, code));
         }
-        for memory in self.memory.virtual_on(peer) {
-            self.grant_virtual(&scope, ordinal, memory)?;
+        for (base, len, access) in self.memory.virtual_on(peer) {
+            mapping::open(&scope, (base, len as usize), ordinal, access, &[])?;
         }
-        if !peers.contains(&(ordinal, peer)) {
-            peers.push((ordinal, peer));
+        let reach = Reach { reaching: ordinal, memory_of: peer };
+        if !peers.contains(&reach) {
+            peers.push(reach);
         }
         Ok(())
-    }
-
-    /// Lists which device reaches which memory; no entry is added while the list is borrowed.
-    pub(crate) fn peers(&self) -> RwLockReadGuard<'_, Vec<Reach>> {
-        self.peers.read().unwrap_or_else(PoisonError::into_inner)
     }
 }

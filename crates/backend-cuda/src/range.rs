@@ -2,11 +2,13 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use gpu_api::vendor::peer_table::reaching;
 use gpu_api::{Access, AddressRange, DeviceId, DevicePtr, Error, GpuRanges, GpuStore, RawMemory, Result, round_up};
 
 use crate::backend::CudaBackend;
+use crate::mapping;
 use crate::memory::{Entry, Origin, Way};
-use crate::vmm::{self, Physical};
+use crate::physical::{Physical, wrong_length};
 
 // SAFETY: the condition of `GpuStore`: `cuMemCreate` gives memory that is nobody else's, and the driver counts its
 // handles, mappings and descriptors (manual, "Virtual Memory Management").
@@ -32,7 +34,7 @@ unsafe impl GpuStore for CudaBackend {
         self.virtual_memory(device)?;
         let size = round_up(len, self.driver.granularity(device)?)?;
         let scope = self.driver.without_context(device)?;
-        let handle = self.import_physical(&scope, fd, size)?.keep();
+        let handle = Physical::import(&scope, fd, size)?.keep();
         Ok(RawMemory { device, handle, len: size as u64 })
     }
 
@@ -50,10 +52,10 @@ unsafe impl GpuRanges for CudaBackend {
         self.virtual_memory(device)?;
         let size = round_up(len, self.driver.granularity(device)?)?;
         let scope = self.driver.on_device(device)?;
-        let base = DevicePtr(vmm::reserve(&scope, size, at.map_or(0, |at| at.0))?);
+        let base = DevicePtr(mapping::reserve(&scope, size, at.map_or(0, |at| at.0))?);
         if at.is_some_and(|at| at != base) {
             // SAFETY: `unreserve` asks for a whole reservation without a mapping: just made. An error leaks addresses.
-            let _ = unsafe { vmm::unreserve(&scope, base.0, size) };
+            let _ = unsafe { mapping::unreserve(&scope, base.0, size) };
             let got = format!("{}, where something else lies or no device memory can", at.unwrap_or(base));
             return Err(Error::Invalid { what: "the wanted address", got, must: "free in this process" });
         }
@@ -67,14 +69,14 @@ unsafe impl GpuRanges for CudaBackend {
         // SAFETY: `Physical::again` asks for a live handle: our caller vouches for it. It is not given back here.
         let physical = unsafe { Physical::again(&scope, handle) };
         // As in `alloc_virtual`.
-        let peers = self.peers();
+        let peers = self.peers.read();
         // SAFETY: `Physical::map` asks for reserved addresses without a mapping: our caller vouches for them.
         let mapped = unsafe { physical.map(at.0, size) };
         physical.keep();
-        mapped.map_err(|error| vmm::wrong_length(error, len))?;
-        if let Err(error) = vmm::open(&scope, (at.0, size), ordinal, access, &vmm::reaching(&peers, device)) {
+        mapped.map_err(|error| wrong_length(error, len))?;
+        if let Err(error) = mapping::open(&scope, (at.0, size), ordinal, access, &reaching(&peers, device)) {
             // SAFETY: `unmap` asks for a whole mapping that nothing uses: just made. An error leaks it.
-            let _ = unsafe { vmm::unmap(&scope, at.0, size) };
+            let _ = unsafe { mapping::unmap(&scope, at.0, size) };
             return Err(error);
         }
         self.memory.insert(at.0, Entry { len, device, origin: Origin::Piece { access }, leaked: false });
@@ -85,10 +87,10 @@ unsafe impl GpuRanges for CudaBackend {
         let entry = self.memory.take(at, Way::Unmap)?;
         let unmapped = self.driver.on_device(entry.device).and_then(|scope| {
             // As in `unmap_virtual`.
-            let _peers = self.peers();
+            let _peers = self.peers.read();
             // SAFETY: `unmap` asks for a whole mapping that nothing uses: it was taken out of the table once, and our
             // caller vouches for the rest.
-            unsafe { vmm::unmap(&scope, at.0, entry.len as usize) }
+            unsafe { mapping::unmap(&scope, at.0, entry.len as usize) }
         });
         if unmapped.is_err() {
             self.memory.leak(at, entry);
@@ -99,6 +101,6 @@ unsafe impl GpuRanges for CudaBackend {
     unsafe fn release_range(&self, range: AddressRange) -> Result<()> {
         let scope = self.driver.anywhere()?;
         // SAFETY: `unreserve` asks for a whole reservation without a mapping: our caller vouches for it.
-        unsafe { vmm::unreserve(&scope, range.base.0, range.len as usize) }
+        unsafe { mapping::unreserve(&scope, range.base.0, range.len as usize) }
     }
 }

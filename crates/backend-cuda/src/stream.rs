@@ -3,10 +3,7 @@
 //! A stream's handle is its `CUstream`. The handles 0 and 1 (the legacy default stream) and 2 (the per-thread default
 //! stream) mean something only together with a context, which is the primary one of the stream's device.
 
-use std::collections::HashMap;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
 
 use gpu_api::vendor::queued::{self, QueuedFunction};
 use gpu_api::{CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamIdentity, StreamInfo};
@@ -15,47 +12,6 @@ use crate::backend::CudaBackend;
 use crate::call::{self, Scope};
 use crate::error::{NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
 use crate::sys::{CUcontext, STREAM_NON_BLOCKING};
-
-/// Identities of our own begin here, far from the driver's, which counts from 1.
-const OWN_IDENTITIES: u64 = 1 << 63;
-
-/// Our own streams that were not destroyed, with their devices, and identities where the driver gives none.
-#[derive(Debug)]
-pub(crate) struct Streams {
-    own: RwLock<HashMap<u64, (StreamIdentity, DeviceId)>>,
-    next: AtomicU64,
-}
-
-impl Default for Streams {
-    fn default() -> Streams {
-        Streams { own: RwLock::default(), next: AtomicU64::new(OWN_IDENTITIES) }
-    }
-}
-
-impl Streams {
-    fn insert(&self, stream: RawStream, own: (StreamIdentity, DeviceId)) {
-        self.own.write().unwrap_or_else(PoisonError::into_inner).insert(stream.handle, own);
-    }
-
-    fn remove(&self, stream: RawStream) -> Option<(StreamIdentity, DeviceId)> {
-        self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.handle)
-    }
-
-    fn get(&self, stream: RawStream) -> Option<StreamIdentity> {
-        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.handle).map(|own| own.0)
-    }
-
-    /// Collects what `see` gives for each of them. None is destroyed meanwhile.
-    pub(crate) fn for_each<T>(&self, see: impl Fn(RawStream) -> Option<T>) -> Vec<T> {
-        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
-        own.iter().filter_map(|(&handle, &(_, device))| see(RawStream::new(device, handle))).collect()
-    }
-
-    /// Says whether every stream was destroyed.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.own.read().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-}
 
 // SAFETY: the condition of `GpuStreams`: `true` and success are `cuStreamQuery`'s and `cuStreamSynchronize`'s, which
 // the manual gives to work that has completed.
@@ -68,22 +24,21 @@ unsafe impl GpuStreams for CudaBackend {
             unsafe { function(&raw mut made, STREAM_NON_BLOCKING) }
         })?;
         let raw = RawStream::new(device, made.expose_provenance() as u64);
-        let identity = StreamIdentity(self.streams.next.fetch_add(1, Ordering::Relaxed));
-        self.streams.insert(raw, (identity, device));
+        self.streams.insert(raw);
         Ok(raw)
     }
 
     unsafe fn destroy_stream(&self, raw: RawStream) -> Result<()> {
         let scope = self.driver.on_stream(raw)?;
-        let own = self.streams.remove(raw);
+        let known = self.streams.remove(raw);
         let result = scope.call(&self.driver.symbols.cuStreamDestroy, |function| {
             // SAFETY: `cuStreamDestroy` asks for a stream that is alive: our caller vouches for it, and that nobody
             // uses it afterwards.
             unsafe { function(call::stream(raw)) }
         });
-        if let (Err(_), Some(own)) = (&result, own) {
+        if let (Err(_), Some(known)) = (&result, known) {
             // It may live: its context must not be given back.
-            self.streams.insert(raw, own);
+            self.streams.put_back(raw, known);
         }
         result
     }
@@ -130,7 +85,8 @@ unsafe impl GpuStreams for CudaBackend {
                 what: "the stream's context",
                 theirs: format!("{context:p}"),
                 ours: format!("{ours:p}, the primary context of {device}"),
-                remedy: "make the stream in the device's primary context (cuDevicePrimaryCtxRetain), as the CUDA runtime does",
+                remedy: "make the stream in the device's primary context (cuDevicePrimaryCtxRetain), as the CUDA \
+                         runtime does",
             });
         }
         let symbol = &self.driver.symbols.cuStreamGetId;
@@ -141,8 +97,8 @@ unsafe impl GpuStreams for CudaBackend {
                 unsafe { function(call::stream(raw), &raw mut identity) }
             })?;
             StreamIdentity(identity)
-        } else if let Some(own) = self.streams.get(raw) {
-            own
+        } else if let Some(known) = self.streams.get(raw) {
+            known.identity
         } else {
             // A handle would do until its stream is destroyed and another one gets it; then two streams would write
             // one timeline word, and an early value would pass for a later one.

@@ -8,7 +8,7 @@
 //! the next, are declared here with plain integers and measured against cudarc's.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::fmt;
+use std::{fmt, ptr};
 
 use cudarc::driver::sys;
 pub(crate) use cudarc::driver::sys::{
@@ -54,6 +54,19 @@ pub(crate) struct AllocationProperties {
     pub(crate) flags: [u8; 8],
 }
 const _: () = assert!(size_of::<AllocationProperties>() == size_of::<sys::CUmemAllocationProp>());
+
+impl AllocationProperties {
+    /// Describes physical memory on a device that can be exported as a file descriptor.
+    pub(crate) fn exportable(ordinal: CUdevice) -> AllocationProperties {
+        AllocationProperties {
+            kind: ALLOCATION_PINNED,
+            handle_types: HANDLE_POSIX_FD,
+            location: Location { kind: LOCATION_DEVICE, id: ordinal },
+            win32: ptr::null_mut(),
+            flags: [0; 8],
+        }
+    }
+}
 
 /// What pool to make (`CUmemPoolProps`).
 #[repr(C)]

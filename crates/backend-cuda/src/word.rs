@@ -1,9 +1,7 @@
 //! 64-bit words in shared memory that streams write and wait for.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpu_api::vendor::checks;
 use gpu_api::{DeviceId, Error, GpuWords, HostPtr, RawEvent, RawStream, Result, StreamOp, WordPtr};
@@ -16,50 +14,6 @@ use crate::sys::{BatchOperation, WAIT_GEQ, WAIT_VALUE_64, WRITE_VALUE_64};
 
 /// Batches up to here are built on the stack; a release is one of two, a share one of a few.
 const SMALL_BATCH: usize = 8;
-
-/// A registration that was not ended.
-#[derive(Clone, Copy, Debug)]
-struct Registration {
-    /// The context in which it was made.
-    device: DeviceId,
-    /// Ending it failed: nobody knows what is left, and its context must not be given back.
-    leaked: bool,
-}
-
-/// Registrations by their first address.
-#[derive(Debug, Default)]
-pub(crate) struct Registrations(Mutex<HashMap<usize, Registration>>);
-
-impl Registrations {
-    /// Says whether every registration was ended.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
-    /// Takes out what is about to be ended.
-    fn take(&self, start: HostPtr) -> Result<DeviceId> {
-        let mut all = self.lock();
-        let found = all.get(&start.0).copied();
-        match found {
-            Some(Registration { device, leaked: false }) => {
-                all.remove(&start.0);
-                Ok(device)
-            }
-            _ => {
-                let state = if found.is_some() { "which an earlier error leaked" } else { "which is not registered" };
-                Err(Error::Invalid {
-                    what: "the address",
-                    got: format!("{start:?}, {state}"),
-                    must: "the start of what `register_words` took",
-                })
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Registration>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 // SAFETY: the condition of `GpuWords`: writes have the barrier that the manual describes as the default: after all work
 // before them.
@@ -85,7 +39,7 @@ unsafe impl GpuWords for CudaBackend {
             return Err(error);
         }
         let device = scope.device();
-        self.registrations.lock().insert(start.0, Registration { device, leaked: false });
+        self.registrations.insert(start, device);
         Ok(WordPtr(words))
     }
 
@@ -94,7 +48,7 @@ unsafe impl GpuWords for CudaBackend {
         // SAFETY: `words_end` asks for a registration out of the table that no stream uses: our caller vouches for it.
         let result = unsafe { self.words_end(start, device) };
         if result.is_err() {
-            self.registrations.lock().entry(start.0).or_insert(Registration { device, leaked: true });
+            self.registrations.leak(start, device);
         }
         result
     }

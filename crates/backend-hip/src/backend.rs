@@ -1,21 +1,22 @@
-//! The backend itself: the trait, method by method, over the modules that do the work.
+//! The backend itself: the runtime, and what was made with it. Each of its traits is kept in the module that does its
+//! work.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use gpu_api::vendor::device_table::DeviceTable;
 use gpu_api::vendor::host_memory::HostTable;
+use gpu_api::vendor::peer_table::PeerTable;
+use gpu_api::vendor::stream_table::StreamTable;
 use gpu_api::{Error, GpuPools, GpuRanges, GpuStore, Result};
 
-use crate::device::{self, Driver};
+use crate::driver::{self, Driver};
 use crate::library;
 use crate::memory::Memory;
-use crate::peer::Reach;
 use crate::proof::{Proof, Step};
-use crate::stream::Streams;
-use crate::sys::{Symbols, Version};
-use crate::word::Registrations;
+use crate::sys::Symbols;
+use crate::version::Version;
 
 /// What a runtime says of itself, which needs no device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,9 +48,10 @@ pub struct HipBackend {
     pub(crate) memory: Memory,
     pub(crate) hosts: HostTable,
     pub(crate) events: DeviceTable,
-    pub(crate) streams: Streams,
-    pub(crate) registrations: Registrations,
-    pub(crate) peers: RwLock<Vec<Reach>>,
+    pub(crate) streams: StreamTable,
+    /// Memory that streams may write words of, by its first address.
+    pub(crate) registrations: DeviceTable,
+    pub(crate) peers: PeerTable,
 }
 
 /// Its tables grow with what is allocated, and are nobody's to read.
@@ -126,7 +128,7 @@ impl HipBackend {
     /// ```
     pub fn inspect() -> Result<Inspection> {
         let symbols = HipBackend::symbols()?;
-        Ok(Inspection { version: device::version(&symbols)?, missing: symbols.missing() })
+        Ok(Inspection { version: driver::version(&symbols)?, missing: symbols.missing() })
     }
 
     fn symbols() -> Result<Symbols> {
@@ -139,13 +141,13 @@ impl HipBackend {
     fn start(choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Arc<HipBackend>> {
         let symbols = HipBackend::symbols()?;
         Ok(Arc::new(HipBackend {
-            driver: Driver::start(symbols, choose)?,
+            driver: Driver::start(symbols, choose)?.identified(),
             memory: Memory::default(),
             hosts: HostTable::default(),
             events: DeviceTable::default(),
-            streams: Streams::default(),
-            registrations: Registrations::default(),
-            peers: RwLock::default(),
+            streams: StreamTable::default(),
+            registrations: DeviceTable::default(),
+            peers: PeerTable::default(),
         }))
     }
 

@@ -3,7 +3,7 @@
 //! None of them was seen by this project: each is what its report says.
 
 use crate::kernel;
-use crate::sys::Version;
+use crate::version::Version;
 
 /// A bug that was reported to AMD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +26,8 @@ const ALL: &[KnownBug] = &[
         report: "ROCm/hip#3886",
         what: "memory whose handle was exported stays allocated after it is freed, although nobody opened it",
         remedy: "keep regions for reuse instead of freeing them, or, with ROCm's own driver (amdgpu-dkms) only, set \
-                 HSA_ENABLE_IPC_MODE_LEGACY=1 in every process (it leaks pieces below 2 MiB: this backend allocates none)",
+                 HSA_ENABLE_IPC_MODE_LEGACY=1 in every process (it leaks pieces below 2 MiB: this backend allocates \
+                 none)",
         since: Some((7, 0)),
         until: Some((7, 14)),
     },
@@ -110,11 +111,11 @@ impl Version {
     pub(crate) fn out_of_memory_hint(self) -> &'static str {
         let leaks = self.at_least(7, 0) && !self.at_least(7, 14);
         if leaks && kernel::is_in_box() {
-            "collect or drop blocks, trim, or see `rocm-smi --showpids`; this runtime may keep exported memory after it \
-             was freed (ROCm/hip#3886): keep regions for reuse, or update it to 7.14"
+            "collect or drop blocks, trim, or see `rocm-smi --showpids`; this runtime may keep exported memory after \
+             it was freed (ROCm/hip#3886): keep regions for reuse, or update it to 7.14"
         } else if leaks {
-            "collect or drop blocks, trim, or see `rocm-smi --showpids`; this runtime may keep exported memory after it \
-             was freed (ROCm/hip#3886): HSA_ENABLE_IPC_MODE_LEGACY=1 avoids that"
+            "collect or drop blocks, trim, or see `rocm-smi --showpids`; this runtime may keep exported memory after \
+             it was freed (ROCm/hip#3886): HSA_ENABLE_IPC_MODE_LEGACY=1 avoids that"
         } else {
             "collect or drop blocks, trim, or see `rocm-smi --showpids` for other processes on the device"
         }

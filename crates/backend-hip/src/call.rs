@@ -10,7 +10,7 @@ use std::ptr;
 
 use gpu_api::{DeviceId, Error, RawStream, Result};
 
-use crate::device::Driver;
+use crate::driver::Driver;
 use crate::error::{self, OUT_OF_MEMORY, SUCCESS};
 use crate::sys::{CAPTURE_RELAXED, Code, Stream, Symbol};
 

@@ -1,7 +1,6 @@
-//! The runtime once it runs: its functions, its version, its devices and what may be used of it.
+//! What the runtime says of a device, and what may be used of it.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,11 +8,11 @@ use gpu_api::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, Error, GpuDev
 
 use crate::backend::HipBackend;
 use crate::call::Scope;
-use crate::error::{self, SUCCESS};
-use crate::kernel;
-use crate::proof::{Proof, Step};
+use crate::driver::Driver;
+use crate::error::SUCCESS;
+use crate::proof::Step;
 use crate::sys::{
-    ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY, Code, GRANULARITY_RECOMMENDED, Symbol, Symbols, Uuid, Version,
+    ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY, AllocationProperties, GRANULARITY_RECOMMENDED, Uuid,
 };
 
 /// The quarantine where the kernel shows when a dead process' queues are gone.
@@ -28,18 +27,6 @@ const UNSEEN: Duration = Duration::from_secs(5);
 /// pieces below are leaked by the runtime's older way of sharing (ROCm/rocm-systems#6407).
 const LARGE_PAGE: u64 = 2 << 20;
 
-/// A runtime that runs.
-pub(crate) struct Driver {
-    pub(crate) symbols: Symbols,
-    version: Version,
-    proof: Option<Proof>,
-    /// What tells the devices apart; `None` for one that would not say.
-    identities: Vec<Option<DeviceUuid>>,
-    device_files: Vec<&'static str>,
-    /// The folder that shows whose queues there are, where there is one with this process' pids.
-    signs: Option<PathBuf>,
-}
-
 /// How file descriptors of memory are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Descriptor {
@@ -50,88 +37,35 @@ pub(crate) enum Descriptor {
 }
 
 impl Driver {
-    /// Starts the runtime.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`] with the reason and what to do about it.
-    pub(crate) fn start(symbols: Symbols, choose: impl FnOnce(Version) -> Option<Proof>) -> Result<Driver> {
-        // Asked first: it answers without a device, and an error should say which runtime gave it.
-        let version = version(&symbols)?;
-        let text = version.to_string();
-        start_call(&symbols, &text, &symbols.hipInit, |function| {
-            // SAFETY: `hipInit` asks for 0.
-            unsafe { function(0) }
-        })?;
-        let mut count: c_int = 0;
-        start_call(&symbols, &text, &symbols.hipGetDeviceCount, |function| {
-            // SAFETY: `hipGetDeviceCount` writes one integer: `count` is one.
-            unsafe { function(&raw mut count) }
-        })?;
-        if count <= 0 {
-            return Err(symbols.unavailable("hipGetDeviceCount", error::NO_DEVICE, &text));
+    /// Asks every device for its identity. One that fails is asked again, for the reason, by those who want it: it
+    /// hides no other.
+    pub(crate) fn identified(mut self) -> Driver {
+        self.identities = (0..self.count() as c_int).map(|ordinal| self.identify(ordinal).ok()).collect();
+        self
+    }
+
+    /// Finds a device's identity: AMD's own 16 bytes, or, where there are none, its place on the PCI bus.
+    fn identify(&self, ordinal: c_int) -> Result<DeviceUuid> {
+        let scope = self.anywhere()?;
+        let mut uuid = Uuid { bytes: [0; 16] };
+        if self.symbols.hipDeviceGetUuid.function.is_some() {
+            let code = scope.code(&self.symbols.hipDeviceGetUuid, |function| {
+                // SAFETY: `hipDeviceGetUuid` writes 16 bytes: `uuid` has as many.
+                unsafe { function(&raw mut uuid, ordinal) }
+            })?;
+            // GPUs without a number of their own all say "XX".
+            let tells = |byte: c_char| !matches!(byte as u8, 0 | b'0' | b'X');
+            if code == SUCCESS && uuid.bytes.iter().any(|&byte| tells(byte)) {
+                return Ok(DeviceUuid(uuid.bytes.map(|byte| byte as u8)));
+            }
         }
-        if version.major() < 5 {
-            return Err(Error::Unavailable {
-                backend: BackendKind::Hip,
-                why: format!("HIP {version} is older than what this backend knows"),
-                remedy: "update ROCm to 5.2 or later",
-            });
+        let place = self.place(ordinal)?;
+        // "0000:03:00.0" has twelve characters: with the mark in front it is exactly as long as an identity.
+        let mut bytes = *b"pci-............";
+        for (to, from) in bytes[4..].iter_mut().zip(place.bytes()) {
+            *to = from;
         }
-        let device_files = device_files(&symbols);
-        let signs = signs(&symbols);
-        let proof = choose(version);
-        let mut driver = Driver { symbols, version, proof, identities: Vec::new(), device_files, signs };
-        // One entry for each before they are asked: a scope checks that a device is one of them.
-        driver.identities = vec![None; count.unsigned_abs() as usize];
-        // A device that fails is asked again, for the reason, by those who want it: it hides no other.
-        driver.identities = (0..count).map(|ordinal| driver.identify(ordinal).ok()).collect();
-        Ok(driver)
-    }
-
-    /// Returns the runtime's version.
-    pub(crate) fn version(&self) -> Version {
-        self.version
-    }
-
-    /// Returns what was seen to work with this runtime.
-    pub(crate) fn proof(&self) -> Option<&Proof> {
-        self.proof.as_ref()
-    }
-
-    /// Says whether a step was seen to work with this runtime.
-    pub(crate) fn proved(&self, step: Step) -> bool {
-        self.proof.as_ref().is_some_and(|proof| proof.has(step))
-    }
-
-    /// Names the files that keep a process' GPU work alive.
-    pub(crate) fn device_files(&self) -> &[&'static str] {
-        &self.device_files
-    }
-
-    /// Counts the devices.
-    pub(crate) fn count(&self) -> usize {
-        self.identities.len()
-    }
-
-    /// Returns the device, if it is the only one.
-    pub(crate) fn only_device(&self) -> Option<DeviceId> {
-        (self.identities.len() == 1).then_some(DeviceId(0))
-    }
-
-    /// Returns the runtime's own number of a device.
-    pub(crate) fn ordinal(&self, device: DeviceId) -> Result<c_int> {
-        if (device.0 as usize) < self.identities.len() {
-            Ok(device.0 as c_int)
-        } else {
-            Err(error::no_device(device, self.identities.len()))
-        }
-    }
-
-    /// Finds our number of a device by the runtime's.
-    pub(crate) fn numbered(&self, ordinal: c_int) -> Option<DeviceId> {
-        let number = u32::try_from(ordinal).ok()?;
-        ((number as usize) < self.identities.len()).then_some(DeviceId(number))
+        Ok(DeviceUuid(bytes))
     }
 
     /// Describes a device.
@@ -208,7 +142,7 @@ impl Driver {
         }
         let scope = self.anywhere()?;
         let mut granularity = 0;
-        let properties = crate::vmm::properties(self.ordinal(device)?);
+        let properties = AllocationProperties::exportable(self.ordinal(device)?);
         scope.call(&self.symbols.hipMemGetAllocationGranularity, |function| {
             // SAFETY: `hipMemGetAllocationGranularity` writes one size and reads the properties: both live here.
             unsafe { function(&raw mut granularity, &raw const properties, GRANULARITY_RECOMMENDED) }
@@ -233,7 +167,7 @@ impl Driver {
         let mut value: c_int = 0;
         // SAFETY: `hipDeviceGetAttribute` writes one integer: `value` is one. Unknown attributes are refused.
         let code = unsafe { ask(&raw mut value, ATTRIBUTE_VIRTUAL_MEMORY, ordinal) };
-        Ok(self.version.has_virtual_memory()
+        Ok(self.version().has_virtual_memory()
             && code == SUCCESS
             && value != 0
             && symbols.hipMemCreate.function.is_some()
@@ -243,7 +177,8 @@ impl Driver {
     /// Returns the host's NUMA node that a device is closest to, which runtimes from 7.2 on tell.
     pub(crate) fn host_numa_node(&self, device: DeviceId) -> Result<Option<u32>> {
         let ordinal = self.ordinal(device)?;
-        let Some(ask) = self.symbols.hipDeviceGetAttribute.function.filter(|_| self.version.tells_numa_nodes()) else {
+        let Some(ask) = self.symbols.hipDeviceGetAttribute.function.filter(|_| self.version().tells_numa_nodes())
+        else {
             return Ok(None);
         };
         let mut node: c_int = -1;
@@ -263,105 +198,12 @@ impl Driver {
         })?;
         Ok(text(&place))
     }
-
-    /// Finds a device's identity: AMD's own 16 bytes, or, where there are none, its place on the PCI bus.
-    fn identify(&self, ordinal: c_int) -> Result<DeviceUuid> {
-        let scope = self.anywhere()?;
-        let mut uuid = Uuid { bytes: [0; 16] };
-        if self.symbols.hipDeviceGetUuid.function.is_some() {
-            let code = scope.code(&self.symbols.hipDeviceGetUuid, |function| {
-                // SAFETY: `hipDeviceGetUuid` writes 16 bytes: `uuid` has as many.
-                unsafe { function(&raw mut uuid, ordinal) }
-            })?;
-            // GPUs without a number of their own all say "XX".
-            let tells = |byte: c_char| !matches!(byte as u8, 0 | b'0' | b'X');
-            if code == SUCCESS && uuid.bytes.iter().any(|&byte| tells(byte)) {
-                return Ok(DeviceUuid(uuid.bytes.map(|byte| byte as u8)));
-            }
-        }
-        let place = self.place(ordinal)?;
-        // "0000:03:00.0" has twelve characters: with the mark in front it is exactly as long as an identity.
-        let mut bytes = *b"pci-............";
-        for (to, from) in bytes[4..].iter_mut().zip(place.bytes()) {
-            *to = from;
-        }
-        Ok(DeviceUuid(bytes))
-    }
-}
-
-impl fmt::Debug for Driver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver")
-            .field("version", &self.version)
-            .field("devices", &self.identities.len())
-            .field("proof", &self.proof)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Asks a runtime for its version, which it tells before it is started.
-pub(crate) fn version(symbols: &Symbols) -> Result<Version> {
-    let mut number: c_int = 0;
-    start_call(symbols, "", &symbols.hipRuntimeGetVersion, |function| {
-        // SAFETY: `hipRuntimeGetVersion` writes one integer: `number` is one.
-        unsafe { function(&raw mut number) }
-    })?;
-    Ok(Version(number.unsigned_abs()))
 }
 
 /// Reads a text that the runtime wrote into an array whose last byte it was not offered.
 fn text(bytes: &[c_char]) -> String {
     // SAFETY: `CStr::from_ptr` asks for a zero within the array: its last byte is one, see above.
     unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_string_lossy().into_owned()
-}
-
-fn device_files(symbols: &Symbols) -> Vec<&'static str> {
-    let mut files = vec!["/dev/kfd", "/dev/dri/renderD"];
-    if let Some(function) = symbols.device_files.function {
-        // SAFETY: the function has no conditions.
-        let named = unsafe { function() };
-        // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is never unloaded.
-        let named: &'static CStr = unsafe { CStr::from_ptr(named) };
-        files.extend(named.to_str().ok());
-    }
-    files
-}
-
-/// Finds the folder that shows whose queues there are. Its pids are those of the first PID namespace: another one's
-/// process sees its own pids elsewhere, and would take the file of a stranger for a sign.
-fn signs(symbols: &Symbols) -> Option<PathBuf> {
-    let folder = match symbols.signs_of_life.function {
-        Some(function) => {
-            // SAFETY: the function has no conditions.
-            let named = unsafe { function() };
-            // SAFETY: `CStr::from_ptr`: a library that has the function gives a constant text, and is never unloaded.
-            let named = unsafe { CStr::from_ptr(named) };
-            PathBuf::from(named.to_str().ok()?)
-        }
-        None if kernel::sees_kernels_pids() => PathBuf::from(kernel::PROCESSES),
-        None => return None,
-    };
-    folder.is_dir().then_some(folder)
-}
-
-/// Calls a function that starts the runtime: whatever goes wrong, the runtime is unavailable.
-fn start_call<F: Copy>(
-    symbols: &Symbols,
-    version: &str,
-    symbol: &Symbol<F>,
-    run: impl FnOnce(F) -> Code,
-) -> Result<()> {
-    let Some(function) = symbol.function else {
-        return Err(Error::Unavailable {
-            backend: BackendKind::Hip,
-            why: format!("the library that was loaded has no {}", symbol.name),
-            remedy: "it is not AMD's: see GPU_IPC_HIP_LIBRARY and LD_LIBRARY_PATH, or install ROCm's HIP runtime",
-        });
-    };
-    match run(function) {
-        SUCCESS => Ok(()),
-        code => Err(symbols.unavailable(symbol.name, code, version)),
-    }
 }
 
 // SAFETY: the condition of `GpuDevices`: what is promised is what the runtime has, and of that what a probe saw.
@@ -403,10 +245,10 @@ unsafe impl GpuDevices for HipBackend {
     }
 
     fn signs_of_life(&self, pid: u32) -> Vec<PathBuf> {
-        self.driver.signs.iter().map(|folder| folder.join(pid.to_string())).collect()
+        self.driver.signs().iter().map(|folder| folder.join(pid.to_string())).collect()
     }
 
     fn quarantine(&self) -> Duration {
-        if self.driver.signs.is_some() { SHOWN } else { UNSEEN }
+        if self.driver.signs().is_some() { SHOWN } else { UNSEEN }
     }
 }

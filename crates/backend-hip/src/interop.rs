@@ -14,7 +14,7 @@ use gpu_api::{AddressRange, DevicePtr, Error, RawStream, Result};
 use crate::backend::HipBackend;
 use crate::memory::{Entry, Origin};
 use crate::stream::require;
-use crate::sys::MemoryType;
+use crate::version::MemoryType;
 
 impl HipBackend {
     /// Takes in a stream that somebody else made, under an identity that no other stream has.
@@ -49,7 +49,7 @@ impl HipBackend {
 
     /// Forgets a stream that was adopted; says whether it was. Call it before the stream is destroyed.
     pub fn forget_stream(&self, stream: RawStream) -> bool {
-        self.streams.remove(stream)
+        self.streams.remove(stream).is_some()
     }
 
     /// Takes in an allocation of `hipMalloc` that somebody else made in this process, so that it can be exported.

@@ -58,11 +58,13 @@ pub(crate) fn no_handle() -> &'static str {
              (ROCm/rocm-systems#2209): unset it in every process"
         }
         (true, false) => {
-            "the kernel's own amdgpu does not share memory by KFD's calls (ROCm/ROCR-Runtime#270): install ROCm's driver \
-             (amdgpu-dkms), or a runtime that shares by dma-buf (7.0 and later), or prove descriptors (`gpu-ipc doctor`)"
+            "the kernel's own amdgpu does not share memory by KFD's calls (ROCm/ROCR-Runtime#270): install ROCm's \
+             driver (amdgpu-dkms), or a runtime that shares by dma-buf (7.0 and later), or prove descriptors \
+             (`gpu-ipc doctor`)"
         }
         (false, false) => {
-            "the driver does not export it: set HSA_ENABLE_IPC_MODE_LEGACY=1 in every process, as ROCm's driver has KFD's calls"
+            "the driver does not export it: set HSA_ENABLE_IPC_MODE_LEGACY=1 in every process, as ROCm's driver has \
+             KFD's calls"
         }
         (false, true) => "the driver does not export it: see the kernel's log for amdgpu and amdkfd",
     }

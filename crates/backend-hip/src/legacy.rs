@@ -163,13 +163,14 @@ impl HipBackend {
             INVALID_CONTEXT => symbols.explained(code, "made by this process, which must not open it"),
             INVALID_DEVICE_POINTER => symbols.explained(
                 code,
-                "the driver cannot attach the memory: it is freed, its process is gone, the containers do not share the ipc, \
-                 pid and net namespaces of one host, or it was never exported, which runtimes of 5.7 to 6.1 do not tell",
+                "the driver cannot attach the memory: it is freed, its process is gone, the containers do not share \
+                 the ipc, pid and net namespaces of one host, or it was never exported, which runtimes of 5.7 to 6.1 \
+                 do not tell",
             ),
             INVALID_VALUE => symbols.explained(
                 code,
-                "the bytes are no handle of a runtime of this version, or the processes see different devices: give both the \
-                 same ROCm, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
+                "the bytes are no handle of a runtime of this version, or the processes see different devices: give \
+                 both the same ROCm, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES",
             ),
             code => symbols.error(code),
         };

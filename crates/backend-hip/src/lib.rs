@@ -3,17 +3,21 @@
 //! Neither ROCm nor a driver is needed to build it or to start a program that holds it: [`HipBackend::load`] says what
 //! is missing. One build serves ROCm 5.2 to 7.x. Read in this order:
 //!
-//! 1. `sys`: the runtime's functions as a table that may have gaps, its structures, and what changed between its
-//!    versions; `library`: finding it.
-//! 2. `call`: the calling thread around a call: its current device, its capture mode, its last error.
-//! 3. `kernel`: which driver the kernel has. `error`: the runtime's codes and what they become; `bugs`: what others
-//!    reported of which version.
-//! 4. [`proof`]: what may be used, and [`probe`]: how that is found out; `device`: the running runtime; `peer`.
-//! 5. `memory`: the table of what was allocated and opened; `vmm`, `dma_buf`, `legacy` and `host` fill it; `pointer`
-//!    looks at addresses that others allocated.
-//! 6. `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued; `pass`: waiting for it.
-//! 7. [`backend`]: [`HipBackend`], which is all of that behind the trait.
-//! 8. [`interop`]: streams and addresses of other libraries, and ours for them.
+//! 1. `version`: the runtime's version, and what changed from one to the next. `sys`: its functions as a table that may
+//!    have gaps, and its structures; `oracle`: those for a test that has AMD's headers; `library`: finding it.
+//! 2. `kernel`: which driver the kernel has. `error`: the runtime's codes and what they become; `bugs`: what others
+//!    reported of which version; [`proof`]: what may be used.
+//! 3. `driver`: the running runtime and its devices.
+//! 4. `call`: the calling thread around a call: its current device, its capture mode, its last error.
+//! 5. `mapping`: physical memory on addresses.
+//! 6. `memory`: the table of what was allocated and opened.
+//! 7. [`backend`]: [`HipBackend`], the runtime and the tables. The rest are its traits, a subject each:
+//!    - `device`, `peer`: what the runtime says of a device, and which other it reaches.
+//!    - `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued; `pass`: waiting for it.
+//!    - `host`: host memory. `legacy`, `vmm`, `dma_buf`: a device's, by the way it is shared; `alloc`: any of them.
+//!      `pointer`: addresses that others allocated.
+//! 8. [`probe`]: how it is found out what may be used.
+//! 9. [`interop`]: streams and addresses of other libraries, and ours for them.
 //!
 //! # Examples
 //!
@@ -24,12 +28,14 @@
 //! }
 //! ```
 
+mod alloc;
 pub mod backend;
 mod bugs;
 mod call;
 mod copy;
 mod device;
 mod dma_buf;
+mod driver;
 mod error;
 mod event;
 mod host;
@@ -37,15 +43,18 @@ pub mod interop;
 mod kernel;
 mod legacy;
 mod library;
+mod mapping;
 mod memory;
+#[doc(hidden)]
+pub mod oracle;
 mod pass;
 mod peer;
 mod pointer;
 pub mod probe;
 pub mod proof;
 mod stream;
-#[doc(hidden)]
-pub mod sys;
+mod sys;
+mod version;
 mod vmm;
 mod word;
 
@@ -54,4 +63,4 @@ pub use bugs::KnownBug;
 pub use library::LIBRARY;
 pub use probe::{Finding, Findings};
 pub use proof::{PROOF, Proof, Step};
-pub use sys::Version;
+pub use version::Version;

@@ -1,15 +1,11 @@
 //! Reaching the memory of another device directly.
 
-use std::ffi::c_int;
-use std::sync::{PoisonError, RwLockReadGuard};
-
+use gpu_api::vendor::peer_table::Reach;
 use gpu_api::{DeviceId, Error, Result};
 
 use crate::backend::HipBackend;
 use crate::error::{PEER_ACCESS_ALREADY_ENABLED, SUCCESS};
-
-/// A device that reaches another's memory: the runtime's number of a device, and the device whose memory it reaches.
-pub(crate) type Reach = (c_int, DeviceId);
+use crate::mapping;
 
 impl HipBackend {
     /// Lets `device` reach memory of `peer`: plain memory at once, virtual memory mapping by mapping.
@@ -29,7 +25,7 @@ impl HipBackend {
         drop(peer_scope);
         let scope = self.driver.on_device(device)?;
         // Exclusive until all that exists is reachable: what is allocated later finds the pair in the list.
-        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = self.peers.write();
         let symbol = &self.driver.symbols.hipDeviceEnablePeerAccess;
         let code = scope.code(symbol, |function| {
             // SAFETY: `hipDeviceEnablePeerAccess` refuses what is no device. Its flags are 0.
@@ -38,17 +34,13 @@ impl HipBackend {
         if !matches!(code, SUCCESS | PEER_ACCESS_ALREADY_ENABLED) {
             return Err(scope.error(symbol.name, code));
         }
-        for memory in self.memory.virtual_on(peer) {
-            self.grant_virtual(&scope, ordinal, memory)?;
+        for (base, len, access) in self.memory.virtual_on(peer) {
+            mapping::open(&scope, (base, len as usize), ordinal, access, &[])?;
         }
-        if !peers.contains(&(ordinal, peer)) {
-            peers.push((ordinal, peer));
+        let reach = Reach { reaching: ordinal, memory_of: peer };
+        if !peers.contains(&reach) {
+            peers.push(reach);
         }
         Ok(())
-    }
-
-    /// Lists which device reaches which memory; no entry is added while the list is borrowed.
-    pub(crate) fn peers(&self) -> RwLockReadGuard<'_, Vec<Reach>> {
-        self.peers.read().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,8 @@ use crate::backend::HipBackend;
 use crate::call::Scope;
 use crate::error::{INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, SUCCESS};
 use crate::memory::Origin;
-use crate::sys::{MemoryType, PointerAttributes};
+use crate::sys::PointerAttributes;
+use crate::version::MemoryType;
 
 // SAFETY: the condition of `GpuPointers`: what is told is what the table or the runtime says of the address.
 unsafe impl GpuPointers for HipBackend {

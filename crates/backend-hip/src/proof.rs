@@ -12,7 +12,7 @@ use std::str::FromStr;
 use gpu_api::{Error, Result};
 
 use crate::kernel;
-use crate::sys::Version;
+use crate::version::Version;
 
 /// Holds the proof that [`HipBackend::load`](crate::HipBackend::load) takes in, as [`Proof`] is displayed.
 pub const PROOF: &str = "GPU_IPC_HIP_PROOF";

@@ -3,11 +3,8 @@
 //! A stream's handle is its `hipStream_t`. The handles 0 and 1 (the null stream) and 2 (the per-thread default stream)
 //! mean something only together with a device, which is the stream's own.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
 
 use gpu_api::vendor::queued::{self, QueuedFunction};
 use gpu_api::{CaptureStatus, DeviceId, Error, GpuStreams, RawStream, Result, StreamIdentity, StreamInfo};
@@ -16,56 +13,6 @@ use crate::backend::HipBackend;
 use crate::call;
 use crate::error::{self, NOT_READY, STREAM_CAPTURE_IMPLICIT, SUCCESS};
 use crate::sys::{Code, STREAM_NON_BLOCKING, Stream};
-
-/// Identities of our own begin here, far from the runtime's, which counts from 1.
-const OWN_IDENTITIES: u64 = 1 << 63;
-
-/// What is known of a stream that the runtime need not be asked.
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    identity: StreamIdentity,
-    device: DeviceId,
-}
-
-/// Our own streams, and those that were adopted, until they are destroyed.
-#[derive(Debug)]
-pub(crate) struct Streams {
-    own: RwLock<HashMap<u64, Known>>,
-    next: AtomicU64,
-}
-
-impl Default for Streams {
-    fn default() -> Streams {
-        Streams { own: RwLock::default(), next: AtomicU64::new(OWN_IDENTITIES) }
-    }
-}
-
-impl Streams {
-    /// Notes a stream under an identity that no other had.
-    pub(crate) fn insert(&self, stream: RawStream) {
-        let identity = StreamIdentity(self.next.fetch_add(1, Ordering::Relaxed));
-        self.own
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(stream.handle, Known { identity, device: stream.device });
-    }
-
-    /// Forgets a stream; says whether it was known.
-    pub(crate) fn remove(&self, stream: RawStream) -> bool {
-        self.own.write().unwrap_or_else(PoisonError::into_inner).remove(&stream.handle).is_some()
-    }
-
-    /// Collects what `see` gives for each of them. None of our own is destroyed
-    /// meanwhile; `see` must not ask this table.
-    pub(crate) fn for_each<T>(&self, see: impl Fn(RawStream) -> Option<T>) -> Vec<T> {
-        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
-        own.iter().filter_map(|(&handle, known)| see(RawStream::new(known.device, handle))).collect()
-    }
-
-    fn get(&self, stream: RawStream) -> Option<Known> {
-        self.own.read().unwrap_or_else(PoisonError::into_inner).get(&stream.handle).copied()
-    }
-}
 
 // SAFETY: the condition of `GpuStreams`: `true` and success are `hipStreamQuery`'s and `hipStreamSynchronize`'s, which
 // the manual gives to work that has completed.

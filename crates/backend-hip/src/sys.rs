@@ -1,16 +1,14 @@
 //! The part of the HIP API that this backend calls, as a table of function pointers.
 //!
 //! One table serves ROCm 5.2 to 7.x: a function that the loaded runtime lacks is `None`, a code is a plain number, and
-//! what changed its number or its layout between versions is chosen by [`Version`]. Structures are declared here with
-//! plain integers; `tests/abi.rs` measures them against AMD's headers.
+//! what changed its number or its layout between versions is chosen by [`Version`](crate::Version). Structures are
+//! declared here with plain integers; `oracle` lists them for `tests/abi` and `tests/oracle.rs`, which measure them
+//! against AMD's headers.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::fmt;
-use std::mem::offset_of;
+use std::{fmt, ptr};
 
 use libloading::os::unix::Library;
-
-use crate::error;
 
 /// What every function of the runtime returns.
 pub(crate) type Code = u32;
@@ -78,6 +76,19 @@ pub(crate) struct AllocationProperties {
 }
 const _: () = assert!(size_of::<AllocationProperties>() == 32);
 
+impl AllocationProperties {
+    /// Describes physical memory on a device that can be exported as a file descriptor.
+    pub(crate) fn exportable(ordinal: c_int) -> AllocationProperties {
+        AllocationProperties {
+            kind: ALLOCATION_PINNED,
+            handle_types: HANDLE_POSIX_FD,
+            location: Location { kind: LOCATION_DEVICE, id: ordinal },
+            win32: ptr::null_mut(),
+            flags: [0; 4],
+        }
+    }
+}
+
 /// Which device may access a mapping, and how (`hipMemAccessDesc`).
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -93,7 +104,7 @@ const _: () = assert!(size_of::<AccessDescription>() == 12);
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct PointerAttributes {
-    /// A `hipMemoryType`: [`Version::memory_type`] reads it.
+    /// A `hipMemoryType`: `Version::memory_type` reads it.
     pub(crate) kind: u32,
     pub(crate) device: c_int,
     pub(crate) device_pointer: Address,
@@ -149,99 +160,6 @@ pub(crate) const HOST_REGISTER_MAPPED: u32 = 2;
 pub(crate) const ATTRIBUTE_VIRTUAL_MEMORY: u32 = 89;
 /// `hipDeviceAttributeHostNumaId`, from ROCm 7.2 on.
 pub(crate) const ATTRIBUTE_HOST_NUMA_NODE: u32 = 92;
-
-/// A version of the runtime, as `hipRuntimeGetVersion` writes it: 60443484 is 6.4.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Version(pub u32);
-
-/// What an address points at, whatever number the runtime has for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum MemoryType {
-    Unregistered,
-    Host,
-    Device,
-    Managed,
-    Other,
-}
-
-impl Version {
-    /// Returns the first number: 6 of 6.4.
-    pub const fn major(self) -> u32 {
-        self.0 / 10_000_000
-    }
-
-    /// Returns the second number: 4 of 6.4.
-    pub const fn minor(self) -> u32 {
-        self.0 / 100_000 % 100
-    }
-
-    /// Says whether it is this version or a later one.
-    pub const fn at_least(self, major: u32, minor: u32) -> bool {
-        self.0 >= major * 10_000_000 + minor * 100_000
-    }
-
-    /// Returns `hipIpcMemLazyEnablePeerAccess`, without which the runtime opens no handle.
-    pub(crate) const fn lazy_peer_access(self) -> u32 {
-        if self.at_least(6, 0) { 1 } else { 0 }
-    }
-
-    /// Reads a `hipMemoryType`, whose numbers became CUDA's in ROCm 6.
-    pub(crate) const fn memory_type(self, number: u32) -> MemoryType {
-        match (self.at_least(6, 0), number) {
-            (true, 0) => MemoryType::Unregistered,
-            (true, 1) | (false, 0) => MemoryType::Host,
-            (true, 2) | (false, 1) => MemoryType::Device,
-            (true, 3) | (false, 4) => MemoryType::Managed,
-            _ => MemoryType::Other,
-        }
-    }
-
-    /// Says whether `hipMemImportFromShareableHandle` takes a descriptor's number as such; before ROCm 7.1 it takes
-    /// the address of one.
-    pub(crate) const fn imports_by_value(self) -> bool {
-        self.at_least(7, 1)
-    }
-
-    /// Says whether `hipMemRetainAllocationHandle` may be asked of any address, and retains. From 6.2 to 7.13 it
-    /// follows a null pointer for memory of `hipMalloc` (clr 6.2.2, `hip_vm.cpp`; ROCm/rocm-systems#5807), and up to
-    /// 7.11 it hands out a handle without retaining it (ROCm/rocm-systems#2696, change log of 7.12).
-    pub(crate) const fn tells_virtual_memory(self) -> bool {
-        self.at_least(7, 14)
-    }
-
-    /// Says whether [`ATTRIBUTE_HOST_NUMA_NODE`] is that attribute's number: 7.1 ends before it.
-    pub(crate) const fn tells_numa_nodes(self) -> bool {
-        self.at_least(7, 2)
-    }
-
-    /// Says whether `hipMemMap` fails where the mapping does, and `hipMemUnmap` refuses what is not mapped. 6.2.2
-    /// succeeds, and follows a null pointer (`hip_vm.cpp`).
-    pub(crate) const fn tells_failed_mappings(self) -> bool {
-        self.at_least(7, 0)
-    }
-
-    /// Says whether the runtime keeps the number of an imported descriptor, and reads it at each `hipMemSetAccess`
-    /// (ROCm/rocm-systems#8304, #8436: around 7.14).
-    pub(crate) const fn keeps_descriptors(self) -> bool {
-        self.at_least(7, 12)
-    }
-
-    /// Says whether a handle names its exporter's number of the device. Before, the bytes are the caller's.
-    pub(crate) const fn handles_name_devices(self) -> bool {
-        self.at_least(7, 0)
-    }
-
-    /// Says whether [`AllocationProperties`] lies in memory as the runtime reads it.
-    pub(crate) const fn has_virtual_memory(self) -> bool {
-        self.at_least(5, 7)
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major(), self.minor(), self.0 % 100_000)
-    }
-}
 
 /// One function of the runtime: its name in the manual, and where this runtime has it.
 pub(crate) struct Symbol<F> {
@@ -402,135 +320,8 @@ symbols! {
     hipMemsetD8Async: fn(Address, u8, usize, Stream);
 }
 
-/// Lists what this crate takes for true of a version's headers: sizes, offsets and constants by their names in C, for
-/// tests that have the headers.
-#[doc(hidden)]
-pub fn layout(version: Version) -> Vec<(&'static str, u64)> {
-    let mut all = vec![
-        ("sizeof hipIpcMemHandle_t", size_of::<Handle>() as u64),
-        ("sizeof hipIpcEventHandle_t", size_of::<Handle>() as u64),
-        ("sizeof hipUUID", size_of::<Uuid>() as u64),
-        ("sizeof hipMemLocation", size_of::<Location>() as u64),
-        ("offsetof hipMemLocation.type", offset_of!(Location, kind) as u64),
-        ("offsetof hipMemLocation.id", offset_of!(Location, id) as u64),
-        ("sizeof hipMemAccessDesc", size_of::<AccessDescription>() as u64),
-        ("offsetof hipMemAccessDesc.location", offset_of!(AccessDescription, location) as u64),
-        ("offsetof hipMemAccessDesc.flags", offset_of!(AccessDescription, flags) as u64),
-        ("sizeof hipPointerAttribute_t", size_of::<PointerAttributes>() as u64),
-        ("offsetof hipPointerAttribute_t.type", offset_of!(PointerAttributes, kind) as u64),
-        ("offsetof hipPointerAttribute_t.device", offset_of!(PointerAttributes, device) as u64),
-        ("offsetof hipPointerAttribute_t.devicePointer", offset_of!(PointerAttributes, device_pointer) as u64),
-        ("offsetof hipPointerAttribute_t.hostPointer", offset_of!(PointerAttributes, host_pointer) as u64),
-        ("offsetof hipPointerAttribute_t.isManaged", offset_of!(PointerAttributes, is_managed) as u64),
-        ("offsetof hipPointerAttribute_t.allocationFlags", offset_of!(PointerAttributes, flags) as u64),
-        ("offsetof hipExternalMemoryHandleDesc.type", offset_of!(ExternalHandle, kind) as u64),
-        ("offsetof hipExternalMemoryHandleDesc.handle", offset_of!(ExternalHandle, fd) as u64),
-        ("offsetof hipExternalMemoryHandleDesc.size", offset_of!(ExternalHandle, size) as u64),
-        ("offsetof hipExternalMemoryHandleDesc.flags", offset_of!(ExternalHandle, flags) as u64),
-        ("offsetof hipExternalMemoryBufferDesc.offset", offset_of!(ExternalBuffer, offset) as u64),
-        ("offsetof hipExternalMemoryBufferDesc.size", offset_of!(ExternalBuffer, size) as u64),
-        ("offsetof hipExternalMemoryBufferDesc.flags", offset_of!(ExternalBuffer, flags) as u64),
-        ("hipMemLocationTypeDevice", LOCATION_DEVICE.into()),
-        ("hipMemAllocationTypePinned", ALLOCATION_PINNED.into()),
-        ("hipMemHandleTypePosixFileDescriptor", HANDLE_POSIX_FD.into()),
-        ("hipExternalMemoryHandleTypeOpaqueFd", EXTERNAL_OPAQUE_FD.into()),
-        ("hipMemAllocationGranularityRecommended", GRANULARITY_RECOMMENDED.into()),
-        ("hipMemAccessFlagsProtRead", ACCESS_READ.into()),
-        ("hipMemAccessFlagsProtReadWrite", ACCESS_READ_WRITE.into()),
-        ("hipStreamWaitValueGte", WAIT_GEQ.into()),
-        ("hipStreamCaptureModeRelaxed", CAPTURE_RELAXED.into()),
-        ("hipEventDisableTiming", EVENT_DISABLE_TIMING.into()),
-        ("hipEventInterprocess", EVENT_INTERPROCESS.into()),
-        ("hipStreamNonBlocking", STREAM_NON_BLOCKING.into()),
-        ("hipHostMallocPortable", HOST_ALLOC_PORTABLE.into()),
-        ("hipHostRegisterPortable", HOST_REGISTER_PORTABLE.into()),
-        ("hipHostRegisterMapped", HOST_REGISTER_MAPPED.into()),
-        ("hipIpcMemLazyEnablePeerAccess", version.lazy_peer_access().into()),
-        ("hipErrorInvalidValue", error::INVALID_VALUE.into()),
-        ("hipErrorOutOfMemory", error::OUT_OF_MEMORY.into()),
-        ("hipErrorInvalidDevicePointer", error::INVALID_DEVICE_POINTER.into()),
-        ("hipErrorNoDevice", error::NO_DEVICE.into()),
-        ("hipErrorInvalidContext", error::INVALID_CONTEXT.into()),
-        ("hipErrorOperatingSystem", error::OPERATING_SYSTEM.into()),
-        ("hipErrorInvalidHandle", error::INVALID_HANDLE.into()),
-        ("hipErrorNotFound", error::NOT_FOUND.into()),
-        ("hipErrorNotReady", error::NOT_READY.into()),
-        ("hipErrorPeerAccessAlreadyEnabled", error::PEER_ACCESS_ALREADY_ENABLED.into()),
-        ("hipErrorNotSupported", error::NOT_SUPPORTED.into()),
-        ("hipErrorStreamCaptureImplicit", error::STREAM_CAPTURE_IMPLICIT.into()),
-        ("hipErrorUnknown", error::UNKNOWN.into()),
-    ];
-    if version.has_virtual_memory() {
-        all.extend([
-            ("sizeof hipMemAllocationProp", size_of::<AllocationProperties>() as u64),
-            ("offsetof hipMemAllocationProp.type", offset_of!(AllocationProperties, kind) as u64),
-            ("offsetof hipMemAllocationProp.handleType", offset_of!(AllocationProperties, handle_types) as u64),
-            ("offsetof hipMemAllocationProp.location", offset_of!(AllocationProperties, location) as u64),
-            ("offsetof hipMemAllocationProp.win32HandleMetaData", offset_of!(AllocationProperties, win32) as u64),
-            ("offsetof hipMemAllocationProp.allocFlags", offset_of!(AllocationProperties, flags) as u64),
-            ("hipDeviceAttributeVirtualMemoryManagementSupported", ATTRIBUTE_VIRTUAL_MEMORY.into()),
-        ]);
-    }
-    if version.tells_numa_nodes() {
-        all.push(("hipDeviceAttributeHostNumaId", ATTRIBUTE_HOST_NUMA_NODE.into()));
-    }
-    if version.at_least(7, 0) {
-        all.push(("hipMemRangeHandleTypeDmaBufFd", RANGE_DMA_BUF.into()));
-    }
-    all
-}
-
-/// Returns the room that this crate has for structures that grew from one version to the next.
-#[doc(hidden)]
-pub fn room() -> [(&'static str, u64); 2] {
-    [
-        ("sizeof hipExternalMemoryHandleDesc", size_of::<ExternalHandle>() as u64),
-        ("sizeof hipExternalMemoryBufferDesc", size_of::<ExternalBuffer>() as u64),
-    ]
-}
-
-/// Says what this crate takes a number of `hipMemoryType` for.
-#[doc(hidden)]
-pub fn memory_type(version: Version, number: u32) -> String {
-    format!("{:?}", version.memory_type(number))
-}
-
-/// Lists the functions that this crate calls, with the sizes of their arguments.
-#[doc(hidden)]
-pub fn signatures() -> Vec<(&'static str, Vec<usize>)> {
-    Symbols::signatures()
-}
-
 impl fmt::Debug for Symbols {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Symbols").field("missing", &self.missing()).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_version_reads_like_a_version() {
-        for (number, text) in
-            [(50_221_153, "5.2.21153"), (50_731_921, "5.7.31921"), (60_443_484, "6.4.43484"), (70_253_211, "7.2.53211")]
-        {
-            assert_eq!(Version(number).to_string(), text);
-        }
-    }
-
-    #[test]
-    fn what_changed_between_versions_is_chosen_by_the_version() {
-        let (old, late, six, seven) =
-            (Version(50_221_153), Version(50_731_921), Version(60_000_000), Version(70_253_211));
-        assert_eq!([old, late, six, seven].map(Version::lazy_peer_access), [0, 0, 1, 1]);
-        assert_eq!([old, late, six, seven].map(Version::imports_by_value), [false, false, false, true]);
-        assert_eq!([old, late, six, seven].map(Version::has_virtual_memory), [false, true, true, true]);
-        assert!(!Version(70_051_831).imports_by_value());
-        assert_eq!(old.memory_type(1), MemoryType::Device);
-        assert_eq!(six.memory_type(1), MemoryType::Host);
-        assert_eq!(six.memory_type(2), MemoryType::Device);
-        assert_eq!(old.memory_type(2), MemoryType::Other);
     }
 }

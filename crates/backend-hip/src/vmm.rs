@@ -8,37 +8,15 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
+use gpu_api::vendor::peer_table::reaching;
 use gpu_api::{Access, Allocation, DeviceId, DevicePtr, Error, Result, close_on_exec, round_up};
 
 use crate::backend::HipBackend;
-use crate::call::Scope;
 use crate::error::{self, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::error::{OPERATING_SYSTEM, SUCCESS, UNKNOWN};
+use crate::mapping::Building;
 use crate::memory::{Entry, Given, Origin};
-use crate::peer::Reach;
-use crate::sys::{
-    ACCESS_READ, ACCESS_READ_WRITE, ALLOCATION_PINNED, AccessDescription, AllocationProperties, HANDLE_POSIX_FD,
-    LOCATION_DEVICE, Location, MemoryHandle,
-};
-
-/// Describes physical memory on a device that can be exported as a file descriptor.
-pub(crate) fn properties(ordinal: c_int) -> AllocationProperties {
-    AllocationProperties {
-        kind: ALLOCATION_PINNED,
-        handle_types: HANDLE_POSIX_FD,
-        location: Location { kind: LOCATION_DEVICE, id: ordinal },
-        win32: ptr::null_mut(),
-        flags: [0; 4],
-    }
-}
-
-/// What was built so far; dropped, it is taken down again in reverse.
-struct Building<'a, 'd> {
-    scope: &'a Scope<'d>,
-    handle: Option<MemoryHandle>,
-    reserved: Option<(u64, usize)>,
-    mapped: bool,
-}
+use crate::sys::{AllocationProperties, HANDLE_POSIX_FD, MemoryHandle};
 
 impl HipBackend {
     /// Allocates virtual memory.
@@ -46,7 +24,7 @@ impl HipBackend {
         let ordinal = self.driver.ordinal(device)?;
         let size = round_up(len, self.driver.granularity(device)?)?;
         let scope = self.driver.on_device(device)?;
-        let properties = properties(ordinal);
+        let properties = AllocationProperties::exportable(ordinal);
         let create = &self.driver.symbols.hipMemCreate;
         let mut handle: MemoryHandle = ptr::null_mut();
         let code = scope.code(create, |function| {
@@ -56,9 +34,9 @@ impl HipBackend {
         if code != SUCCESS {
             return Err(scope.allocation_error(create.name, code, len));
         }
-        let building = Building { scope: &scope, handle: Some(handle), reserved: None, mapped: false };
+        let building = Building::new(&scope, handle);
         // Held until the entry is in the table, so that a device that is given access meanwhile misses none.
-        let peers = self.peers();
+        let peers = self.peers.read();
         let base = building.finish(size, ordinal, Access::ReadWrite, &reaching(&peers, device))?;
         let origin = Origin::Virtual { handle: handle.expose_provenance() };
         self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
@@ -104,9 +82,9 @@ impl HipBackend {
             }
             _ => return Err(scope.allocation_error(symbols.hipMemImportFromShareableHandle.name, code, len)),
         }
-        let building = Building { scope: &scope, handle: Some(handle), reserved: None, mapped: false };
+        let building = Building::new(&scope, handle);
         // As in `alloc_virtual`.
-        let peers = self.peers();
+        let peers = self.peers.read();
         let base = building.finish(size, ordinal, access, &reaching(&peers, device)).map_err(|error| match error {
             // A mapping is of the whole memory.
             Error::Driver { call: "hipMemMap", source, .. } if matches!(source.code, INVALID_VALUE | NOT_SUPPORTED) => {
@@ -151,7 +129,7 @@ impl HipBackend {
         let scope = self.driver.on_device(entry.device)?;
         let symbols = &self.driver.symbols;
         // A device that is given access meanwhile has seen the entry in the table: it must find the mapping too.
-        let _peers = self.peers();
+        let _peers = self.peers.read();
         scope.call(&symbols.hipMemUnmap, |function| {
             // SAFETY: `hipMemUnmap` asks for a whole mapping that nothing uses: the entry is one, taken out of the
             // table once, and our caller vouches for the rest.
@@ -166,103 +144,6 @@ impl HipBackend {
             unsafe { function(base.0, entry.len as usize) }
         })
     }
-
-    /// Gives a device access to virtual memory of another.
-    pub(crate) fn grant_virtual(
-        &self,
-        scope: &Scope<'_>,
-        device: c_int,
-        (base, len, access): (u64, u64, Access),
-    ) -> Result<()> {
-        set_access(scope, base, len as usize, &[description(device, access)])
-    }
-}
-
-impl Building<'_, '_> {
-    /// Reserves, maps and gives access; the handle stays with what was built.
-    fn finish(mut self, size: usize, ordinal: c_int, access: Access, reaching: &[c_int]) -> Result<u64> {
-        let symbols = &self.scope.driver.symbols;
-        let handle = self.handle.expect("a building begins with a handle");
-        let mut base = 0;
-        let code = self.scope.code(&symbols.hipMemAddressReserve, |function| {
-            // SAFETY: `hipMemAddressReserve` writes one address: `base` is one. The size is a multiple of the
-            // granularity; alignment, hint and flags are 0.
-            unsafe { function(&raw mut base, size, 0, 0, 0) }
-        })?;
-        if code != SUCCESS {
-            return Err(self.scope.allocation_error(symbols.hipMemAddressReserve.name, code, size as u64));
-        }
-        self.reserved = Some((base, size));
-        self.scope.call(&symbols.hipMemMap, |function| {
-            // SAFETY: `hipMemMap` asks for a reservation without a mapping and for a handle that is alive: both were
-            // made above. Offset and flags are 0; a size beyond the memory is refused.
-            unsafe { function(base, size, 0, handle, 0) }
-        })?;
-        self.mapped = true;
-        let mut descriptions = vec![description(ordinal, access)];
-        descriptions.extend(reaching.iter().map(|&device| description(device, access)));
-        set_access(self.scope, base, size, &descriptions)?;
-        self.handle = None;
-        self.mapped = false;
-        self.reserved = None;
-        Ok(base)
-    }
-}
-
-impl Drop for Building<'_, '_> {
-    fn drop(&mut self) {
-        // What cannot be taken down stays, and so does what it rests on: a leak, and the error that led here is on
-        // its way to the caller.
-        let symbols = &self.scope.driver.symbols;
-        if self.mapped && !self.scope.driver.version().tells_failed_mappings() {
-            // Nobody knows whether it is mapped, and what is not must not be unmapped: all of it stays.
-            return;
-        }
-        if let Some((base, size)) = self.reserved.take() {
-            let unmapped = !self.mapped
-                || self
-                    .scope
-                    .call(&symbols.hipMemUnmap, |function| {
-                        // SAFETY: `hipMemUnmap` asks for a whole mapping that nothing uses: nobody has seen its
-                        // address.
-                        unsafe { function(base, size) }
-                    })
-                    .is_ok();
-            if unmapped {
-                let _ = self.scope.call(&symbols.hipMemAddressFree, |function| {
-                    // SAFETY: `hipMemAddressFree` asks for a whole reservation without a mapping: see above.
-                    unsafe { function(base, size) }
-                });
-            }
-        }
-        if let Some(handle) = self.handle.take() {
-            let _ = self.scope.call(&symbols.hipMemRelease, |function| {
-                // SAFETY: `hipMemRelease` asks for a handle that is alive: `finish` did not hand it on.
-                unsafe { function(handle) }
-            });
-        }
-    }
-}
-
-/// Lists the devices that were given a way to the memory of `device`.
-fn reaching(peers: &[Reach], device: DeviceId) -> Vec<c_int> {
-    peers.iter().filter(|(_, peer)| *peer == device).map(|(reaching, _)| *reaching).collect()
-}
-
-fn description(ordinal: c_int, access: Access) -> AccessDescription {
-    let flags = match access {
-        Access::ReadWrite => ACCESS_READ_WRITE,
-        Access::ReadOnly => ACCESS_READ,
-    };
-    AccessDescription { location: Location { kind: LOCATION_DEVICE, id: ordinal }, flags }
-}
-
-fn set_access(scope: &Scope<'_>, base: u64, size: usize, descriptions: &[AccessDescription]) -> Result<()> {
-    scope.call(&scope.driver.symbols.hipMemSetAccess, |function| {
-        // SAFETY: `hipMemSetAccess` reads as many descriptions as it is told: the slice's. An address range without a
-        // mapping is refused.
-        unsafe { function(base, size, descriptions.as_ptr(), descriptions.len()) }
-    })
 }
 
 /// Refuses a descriptor that is known to be shorter than what is to be mapped of it: the runtime maps what it is told,

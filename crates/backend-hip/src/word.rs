@@ -1,12 +1,10 @@
 //! 64-bit words in shared memory that streams write and wait for.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpu_api::vendor::checks;
-use gpu_api::{DeviceId, Error, GpuWords, HostPtr, RawStream, Result, StreamOp, WordPtr};
+use gpu_api::{Error, GpuWords, HostPtr, RawStream, Result, StreamOp, WordPtr};
 
 use crate::backend::HipBackend;
 use crate::call;
@@ -17,16 +15,6 @@ use crate::sys::WAIT_GEQ;
 
 /// Every bit of a word counts in a wait.
 const WHOLE: u64 = u64::MAX;
-
-/// Registrations that were not ended, by their first address, and the device on which they were made.
-#[derive(Debug, Default)]
-pub(crate) struct Registrations(Mutex<HashMap<usize, DeviceId>>);
-
-impl Registrations {
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, DeviceId>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 // SAFETY: the condition of `GpuWords`: `hipStreamWriteValue64` comes after all work queued before, says the manual, and
 // is used only where a probe saw it there.
@@ -51,12 +39,12 @@ unsafe impl GpuWords for HipBackend {
             });
             return Err(error);
         }
-        self.registrations.lock().insert(start.0, scope.device());
+        self.registrations.insert(start.0 as u64, scope.device());
         Ok(WordPtr(words))
     }
 
     unsafe fn unregister_words(&self, start: HostPtr) -> Result<()> {
-        let device = self.registrations.lock().remove(&start.0).ok_or_else(|| Error::Invalid {
+        let device = self.registrations.remove(start.0 as u64).ok_or_else(|| Error::Invalid {
             what: "the address",
             got: format!("{start:?}, which is not registered"),
             must: "the start of what `register_words` took",

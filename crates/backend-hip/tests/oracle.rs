@@ -8,7 +8,7 @@
 use std::mem::offset_of;
 
 use backend_hip::Version;
-use backend_hip::sys::{layout, memory_type, room, signatures};
+use backend_hip::oracle::{layout, memory_type, room, signatures};
 use hip_sys::hiprt as theirs;
 
 /// The sizes of a function's arguments.
@@ -129,14 +129,17 @@ fn every_structure_and_constant_is_what_hip_sys_says() {
         ($($name:ident = $value:expr),* $(,)?) => { vec![$((stringify!($name), $value as u64)),*] };
     }
     macro_rules! fields {
-        ($($type:ident.$field:ident as $name:literal),* $(,)?) => { vec![$(($name, offset_of!($type, $field) as u64)),*] };
+        ($($type:ident.$field:ident as $name:literal),* $(,)?) => {
+            vec![$(($name, offset_of!($type, $field) as u64)),*]
+        };
     }
     let mut all = constants! {
         hipMemLocationTypeDevice = hipMemLocationType::hipMemLocationTypeDevice,
         hipMemAllocationTypePinned = hipMemAllocationType::hipMemAllocationTypePinned,
         hipMemHandleTypePosixFileDescriptor = hipMemAllocationHandleType::hipMemHandleTypePosixFileDescriptor,
         hipExternalMemoryHandleTypeOpaqueFd = hipExternalMemoryHandleType_enum::hipExternalMemoryHandleTypeOpaqueFd,
-        hipMemAllocationGranularityRecommended = hipMemAllocationGranularity_flags::hipMemAllocationGranularityRecommended,
+        hipMemAllocationGranularityRecommended =
+            hipMemAllocationGranularity_flags::hipMemAllocationGranularityRecommended,
         hipMemAccessFlagsProtRead = hipMemAccessFlags::hipMemAccessFlagsProtRead,
         hipMemAccessFlagsProtReadWrite = hipMemAccessFlags::hipMemAccessFlagsProtReadWrite,
         hipStreamWaitValueGte = hipStreamWaitValueGte,

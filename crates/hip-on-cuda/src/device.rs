@@ -3,8 +3,9 @@
 use std::ffi::{CString, c_char, c_int};
 use std::sync::OnceLock;
 
-use crate::export::{DEVICE, LAST, finish, hip, put_text};
-use crate::machine::{INVALID_VALUE, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN, machine};
+use crate::below::machine;
+use crate::export::{LAST, finish, hip, put_text};
+use crate::machine::{DEVICE, INVALID_VALUE, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN};
 use crate::settings::{Fault, Settings};
 
 const INVALID_DEVICE: u32 = 101;

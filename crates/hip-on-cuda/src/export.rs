@@ -5,8 +5,6 @@ use std::cell::Cell;
 use crate::machine::{INVALID_VALUE, Outcome};
 
 thread_local! {
-    /// The thread's current device.
-    pub(crate) static DEVICE: Cell<i32> = const { Cell::new(0) };
     /// What `hipGetLastError` gives.
     pub(crate) static LAST: Cell<u32> = const { Cell::new(0) };
 }

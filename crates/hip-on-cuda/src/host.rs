@@ -1,8 +1,8 @@
-//! Shared memory as the device below: the host backend, and memory files where HIP has virtual memory.
+//! Shared memory as the device below: the host backend, and [`MemoryFiles`] where HIP has virtual memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,43 +12,20 @@ use gpu_api::{
     Access, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle, MemoryKind, RawEvent,
     RawStream, Sharing, StreamOp, WordPtr,
 };
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
-use crate::export::DEVICE;
-use crate::machine::{INVALID_VALUE, Kind, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN};
-use crate::settings::{Fault, Settings};
+use crate::machine::{DEVICE, INVALID_VALUE, Kind, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN};
+use crate::memory_files::{GRANULARITY, MemoryFiles, OUT_OF_MEMORY};
 use crate::turns::Turns;
 
-const OUT_OF_MEMORY: u32 = 2;
 const NOT_READY: u32 = 600;
-const GRANULARITY: usize = 2 << 20;
 const PAGE: usize = 4096;
-
-/// Physical memory: a file.
-struct Physical {
-    file: OwnedFd,
-    len: usize,
-    device: i32,
-    /// Handles and mappings of it in this process.
-    times: u32,
-    own: bool,
-}
-
-/// A mapping of physical memory.
-struct Mapping {
-    len: usize,
-    handle: u64,
-}
 
 #[derive(Default)]
 struct Tables {
-    physical: HashMap<u64, Physical>,
-    mappings: BTreeMap<u64, Mapping>,
-    reserved: HashMap<u64, usize>,
+    files: MemoryFiles,
     registered: BTreeMap<usize, usize>,
     /// Devices of the streams, which HIP finds by the stream alone.
     streams: HashMap<u64, i32>,
-    next: u64,
 }
 
 pub(crate) struct Host {
@@ -78,10 +55,6 @@ macro_rules! host {
 
 fn device(number: i32) -> DeviceId {
     DeviceId(number.cast_unsigned())
-}
-
-fn at(address: u64) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(address as usize)
 }
 
 impl Host {
@@ -114,36 +87,9 @@ impl Host {
         Ok(real)
     }
 
-    fn physical(&self, file: OwnedFd, len: usize, device: i32, own: bool) -> u64 {
-        let mut tables = self.tables();
-        tables.next += 16;
-        let handle = tables.next;
-        tables.physical.insert(handle, Physical { file, len, device, times: 1, own });
-        handle
-    }
-
     fn plain(&self, device_number: i32, len: usize) -> Outcome<u64> {
         let made = self.backend.alloc(device(device_number), len as u64, Sharing::Handle).map_err(code)?;
         Ok(made.base.0)
-    }
-}
-
-impl Tables {
-    fn inside(&self, ptr: u64) -> Option<(u64, &Mapping)> {
-        let (&base, mapping) = self.mappings.range(..=ptr).next_back()?;
-        (ptr - base < mapping.len as u64).then_some((base, mapping))
-    }
-
-    fn drop_one(&mut self, handle: u64) -> Outcome {
-        let physical = self.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
-        physical.times -= 1;
-        if physical.times == 0 {
-            if physical.own && Settings::get().has(Fault::ExportDies) {
-                rustix::fs::ftruncate(&physical.file, 0).map_err(|_| UNKNOWN)?;
-            }
-            self.physical.remove(&handle);
-        }
-        Ok(())
     }
 }
 
@@ -199,8 +145,7 @@ impl Machine for Host {
     fn free_and_total(&self) -> Outcome<(usize, usize)> {
         let current = DEVICE.get();
         let info = self.backend.memory_info(device(current)).map_err(code)?;
-        let tables = self.tables();
-        let used: usize = tables.physical.values().filter(|p| p.own && p.device == current).map(|p| p.len).sum();
+        let used = self.tables().files.used(current);
         Ok(((info.free_bytes as usize).saturating_sub(used), info.total_bytes as usize))
     }
 
@@ -216,8 +161,8 @@ impl Machine for Host {
     }
 
     fn range(&self, ptr: u64) -> Outcome<(u64, usize)> {
-        if let Some((base, mapping)) = self.tables().inside(ptr) {
-            return Ok((base, mapping.len));
+        if let Some((base, len, _)) = self.tables().files.find(ptr) {
+            return Ok((base, len));
         }
         let range = self.backend.address_range(DevicePtr(ptr)).map_err(|_| INVALID_VALUE)?;
         Ok((range.base.0, range.len as usize))
@@ -226,8 +171,7 @@ impl Machine for Host {
     fn kind(&self, ptr: u64) -> Outcome<Option<Kind>> {
         {
             let tables = self.tables();
-            if let Some((_, mapping)) = tables.inside(ptr) {
-                let device = tables.physical.get(&mapping.handle).map_or(0, |physical| physical.device);
+            if let Some((_, _, device)) = tables.files.find(ptr) {
                 return Ok(Some(Kind::Device { device, managed: false }));
             }
             let registered = tables.registered.range(..=ptr as usize).next_back();
@@ -279,100 +223,46 @@ impl Machine for Host {
         if len > self.free_and_total()?.0 {
             return Err(OUT_OF_MEMORY);
         }
-        let file = rustix::fs::memfd_create("hip-on-host", rustix::fs::MemfdFlags::CLOEXEC).map_err(|_| UNKNOWN)?;
-        rustix::fs::ftruncate(&file, len as u64).map_err(|_| OUT_OF_MEMORY)?;
-        Ok(self.physical(file, len, number, true))
+        self.tables().files.create(number, len)
     }
 
     fn release(&self, handle: u64) -> Outcome {
-        self.tables().drop_one(handle)
+        self.tables().files.release(handle)
     }
 
     fn reserve(&self, len: usize) -> Outcome<u64> {
-        // SAFETY: `mmap_anonymous` without a fixed address has no conditions.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(
-                ptr::null_mut(),
-                len,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        };
-        let base = start.map_err(|_| OUT_OF_MEMORY)?.expose_provenance() as u64;
-        self.tables().reserved.insert(base, len);
-        Ok(base)
+        self.tables().files.reserve(len)
     }
 
     fn unreserve(&self, base: u64, len: usize) -> Outcome {
-        let mut tables = self.tables();
-        if tables.reserved.get(&base) != Some(&len) || tables.mappings.contains_key(&base) {
-            return Err(INVALID_VALUE);
-        }
-        tables.reserved.remove(&base);
-        // SAFETY: `munmap` asks that nobody use the range: it was reserved here and nothing is mapped on it.
-        unsafe { rustix::mm::munmap(at(base), len) }.map_err(|_| UNKNOWN)
+        self.tables().files.unreserve(base, len)
     }
 
     fn map(&self, base: u64, len: usize, handle: u64) -> Outcome {
-        let mut tables = self.tables();
-        let physical = tables.physical.get(&handle).ok_or(INVALID_VALUE)?;
-        if tables.reserved.get(&base) != Some(&len) || tables.mappings.contains_key(&base) || physical.len != len {
-            return Err(INVALID_VALUE);
-        }
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: `mmap` at a fixed address asks that nobody use what lies there: a reservation, and nothing on it.
-        let mapped = unsafe { rustix::mm::mmap(at(base), len, ProtFlags::empty(), flags, &physical.file, 0) };
-        mapped.map_err(|_| UNKNOWN)?;
-        tables.mappings.insert(base, Mapping { len, handle });
-        tables.physical.get_mut(&handle).ok_or(INVALID_VALUE)?.times += 1;
-        Ok(())
+        self.tables().files.map(base, len, handle)
     }
 
     fn unmap(&self, base: u64, len: usize) -> Outcome {
-        let mut tables = self.tables();
-        let mapping = tables.mappings.get(&base).filter(|mapping| mapping.len == len).ok_or(INVALID_VALUE)?;
-        let handle = mapping.handle;
-        tables.mappings.remove(&base);
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: `mmap_anonymous` at a fixed address asks that nobody use what lies there: HIP's caller vouches for
-        // it.
-        unsafe { rustix::mm::mmap_anonymous(at(base), len, ProtFlags::empty(), flags) }.map_err(|_| UNKNOWN)?;
-        tables.drop_one(handle)
+        // SAFETY: `MemoryFiles::unmap` asks that nobody use the mapping: HIP's caller vouches for it.
+        unsafe { self.tables().files.unmap(base, len) }
     }
 
     fn grant(&self, base: u64, len: usize, _: i32, write: bool) -> Outcome {
-        let tables = self.tables();
-        if tables.mappings.get(&base).is_none_or(|mapping| mapping.len != len) {
-            return Err(INVALID_VALUE);
-        }
-        let flags = if write { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
-        // SAFETY: `mprotect` asks for a range whose rights nobody relies on: it is one that this machine mapped.
-        unsafe { rustix::mm::mprotect(at(base), len, flags) }.map_err(|_| UNKNOWN)
+        self.tables().files.grant(base, len, write)
     }
 
     fn export(&self, handle: u64) -> Outcome<i32> {
-        let tables = self.tables();
-        let physical = tables.physical.get(&handle).ok_or(INVALID_VALUE)?;
-        Ok(physical.file.try_clone().map_err(|_| UNKNOWN)?.into_raw_fd())
+        self.tables().files.export(handle)
     }
 
     fn import(&self, fd: i32) -> Outcome<u64> {
         // SAFETY: `borrow_raw` asks for an open descriptor: HIP's caller vouches for it, and -1 is sorted out first.
         let fd = if fd < 0 { return Err(INVALID_VALUE) } else { unsafe { BorrowedFd::borrow_raw(fd) } };
-        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(|_| INVALID_VALUE)?;
-        if !link.to_string_lossy().starts_with("/memfd:hip-on-host") {
-            return Err(INVALID_VALUE);
-        }
-        let file = fd.try_clone_to_owned().map_err(|_| UNKNOWN)?;
-        let len = rustix::fs::fstat(&file).map_err(|_| UNKNOWN)?.st_size as usize;
-        Ok(self.physical(file, len, DEVICE.get(), false))
+        self.tables().files.import(fd, DEVICE.get())
     }
 
     fn retain(&self, ptr: u64) -> Outcome<u64> {
-        let mut tables = self.tables();
-        let handle = tables.inside(ptr).ok_or(INVALID_VALUE)?.1.handle;
-        tables.physical.get_mut(&handle).ok_or(INVALID_VALUE)?.times += 1;
-        Ok(handle)
+        self.tables().files.retain(ptr)
     }
 
     fn export_plain(&self, base: u64, len: usize) -> Outcome<i32> {

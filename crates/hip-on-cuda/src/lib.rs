@@ -18,16 +18,19 @@
 //! Which rules begin or end with which version stands where they are kept. Over CUDA streams have queues of their own:
 //! that a stream's wait occupies one of a few is a rule of `host` alone.
 //!
-//! Read in this order: `settings`, `machine` (what is needed of the device below), `cuda`, `host` and its `turns` (two
-//! of those), `export` (how a function comes to be one of C's), `device`, `memory`, `physical`, `sharing`, `queue`
-//! (HIP's functions, by subject).
+//! Read in this order: `settings`; `machine` (what is needed of the device below); `cuda` over `cuda_functions`, and
+//! `host` over `memory_files` and `turns` (two of those); `below` (which of them it is); `export` (how a function comes
+//! to be one of C's); `device`, `memory`, `physical`, `sharing`, `queue` (HIP's functions, by subject).
 
+mod below;
 mod cuda;
+mod cuda_functions;
 mod device;
 mod export;
 mod host;
 mod machine;
 mod memory;
+mod memory_files;
 mod physical;
 mod queue;
 mod settings;

@@ -2,12 +2,8 @@
 //!
 //! Conditions are those of the HIP function that asks: addresses, streams and events are alive, and ranges are valid.
 
+use std::cell::Cell;
 use std::ffi::c_void;
-use std::sync::OnceLock;
-
-use crate::cuda::Cuda;
-use crate::host::Host;
-use crate::settings::Settings;
 
 /// A result with HIP's code, which is CUDA's where both have one.
 pub(crate) type Outcome<T = ()> = Result<T, u32>;
@@ -16,6 +12,11 @@ pub(crate) const INVALID_VALUE: u32 = 1;
 pub(crate) const NO_DEVICE: u32 = 100;
 pub(crate) const NOT_SUPPORTED: u32 = 801;
 pub(crate) const UNKNOWN: u32 = 999;
+
+thread_local! {
+    /// The thread's current device.
+    pub(crate) static DEVICE: Cell<i32> = const { Cell::new(0) };
+}
 
 /// What memory an address lies in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,13 +92,4 @@ pub(crate) trait Machine: Send + Sync {
     fn copy_out(&self, stream: u64, to: *mut c_void, from: u64, len: usize) -> Outcome;
     fn copy(&self, stream: u64, to: u64, from: u64, len: usize) -> Outcome;
     fn fill(&self, stream: u64, to: u64, byte: u8, len: usize) -> Outcome;
-}
-
-/// Returns the device below, started on first use.
-pub(crate) fn machine() -> Outcome<&'static dyn Machine> {
-    static MACHINE: OnceLock<Outcome<Box<dyn Machine>>> = OnceLock::new();
-    let made = MACHINE.get_or_init(|| -> Outcome<Box<dyn Machine>> {
-        if Settings::get().host { Ok(Box::new(Host::start()?)) } else { Ok(Box::new(Cuda::start()?)) }
-    });
-    made.as_ref().map(|machine| &**machine).map_err(|code| *code)
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device::entered;
 use crate::export::{hip, put};
-use crate::machine::{INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
+use crate::machine::{DEVICE, INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
 use crate::settings::{Fault, Settings};
 use crate::sharing::Handle;
 
@@ -140,7 +140,7 @@ hip! {
         }
         if settings.has(Fault::EarlyWords) {
             // A stream of its own has nothing before it.
-            let other = machine.stream(crate::export::DEVICE.get(), 1)?;
+            let other = machine.stream(DEVICE.get(), 1)?;
             machine.write(other, word, value)?;
             machine.stream_synchronize(other)?;
             return machine.stream_destroy(other);

@@ -56,9 +56,9 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`] when there is no room after all that, with sums, a histogram and a map of the regions;
-    /// [`Error::Invalid`] for no bytes or an alignment that is no power of two; what upstream said, when it is not that
-    /// it has no room.
+    /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) when there is no room after all that, with sums, a histogram
+    /// and a map of the regions; [`Error::Invalid`](gpu_api::Error::Invalid) for no bytes or an alignment that is no
+    /// power of two; what upstream said, when it is not that it has no room.
     pub fn alloc(&self, request: Request) -> Result<Placed<U::Token>> {
         self.core.upstream.check_owner()?;
         let fit = self.core.fit(&request)?;
@@ -72,7 +72,7 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] as [`alloc`](Bfc::alloc).
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) as [`alloc`](Bfc::alloc).
     pub fn try_alloc(&self, request: Request) -> Result<Option<Placed<U::Token>>> {
         self.core.upstream.check_owner()?;
         let fit = self.core.fit(&request)?;
@@ -83,7 +83,7 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for an address that is not handed out; nothing changes then.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out; nothing changes then.
     pub fn free(&self, address: u64) -> Result<()> {
         self.core.upstream.check_owner()?;
         self.free_in(self.core.state(), address)
@@ -163,7 +163,7 @@ impl<U: SubAllocator> Bfc<U> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for an address that is not handed out.
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out.
     #[doc(alias = "record_stream")]
     pub fn record_work(&self, address: u64, work: Work) -> Result<()> {
         self.core.upstream.check_owner()?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use backend_hip::Version;
-use backend_hip::sys::{layout, memory_type, room};
+use backend_hip::oracle::{layout, memory_type, room};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const HEADER: &str = "hip/hip_runtime_api.h";
