@@ -55,8 +55,8 @@ unsafe impl GpuPools for CudaBackend {
     unsafe fn destroy_pool(&self, raw: RawPool) -> Result<()> {
         let scope = self.driver.on_device(raw.device)?;
         scope.call(&self.driver.symbols.cuMemPoolDestroy, |function| {
-            // SAFETY: `cuMemPoolDestroy` asks for a live pool: our caller vouches for it. What is allocated from it stays
-            // (manual).
+            // SAFETY: `cuMemPoolDestroy` asks for a live pool: our caller vouches for it. What is allocated from it
+            // stays (manual).
             unsafe { function(handle(raw)) }
         })?;
         self.memory.pool_gone(raw.handle);
@@ -92,7 +92,8 @@ unsafe impl GpuPools for CudaBackend {
         let entry = self.memory.take(base, Way::Return)?;
         let freed = scope.call(&self.driver.symbols.cuMemFreeAsync, |function| {
             // SAFETY: `cuMemFreeAsync` asks for the base of stream-ordered memory that is not freed and that no other
-            // stream's unfinished work touches: it was taken out of the table once, and our caller vouches for the rest.
+            // stream's unfinished work touches: it was taken out of the table once, and our caller vouches for the
+            // rest.
             unsafe { function(base.0, call::stream(stream)) }
         });
         if freed.is_err() {
