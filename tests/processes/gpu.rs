@@ -1,8 +1,10 @@
 //! What only a real GPU can show. Ignored unless the backend that is tested is CUDA.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use gpu_ipc::backend::{DeviceId, Sharing};
+use gpu_ipc::allocators::{Allocator, Bfc, BfcOptions, DeviceMemory, GraphPool, Placed, Recorded, Request};
+use gpu_ipc::backend::{DeviceId, DevicePtr, Sharing};
 use gpu_ipc::participant::GraphBlocks;
 use gpu_ipc::{After, Claims, Gpu, Participant, ParticipantId, SentBlock, State, Stream, To, Wait};
 use harness::{WATCHDOG, wait_until};
@@ -32,6 +34,7 @@ pub const CASES: &[Case] = &[
     ("gpu::a_region_of_32_gib", large_region),
     ("gpu::a_global_capture_survives_what_the_library_does", global_capture),
     ("gpu::a_graph_is_launched_again_after_the_drop", graph_again),
+    ("gpu::what_is_freed_under_capture_is_the_graphs_at_every_launch", graph_pool),
 ];
 
 /// Needs two devices.
@@ -323,6 +326,52 @@ fn graph_again() {
     wait_until("the lease to end", || {
         producer.session.collect();
         block.outstanding() == 0
+    });
+}
+
+fn graph_pool() {
+    let kernels = Kernels::open();
+    let gpu = open_gpu();
+    let stream = Stream::create(&gpu).expect("a stream");
+    let memory = DeviceMemory::new(gpu.clone()).expect("memory");
+    let program = Arc::new(Bfc::new(BfcOptions::new("program"), memory));
+    // SAFETY: `stream_info` asks for a live stream: it lives until the end.
+    let identity = unsafe { gpu.backend().stream_info(stream.raw()) }.expect("a stream of ours").identity;
+    let pool = GraphPool::new("graph", program.clone());
+    let result = program.alloc(Request::new(LEN)).expect("room");
+    let mut places = Vec::new();
+    let graph = kernels.capture(&stream, || {
+        // Each of the three is freed before the next is taken: all have the same bytes, in the stream's order.
+        for _ in 0..3 {
+            let placed = pool.alloc(Request::new(LEN).on(identity)).expect("room under capture");
+            kernels.write_once(&stream, DevicePtr(placed.address), 512);
+            pool.free(placed.address).expect("in use");
+            places.push(placed.address);
+        }
+        kernels.write_once(&stream, DevicePtr(result.address), 512);
+    });
+    assert!(places.iter().all(|&place| place == places[0]), "{places:x?}");
+    for stamp in [60, 70] {
+        // The program cannot get the graph's bytes, so no launch writes into what it has.
+        let others: Vec<Placed> = (0..32).map(|_| program.alloc(Request::new(LEN)).expect("room")).collect();
+        others.iter().for_each(|other| write_stamp(&gpu, &stream, DevicePtr(other.address), stamp));
+        kernels.launch_graph(&graph, &stream);
+        stream.synchronize().expect("it runs");
+        assert_eq!(read_stamp(&gpu, &stream, DevicePtr(result.address)), 1, "the graph wrote its result");
+        assert_eq!(read_stamp(&gpu, &stream, DevicePtr(places[0])), 1, "and its own memory");
+        for other in others {
+            assert_eq!(read_stamp(&gpu, &stream, DevicePtr(other.address)), stamp, "and nobody else's");
+            program.free(other.address).expect("in use");
+        }
+    }
+    kernels.launch_graph(&graph, &stream);
+    // SAFETY: `work_on` asks for a live stream of the device: it lives until the end.
+    let launched = unsafe { Recorded::work_on(&gpu, stream.raw()) }.expect("it is recorded");
+    pool.release(vec![launched]).expect("it does not wait");
+    program.free(result.address).expect("in use");
+    wait_until("the last launch to be done", || {
+        program.settle();
+        program.stats().bytes_in_use == 0 && Bfc::snapshot(&program).pending_bytes == 0
     });
 }
 

@@ -12,6 +12,7 @@
 //!    free' to an error that explains itself.
 //! 5. [`Arena`]: memory for the blocks of sessions.
 //! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory. [`DriverPool`]: the driver's own pool.
+//!    [`GraphPool`]: memory that belongs to a graph.
 //! 7. [`Tracking`], [`Guard`], [`NanFill`], [`Limit`], [`Log`]: allocators over another; [`Trace`]: a log, replayed.
 //! 8. [`ProcessState`]: all of them in one value, by device and [`AllocatorAttributes`].
 //! 9. [`snapshot`]: what a heap looks like at one moment.
@@ -28,6 +29,7 @@ mod budget;
 mod device_memory;
 mod direct;
 mod driver_pool;
+mod graph_pool;
 mod growing;
 mod host_heap;
 mod host_memory;
@@ -54,6 +56,7 @@ pub use budget::Budget;
 pub use device_memory::{DeviceMemory, Shareable};
 pub use direct::{BasicCpu, Direct, PinnedHost};
 pub use driver_pool::DriverPool;
+pub use graph_pool::GraphPool;
 pub use growing::GrowingMemory;
 pub use host_heap::{HostHeap, NodePages};
 pub use host_memory::HostPages;

@@ -47,7 +47,7 @@ impl Recorded {
         let backend = gpu.backend();
         // SAFETY: `capture_status` asks for a live stream: the caller vouches for it.
         if unsafe { backend.capture_status(stream) }? != CaptureStatus::None {
-            let remedy = "free the memory after the capture, when no graph uses it any more";
+            let remedy = "take it from a `GraphPool` and free it there, or free it when no graph uses it any more";
             return Err(Error::Capturing { stream: stream.handle, remedy });
         }
         // SAFETY: `stream_info` asks as `capture_status`.

@@ -13,6 +13,7 @@ mod event;
 mod memory;
 mod peer;
 mod pipe;
+mod pool;
 mod queue;
 mod range;
 mod word;
@@ -43,8 +44,17 @@ pub struct PeerCase {
 
 /// Lists the cases in one process.
 pub fn cases() -> Vec<Case> {
-    [device::CASES, memory::CASES, range::CASES, queue::CASES, default_stream::CASES, event::CASES, word::CASES]
-        .concat()
+    [
+        device::CASES,
+        memory::CASES,
+        range::CASES,
+        pool::CASES,
+        queue::CASES,
+        default_stream::CASES,
+        event::CASES,
+        word::CASES,
+    ]
+    .concat()
 }
 
 /// Lists the cases in two processes.

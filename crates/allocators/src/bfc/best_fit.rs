@@ -5,6 +5,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+#[cfg(doc)]
+use gpu_api::Error;
 use gpu_api::{Result, StreamIdentity};
 
 use super::core::{BfcState, Core, placed};
