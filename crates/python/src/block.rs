@@ -24,17 +24,27 @@ pub(crate) struct Lent(Arc<Owned>);
 pub(crate) struct Owned {
     pub block: SentBlock,
     pub session: Arc<Shared>,
-    /// It is a segment of PyTorch's allocator, which hands out parts of it again and again.
-    pub is_segment: bool,
+    pub kind: Kind,
+}
+
+/// Whose memory a block is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// The session's, given out as one block.
+    Whole,
+    /// The session's, in the hands of PyTorch's allocator, which gives out parts of it again and again.
+    Segment,
+    /// Of another allocator, adopted for one grant; or a part of a segment. It may begin where a segment does.
+    Adopted,
 }
 
 impl Lent {
-    pub fn new(block: SentBlock, session: &Arc<Shared>) -> Lent {
-        Lent(Arc::new(Owned { block, session: session.clone(), is_segment: false }))
-    }
-
-    pub fn segment(block: SentBlock, session: &Arc<Shared>) -> Lent {
-        Lent(Arc::new(Owned { block, session: session.clone(), is_segment: true }))
+    pub fn new(block: SentBlock, session: &Arc<Shared>, kind: Kind) -> Lent {
+        let lent = Lent(Arc::new(Owned { block, session: session.clone(), kind }));
+        if kind != Kind::Adopted {
+            session.note_block(&lent);
+        }
+        lent
     }
 
     pub fn of(owned: Arc<Owned>) -> Lent {
@@ -58,7 +68,9 @@ impl Lent {
 impl Drop for Owned {
     fn drop(&mut self) {
         // Before the block itself: its address may be another's as soon as it is gone.
-        self.session.forget_block(self.block.device_ptr().0);
+        if self.kind != Kind::Adopted {
+            self.session.forget_block(self.block.device_ptr().0);
+        }
     }
 }
 

@@ -73,7 +73,7 @@ mod _gpu_ipc {
     #[pymodule_export]
     use crate::participant::{Participant, connect};
     #[pymodule_export]
-    use crate::plain::PlainMemory;
+    use crate::plain::{PlainMemory, Segment};
     #[pymodule_export]
     use crate::process::forked;
     #[pymodule_export]

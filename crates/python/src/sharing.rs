@@ -9,7 +9,7 @@ use gpu_ipc::{After, Error, Gpu, To};
 use pyo3::prelude::*;
 
 use crate::array::{self, Keeper, View};
-use crate::block::{Block, Lent};
+use crate::block::{Block, Kind, Lent};
 use crate::errors::{OrRaise, invalid, raise, unsupported};
 use crate::layout::Layout;
 use crate::process::process;
@@ -44,9 +44,7 @@ impl Shared {
             (None, Some(error)) => Err(error),
             (None, None) => Err(Error::Deadline { what: "room for a block" }),
         };
-        let lent = Lent::new(block.or_raise()?, self);
-        self.note_block(&lent);
-        Ok(lent)
+        Ok(Lent::new(block.or_raise()?, self, Kind::Whole))
     }
 
     /// Turns what is to be shared into a block and a layout. With a stream of the caller's, nobody else's is asked for.
@@ -88,7 +86,7 @@ impl Shared {
             return Err(error);
         }
         let lent = match self.block_at(first, len) {
-            Some(lent) if !lent.owned().is_segment => {
+            Some(lent) if lent.owned().kind == Kind::Whole => {
                 let offset = view.start - lent.start();
                 return Ok(Prepared { lent, layout: Layout { offset, ..layout }, pending });
             }
@@ -122,7 +120,7 @@ impl Shared {
         match adopted {
             Ok(block) => {
                 process().keeper.look_after(self);
-                Ok(Lent::new(block, self))
+                Ok(Lent::new(block, self, Kind::Adopted))
             }
             Err(error) => {
                 drop(self.keep_no_more(token));

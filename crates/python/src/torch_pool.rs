@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gpu_ipc::BackendKind;
 use pyo3::prelude::*;
 
-use crate::block::Lent;
+use crate::block::{Kind, Lent};
 use crate::errors::{invalid, unsupported};
 use crate::logging;
 use crate::shared::Shared;
@@ -79,8 +79,7 @@ pub extern "C" fn gpu_ipc_torch_alloc(size: isize, device: c_int, _stream: *mut 
     let Ok(bytes) = u64::try_from(size) else { return ptr::null_mut() };
     match session.session.alloc(bytes) {
         Ok(block) => {
-            let lent = Lent::segment(block, &session);
-            session.note_block(&lent);
+            let lent = Lent::new(block, &session, Kind::Segment);
             let start = ptr::with_exposed_provenance_mut(lent.start() as usize);
             if let Some(pool) = pools().iter_mut().find(|pool| pool.device == device) {
                 pool.segments.push(lent);

@@ -239,6 +239,23 @@ def test_memory_of_another_allocator_is_kept_until_the_last_lease_ends(
     until(lambda: settled(session), "nothing is held")
 
 
+def test_parts_of_a_segment_need_no_mapping_of_their_own(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    """PyTorch's pool hands out the parts of a segment, the first of which begins where the segment does."""
+    from gpu_ipc._gpu_ipc import _Segment
+
+    whole = numpy.from_dlpack(_Segment(session, 1 << 16))
+    whole[:] = numpy.arange(1 << 16, dtype=numpy.uint8)
+    for round in range(2):
+        for part in (whole[:256], whole[256:], whole[1:9], whole.reshape(256, 256).T):
+            received = participant.claim(session.share(part, to=participant.id))
+            assert numpy.array_equal(numpy.from_dlpack(received), part)
+            assert (participant.mappings, session.stats().source.regions) == (1, 1), (round, part.shape)
+    del whole, part, received
+    until(lambda: settled(session), "the segment ends with the last part")
+
+
 def test_what_cannot_be_shared_is_refused_with_the_remedy(
     session: gpu_ipc.Session, participant: gpu_ipc.Participant
 ) -> None:

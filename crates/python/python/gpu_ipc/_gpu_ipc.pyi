@@ -560,6 +560,19 @@ class _PlainMemory:
     ) -> CapsuleType: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+@final
+class _Segment:
+    def __new__(cls, session: Session, nbytes: int) -> Self: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
 def detect() -> Detected: ...
 def connect(
     path: _Path,
