@@ -1,20 +1,16 @@
 //! The Python module `gpu_ipc`: share any tensor with another process in two lines.
 //!
-//! | module | what |
-//! |---|---|
-//! | `process`, `keeper` | what a process has one of; Python references that other threads give up |
-//! | `errors`, `logging`, `waiting` | how Python learns of failures, of what the library logs, and waits |
-//! | `device`, `streams` | devices and streams by the names that Python has for them |
-//! | `layout`, `descriptor` | dtype, shape and strides, and the bytes that travel |
-//! | `dlpack`, `exchange`, `interface`, `buffer` | the four protocols that arrays speak |
-//! | `array` | from any array to an address and a layout |
-//! | `session`, `shared`, `sharing`, `block`, `addressee` | the producer |
-//! | `participant`, `received` | the consumer |
-//! | `notice` | what each side is told |
-//! | `object`, `part` | objects of a broker, and the arrays in them |
-//! | `stats` | who holds what |
-//! | `torch_pool` | PyTorch's allocator on memory of a session |
-//! | `timing`, `plain` | for comparison and tests: the same calls without Python, somebody else's memory |
+//! Each folder imports from those above it in this table alone, and each file from those above it in its row.
+//!
+//! | folder | files | what |
+//! |---|---|---|
+//! | `interpreter` | `errors`, `waiting`, `queue`, `process`, `logging`, `keeper` | how Python learns of failures, waits and logs; what other threads leave to it |
+//! | `data` | `layout`, `addressee`, `descriptor`, `device`, `stream`, `notice`, `stats` | what programs name and read: types that only hold data |
+//! | `arrays` | `abi`, `view`, `dlpack`, `export`, `exchange`, `interface`, `buffer`, `read`, `class` | the four protocols that arrays speak, in and out |
+//! | `producer` | `adopted`, `shared`, `block`, `sharing`, `torch_pool`, `session` | sessions, from any array to a grant |
+//! | `consumer` | `received`, `participant` | participants, from a grant to any array |
+//! | `objects` | `part`, `writer`, `object`, `broker` | objects of a broker, and the arrays in them |
+//! | `testing` | `memory`, `server`, `stall`, `timing` | for comparison and tests: somebody else's memory, a broker, the same calls without Python |
 //!
 //! Three rules hold everywhere:
 //!
@@ -22,68 +18,55 @@
 //! - No lock of this crate is held while the interpreter's lock is waited for, or while a Python reference is dropped.
 //! - No thread of the library touches a reference count: what it gives up goes through the `keeper`'s queue.
 
-mod addressee;
-mod array;
-mod block;
-mod buffer;
-mod descriptor;
-mod device;
-mod dlpack;
-mod errors;
-mod exchange;
-mod interface;
-mod keeper;
-mod layout;
-mod logging;
-mod notice;
-mod object;
-mod part;
-mod participant;
-mod plain;
-mod process;
-mod received;
-mod session;
-mod shared;
-mod sharing;
-mod stats;
-mod streams;
-mod timing;
-mod torch_pool;
-mod waiting;
+mod arrays;
+mod consumer;
+mod data;
+mod interpreter;
+mod objects;
+mod producer;
+mod testing;
 
 /// The native half of `gpu_ipc`.
 #[pyo3::pymodule]
 mod _gpu_ipc {
     #[pymodule_export]
-    use crate::addressee::{ParticipantId, Ticket};
+    use crate::consumer::participant::{Participant, connect};
     #[pymodule_export]
-    use crate::block::Block;
+    use crate::consumer::received::Received;
     #[pymodule_export]
-    use crate::descriptor::Descriptor;
+    use crate::data::addressee::{ParticipantId, Ticket};
     #[pymodule_export]
-    use crate::device::{Detected, Device, detect};
+    use crate::data::descriptor::Descriptor;
     #[pymodule_export]
-    use crate::keeper::{keep, stop};
+    use crate::data::device::{Detected, Device, detect};
     #[pymodule_export]
-    use crate::notice::{Notice, SessionNotice};
+    use crate::data::notice::{Notice, SessionNotice};
     #[pymodule_export]
-    use crate::object::{Broker, Object, ObjectWriter, connect_broker, serve_broker};
+    use crate::data::stats::{Collected, Holder, SessionReport, ShutdownReport, SourceUsage, Stats, inspect, sessions};
     #[pymodule_export]
-    use crate::part::Part;
+    use crate::data::stream::Stream;
     #[pymodule_export]
-    use crate::participant::{Participant, connect};
+    use crate::interpreter::keeper::{keep, stop};
     #[pymodule_export]
-    use crate::plain::{PlainMemory, Segment};
+    use crate::interpreter::process::forked;
     #[pymodule_export]
-    use crate::process::forked;
+    use crate::objects::broker::{Broker, connect_broker};
     #[pymodule_export]
-    use crate::received::Received;
+    use crate::objects::object::Object;
     #[pymodule_export]
-    use crate::session::Session;
+    use crate::objects::part::Part;
     #[pymodule_export]
-    use crate::stats::{Collected, Holder, SessionReport, ShutdownReport, SourceUsage, Stats, inspect, sessions};
+    use crate::objects::writer::ObjectWriter;
     #[pymodule_export]
-    use crate::streams::Stream;
+    use crate::producer::block::Block;
     #[pymodule_export]
-    use crate::timing::{time_claims, time_shares};
+    use crate::producer::session::Session;
+    #[pymodule_export]
+    use crate::testing::memory::{PlainMemory, Segment};
+    #[pymodule_export]
+    use crate::testing::server::serve_broker;
+    #[pymodule_export]
+    use crate::testing::stall::stall;
+    #[pymodule_export]
+    use crate::testing::timing::{time_claims, time_shares};
 }

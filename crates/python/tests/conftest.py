@@ -2,6 +2,9 @@
 
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -44,3 +47,78 @@ def settled(session: gpu_ipc.Session) -> bool:
     session.collect()
     stats = session.stats()
     return stats.live_blocks == 0 and stats.held == 0
+
+
+def said(program: str) -> tuple[int, str, str]:
+    """Run a program whose warnings are errors, and return its code and what it printed."""
+    ran = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=WATCHDOG * 2,
+        check=False,
+    )
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+def ends(names: str, late: str, work: str) -> dict[str, str]:
+    """List ways in which objects of these names may be alive or die at the end of a program.
+
+    `late` is what is still done with them at exit, `work` what threads do with them meanwhile.
+    """
+    return {
+        "in order": f"del {names}",
+        "against the order": f"del {', '.join(reversed(names.split(', ')))}",
+        "by the module": "",
+        "kept by sys": f"import sys; sys.kept = [{names}]",
+        "in a cycle": f"cycle = [{names}]; cycle.append(cycle); del {names}, cycle",
+        "at exit": f"""
+import atexit
+@atexit.register
+def late():
+    {late}
+""",
+        "while threads work": f"""
+import threading
+def work():
+    while True:
+        {work}
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+""",
+    }
+
+
+def interrupted(program: str, wait: str, clean: str) -> None:
+    """Run a program that then waits, and end the wait by Ctrl-C."""
+    program = f"""
+import signal, sys, threading, time
+# A shell that runs this in the background has the signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+{program}
+
+def wait():
+    {wait}
+
+def tell():
+    # Where the main thread has given the interpreter's lock to this one, it is waiting.
+    while sys._current_frames()[threading.main_thread().ident].f_code is not wait.__code__:
+        time.sleep(0)
+    print("waiting", flush=True)
+
+threading.Thread(target=tell).start()
+try:
+    wait()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+finally:
+    {clean}
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "waiting\n", process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    told, error = process.communicate(timeout=WATCHDOG)
+    assert told == "interrupted\n", error

@@ -6,11 +6,11 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy
 import pytest
-from conftest import DEVICE, WATCHDOG, until
+from conftest import DEVICE, WATCHDOG, ends, interrupted, said, until
 
 import gpu_ipc
 
@@ -204,24 +204,128 @@ def test_without_a_broker_it_says_so(tmp_path: pathlib.Path) -> None:
         gpu_ipc.connect_broker(tmp_path, DEVICE)
 
 
-def test_a_forked_child_is_refused(broker: gpu_ipc.Broker) -> None:
+def test_a_forked_child_is_refused(broker: gpu_ipc.Broker, tmp_path: pathlib.Path) -> None:
     broker.put("model", weights(1))
     model = broker.open("model")
+    asleep = broker.open("model")
+    asleep.sleep()
+    array = numpy.from_dlpack(model["layer.0.weight"])
+    writer = broker.create("filled", {"a": numpy.zeros(4)})
+    log = tmp_path / "log"
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            for attempt in (lambda: broker.open("model"), lambda: model.sleep(), lambda: broker.put("m", weights(1))):
+            attempts: list[Callable[[], object]] = [
+                lambda: broker.open("model"),
+                lambda: broker.put("m", weights(1)),
+                lambda: broker.create("m", weights(1)),
+                lambda: broker.watch("m", timeout=WATCHDOG),
+                lambda: broker.listing(),
+                lambda: broker.remove("model"),
+                lambda: model.advance(),
+                lambda: model.sleep(),
+                lambda: asleep.wake(),
+                lambda: writer.commit(),
+            ]
+            for place, attempt in enumerate(attempts):
                 try:
                     attempt()
-                except gpu_ipc.Forked:
-                    continue
-                os._exit(2)
+                except gpu_ipc.Forked as error:
+                    assert "in the child" in str(error), error
+                else:
+                    raise AssertionError(f"attempt {place} was let through")
             code = 0
+        except BaseException as error:
+            log.write_text(repr(error))
         finally:
+            # The parent's objects die here: nothing of them may change.
+            del array, model, asleep, writer, broker
             os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-    assert (numpy.from_dlpack(model["layer.0.weight"]) == 1).all()
+    assert os.waitpid(child, 0)[1] == 0, log.read_text()
+    assert (array == 1).all()
+    asleep.wake()
+    assert (numpy.from_dlpack(asleep["layer.0.weight"]) == 1).all()
+    assert writer.commit() == 1 and broker.open("filled")["a"].shape == (4,)
+
+
+# Makes one of everything; the broker's directory and process are arguments of the template.
+EVERYTHING = """
+import os, signal, numpy, gpu_ipc
+broker = gpu_ipc.connect_broker({directory!r}, "host:0", timeout=600.0)
+broker.put("model", {{"w": numpy.ones((2, 3)), "b": numpy.zeros(3)}})
+model = broker.open("model")
+part = model["w"]
+view = numpy.from_dlpack(part)
+seen = memoryview(model["b"])
+writer = broker.create("made", {{"a": ("float32", (4,))}})
+"""
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "broker.open('model')",
+        "broker.put('other', {'a': numpy.ones(1)})",
+        "broker.create('other', {'a': numpy.ones(1)})",
+        "broker.watch('nobody')",
+        "broker.listing()",
+        "broker.remove('model')",
+        "broker.close(); gpu_ipc.connect_broker(directory, 'host:0')",
+        "writer.commit()",
+        "model.advance()",
+        "released.wake()",
+        "abandoned.epoch",
+    ],
+)
+def test_ctrl_c_ends_every_wait(wait: str, tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "broker"
+    directory.mkdir(mode=0o700)
+    server = serve(directory)
+    program = f"""
+directory = {str(directory)!r}
+{EVERYTHING.format(directory=str(directory))}
+released = broker.open("model")
+released.sleep(release=True)
+os.kill({server.pid}, signal.SIGSTOP)
+if "abandoned" in {wait!r}:
+    # A move that somebody gave up still has the object.
+    abandoned = model
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        abandoned.advance()
+    except KeyboardInterrupt:
+        pass
+"""
+    try:
+        interrupted(program, wait, "pass")
+    finally:
+        server.kill()
+        server.wait()
+
+
+ENDS = ends(
+    "broker, model, part, view, seen, writer, array",
+    "assert broker.open('model').advance() is False and writer['a'].shape == (4,)",
+    "numpy.from_dlpack(broker.open('model')['w']); broker.listing(); model.advance()",
+)
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_the_interpreter_ends_quietly(end: str, directory: pathlib.Path) -> None:
+    program = f"""
+{EVERYTHING.format(directory=str(directory))}
+array = numpy.from_dlpack(writer["a"])
+array[:] = 1
+{end}
+"""
+    assert said(program) == (0, "", "")
+    # What it left is aborted, and what it committed stays.
+    with gpu_ipc.connect_broker(directory, DEVICE) as broker:
+        assert broker.open("model").keys() == ["b", "w"]
+        with pytest.raises(gpu_ipc.NotFound):
+            broker.open("made")
 
 
 def test_tensors_come_nested_and_keep_the_object(broker: gpu_ipc.Broker) -> None:

@@ -1,0 +1,126 @@
+//! DLPack's table of C functions (`__dlpack_c_exchange_api__`, DLPack 1.3): PyTorch's tensors without a Python call
+//! each.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+use super::abi::{CPU, Device, ManagedVersioned, Tensor, Version};
+use super::dlpack::view_of;
+use super::export::Export;
+use super::view::{Owner, Source, View};
+use crate::data::layout::Dtype;
+use crate::interpreter::errors::unsupported;
+
+const NAME: &CStr = c"dlpack_exchange_api";
+
+/// Returns the type of PyTorch's tensors.
+fn torch_tensor(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    TENSOR.import(py, "torch", "Tensor")
+}
+
+/// Returns the handle of PyTorch's current stream; `None` for host memory, which has none.
+pub(crate) fn current_stream(py: Python<'_>, device: Device) -> PyResult<Option<u64>> {
+    if device.kind == CPU {
+        return Ok(None);
+    }
+    if let Some(table) = Table::of(torch_tensor(py)?) {
+        return Ok(Some(table.stream(device)));
+    }
+    let current = py.import("torch.cuda")?.call_method1("current_stream", (device.id,))?;
+    current.getattr("cuda_stream")?.extract().map(Some)
+}
+
+/// Makes a tensor of PyTorch's, the fast way where its version has it.
+pub(crate) fn tensor<'py, H: Send>(py: Python<'py>, export: Export<'_, H>) -> PyResult<Bound<'py, PyAny>> {
+    if let Some(table) = Table::of(torch_tensor(py)?).filter(|table| table.object_from_managed.is_some()) {
+        return table.object(py, export);
+    }
+    let capsule = export.capsule(py, true)?;
+    py.import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
+}
+
+/// `DLPackExchangeAPI`. It lives as long as the process, so it is copied nowhere.
+#[repr(C)]
+pub(crate) struct Table {
+    version: Version,
+    _previous: *const c_void,
+    _allocate: *const c_void,
+    _managed_from_object: *const c_void,
+    object_from_managed: Option<unsafe extern "C" fn(*mut ManagedVersioned, *mut *mut c_void) -> c_int>,
+    tensor_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut Tensor) -> c_int>,
+    current_stream: Option<unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int>,
+}
+
+impl Table {
+    /// Finds the table of a type of arrays.
+    pub fn of(class: &Bound<'_, PyType>) -> Option<&'static Table> {
+        let capsule = class.getattr("__dlpack_c_exchange_api__").ok()?;
+        // SAFETY: `PyCapsule_IsValid` takes any object.
+        if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), NAME.as_ptr()) } == 0 {
+            return None;
+        }
+        // SAFETY: `PyCapsule_GetPointer` asks for a valid capsule of that name: just asked.
+        let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) };
+        // SAFETY: `as_ref` asks for a valid value: the standard promises one that lives as long as the process.
+        let table = unsafe { table.cast::<Table>().as_ref() }?;
+        (table.version.major == 1).then_some(table)
+    }
+
+    /// Reads an array of the table's type; `None` where the table cannot.
+    pub fn read(&self, object: &Bound<'_, PyAny>) -> Option<PyResult<View>> {
+        let mut tensor = Tensor {
+            data: ptr::null_mut(),
+            device: Device { kind: 0, id: 0 },
+            dimensions: 0,
+            dtype: Dtype::U8,
+            shape: ptr::null_mut(),
+            strides: ptr::null_mut(),
+            byte_offset: 0,
+        };
+        let function = self.tensor_from_object?;
+        // SAFETY: the standard asks for an object of the table's type and for a struct to fill, and sets an exception
+        // when it fails.
+        if unsafe { function(object.as_ptr().cast(), &raw mut tensor) } != 0 {
+            // The ordinary way gives the better error.
+            drop(PyErr::take(object.py()));
+            return None;
+        }
+        Some(
+            view_of(&tensor, Owner::Nothing)
+                .map(|view| View { source: Source::Exchange(self.stream(view.device)), ..view }),
+        )
+    }
+
+    /// Returns the handle of the stream that the array library queues its work on at this moment.
+    pub fn stream(&self, device: Device) -> u64 {
+        let mut stream = ptr::null_mut();
+        let Some(function) = self.current_stream else { return 0 };
+        // SAFETY: the standard asks for a place to write a pointer to.
+        if unsafe { function(device.kind, device.id, &raw mut stream) } != 0 {
+            return 0;
+        }
+        stream.expose_provenance() as u64
+    }
+
+    /// Makes an array of the table's type.
+    fn object<'py, H: Send>(&self, py: Python<'py>, export: Export<'_, H>) -> PyResult<Bound<'py, PyAny>> {
+        let Some(function) = self.object_from_managed else {
+            return Err(unsupported("a tensor by this table", "it makes none", "update PyTorch"));
+        };
+        let mut object = ptr::null_mut();
+        let managed = export.versioned();
+        // SAFETY: the standard asks for a struct that it takes over, and for a place to write an owned reference to.
+        let code = unsafe { function(managed, &raw mut object) };
+        if code != 0 {
+            return Err(PyErr::fetch(py));
+        }
+        // SAFETY: `from_owned_ptr_or_err` asks for an owned reference: the standard gives one.
+        unsafe { Bound::from_owned_ptr_or_err(py, object.cast()) }
+    }
+}

@@ -1,0 +1,11 @@
+//! The four protocols of arrays: DLPack's capsules and its C functions, the CUDA array interface, the buffer protocol.
+
+pub(crate) mod abi;
+pub(crate) mod buffer;
+pub(crate) mod class;
+pub(crate) mod dlpack;
+pub(crate) mod exchange;
+pub(crate) mod export;
+pub(crate) mod interface;
+pub(crate) mod read;
+pub(crate) mod view;

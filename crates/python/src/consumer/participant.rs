@@ -1,0 +1,347 @@
+//! Participants: what a consumer opens.
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpu_ipc::{ClaimError, Error, Gpu, ReceivedBlock, Wait};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use super::received::Received;
+use crate::data::addressee::ParticipantId;
+use crate::data::descriptor::Descriptor;
+use crate::data::device::{self, Device};
+use crate::data::notice::Notice;
+use crate::data::{stats, stream};
+use crate::interpreter::errors::{OrRaise, invalid, raise_claim};
+use crate::interpreter::process::process;
+use crate::interpreter::waiting::{Waiters, aside, coroutine, duration, in_slices};
+use crate::interpreter::{keeper, logging};
+
+/// Connect to a producer's session.
+///
+/// Args:
+///     path: the session's ``path``.
+///     timeout: seconds to wait for the producer's welcome; None waits for ever.
+///     device: the device to map memory on, as for ``Session``; None takes the session's own.
+///     name: what the producer's reports call the participant, instead of the command that it runs; 32 bytes of it.
+///     read_only: map memory so that a write to it faults, where the device can. On a GPU such a write ends the
+///         process' context.
+///
+/// Raises:
+///     ConnectFailed: nobody listens there.
+///     Refused: the producer says why.
+///     Timeout: it does not answer.
+#[pyfunction]
+#[pyo3(signature = (path, timeout=30.0, *, device=None, name=None, read_only=false))]
+pub(crate) fn connect(
+    py: Python<'_>,
+    path: PathBuf,
+    timeout: Option<f64>,
+    device: Option<&Bound<'_, PyAny>>,
+    name: Option<String>,
+    read_only: bool,
+) -> PyResult<Participant> {
+    logging::listen(py);
+    keeper::start(py)?;
+    let limit = duration(timeout)?;
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let gpu = match device {
+        Some(_) => device::open(py, device)?,
+        None => {
+            let report = stats::ask(py, path.clone(), timeout)?;
+            let found = py.detach(|| Gpu::with_uuid(process().backend(report.backend)?, report.device));
+            found.or_raise()?
+        }
+    };
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let mut builder = gpu_ipc::Participant::builder(gpu.clone()).timeout(left);
+    if let Some(name) = name {
+        builder = builder.name(name);
+    }
+    if read_only {
+        builder = builder.read_only();
+    }
+    let participant = aside(py, move || builder.connect(path))?.or_raise()?;
+    Ok(Participant { open: Mutex::new(Some(participant)), gpu, read_only, waiters: Waiters::default() })
+}
+
+/// A consumer's connection to one producer's session; made by ``connect``.
+#[pyclass(frozen, module = "gpu_ipc")]
+pub(crate) struct Participant {
+    open: Mutex<Option<gpu_ipc::Participant>>,
+    gpu: Gpu,
+    read_only: bool,
+    waiters: Waiters,
+}
+
+impl Participant {
+    pub fn participant(&self) -> PyResult<gpu_ipc::Participant> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.clone().ok_or_else(|| invalid("a participant", "closed", "open: connect again"))
+    }
+
+    pub fn received(&self, descriptor: &Descriptor, block: ReceivedBlock) -> Received {
+        Received::new(block, descriptor, &self.gpu, self.read_only)
+    }
+}
+
+/// Says whether a claim is to be made again.
+fn is_late(error: &ClaimError) -> bool {
+    matches!(error, ClaimError::WouldBlock | ClaimError::Backend(Error::Deadline { .. }))
+}
+
+#[pymethods]
+impl Participant {
+    /// The number under which the producer shares with this participant.
+    #[getter]
+    fn id(&self) -> PyResult<ParticipantId> {
+        Ok(ParticipantId::of(self.participant()?.id()))
+    }
+
+    /// The number of the session that it is connected to, as 32 hexadecimal digits.
+    #[getter]
+    fn session(&self) -> PyResult<String> {
+        Ok(self.participant()?.session().to_string())
+    }
+
+    /// The device.
+    #[getter]
+    fn device(&self) -> Device {
+        Device::of(&self.gpu)
+    }
+
+    /// The producer's process, as this process sees it.
+    #[getter]
+    fn producer_pid(&self) -> PyResult<u32> {
+        Ok(self.participant()?.producer_pid())
+    }
+
+    /// Whether the producer is dead or has closed the session.
+    #[getter]
+    fn is_producer_gone(&self) -> PyResult<bool> {
+        Ok(self.participant()?.is_producer_gone())
+    }
+
+    /// Claim what a descriptor grants.
+    ///
+    /// Args:
+    ///     descriptor: a ``Descriptor``, or its bytes.
+    ///     stream: a stream of yours that waits for the producer's work; it counts as used. None lets each array that
+    ///         is made of the result wait by itself.
+    ///     timeout: seconds to wait for the producer's answer, where one is needed; None waits for ever. When it passes
+    ///         nothing is lost: the same claim can be made again.
+    ///
+    /// Raises:
+    ///     AlreadyClaimed: a descriptor that is addressed is claimed once.
+    ///     Revoked: the producer took the grant back, or nobody claimed it in time.
+    ///     Stale: its lease ended long ago.
+    ///     WrongParticipant: it is for somebody else.
+    ///     ProducerGone: connect to its successor.
+    ///     Timeout: claim again.
+    #[pyo3(signature = (descriptor, *, stream=None, timeout=None))]
+    fn claim(
+        &self,
+        py: Python<'_>,
+        descriptor: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Received> {
+        let descriptor = Descriptor::of(descriptor)?;
+        let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
+        let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
+        let claimed = in_slices(py, duration(timeout)?, |slice| {
+            match participant.claim(descriptor.grant(), wait, Some(slice)) {
+                Err(error) if is_late(&error) => None,
+                done => Some(done),
+            }
+        })?;
+        let block = claimed.unwrap_or(Err(Error::Deadline { what: "the producer's answer" }.into())).or_raise()?;
+        Ok(self.received(&descriptor, block))
+    }
+
+    /// Claim what a descriptor grants if that needs no waiting.
+    ///
+    /// Otherwise what can be asked for is asked for, and ``fileno()`` becomes readable when it may have come.
+    ///
+    /// Raises:
+    ///     WouldBlock: try again when ``fileno()`` is readable; and as ``claim``.
+    #[pyo3(signature = (descriptor, *, stream=None))]
+    fn try_claim(
+        &self,
+        py: Python<'_>,
+        descriptor: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Received> {
+        let descriptor = Descriptor::of(descriptor)?;
+        let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
+        let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
+        let block = py.detach(|| participant.try_claim(descriptor.grant(), wait)).or_raise()?;
+        Ok(self.received(&descriptor, block))
+    }
+
+    /// Claim several descriptors, with one question to the producer for up to 64 tickets among them.
+    ///
+    /// Args:
+    ///     descriptors: an iterable of descriptors, or of their bytes.
+    ///     stream, timeout: as for ``claim``.
+    ///     return_exceptions: put the error of a claim that failed into its place in the list. Otherwise the first is
+    ///         raised, and what the others gave is released.
+    ///
+    /// Returns:
+    ///     The received arrays, in the order of ``descriptors``.
+    #[pyo3(signature = (descriptors, *, stream=None, timeout=None, return_exceptions=false))]
+    fn claim_many<'py>(
+        &self,
+        py: Python<'py>,
+        descriptors: &Bound<'py, PyAny>,
+        stream: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+        return_exceptions: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let mut wanted = Vec::new();
+        for descriptor in descriptors.try_iter()? {
+            wanted.push(Descriptor::of(&descriptor?)?);
+        }
+        let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
+        let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
+        let mut claimed: Vec<Option<Result<ReceivedBlock, ClaimError>>> = wanted.iter().map(|_| None).collect();
+        let mut left: Vec<usize> = (0..wanted.len()).collect();
+        // What is late is claimed again in the next slice; nothing of it was lost.
+        let done = in_slices(py, duration(timeout)?, |slice| {
+            let grants: Vec<&[u8]> = left.iter().map(|&n| wanted[n].grant()).collect();
+            let results = participant.claim_many(&grants, wait, Some(slice));
+            let mut late = Vec::new();
+            for (&n, result) in left.iter().zip(results) {
+                if result.as_ref().is_err_and(is_late) {
+                    late.push(n);
+                } else {
+                    claimed[n] = Some(result);
+                }
+            }
+            left = late;
+            left.is_empty().then_some(())
+        });
+        if let Err(interrupt) = done {
+            py.detach(|| drop(claimed));
+            return Err(interrupt);
+        }
+        let deadline = || Err(Error::Deadline { what: "the producer's answer" }.into());
+        let results: Vec<_> = claimed.into_iter().map(|result| result.unwrap_or_else(deadline)).collect();
+        if !return_exceptions && results.iter().any(Result::is_err) {
+            let mut first = None;
+            let blocks: Vec<_> = results
+                .into_iter()
+                .filter_map(|result| match result {
+                    Ok(block) => Some(block),
+                    Err(error) => {
+                        first.get_or_insert(error);
+                        None
+                    }
+                })
+                .collect();
+            py.detach(|| ReceivedBlock::drop_many(blocks));
+            return Err(first.map_or_else(|| invalid("a claim", "failed", "to have an error"), raise_claim));
+        }
+        let list = PyList::empty(py);
+        for (descriptor, result) in wanted.iter().zip(results) {
+            match result {
+                Ok(block) => list.append(Py::new(py, self.received(descriptor, block))?)?,
+                Err(error) => list.append(raise_claim(error).into_value(py))?,
+            }
+        }
+        Ok(list)
+    }
+
+    /// Claim what a descriptor grants, without blocking the event loop.
+    ///
+    /// ``await participant.claim_async(descriptor)`` gives what ``claim`` does; cancel it, or put it into
+    /// ``asyncio.timeout``, and nothing is lost.
+    #[pyo3(signature = (descriptor, *, stream=None))]
+    fn claim_async<'py>(
+        slf: &Bound<'py, Self>,
+        descriptor: &Bound<'py, PyAny>,
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        coroutine(slf.py(), "claim", (slf, descriptor, stream))
+    }
+
+    /// Wait for notices without blocking the event loop: ``async for notice in participant.notices_async()``.
+    ///
+    /// It ends after the notice that the producer is gone.
+    fn notices_async<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        coroutine(slf.py(), "notices", (slf,))
+    }
+
+    /// Take the notices that were not read yet.
+    fn notices(&self) -> PyResult<Vec<Notice>> {
+        let participant = self.participant()?;
+        Ok(std::iter::from_fn(|| participant.next_notice()).map(|notice| Notice { notice }).collect())
+    }
+
+    /// The number of a file descriptor that is readable while there is a notice, for event loops.
+    fn fileno(&self) -> PyResult<i32> {
+        Ok(self.participant()?.as_raw_fd())
+    }
+
+    /// Regions that are mapped.
+    #[getter]
+    fn mappings(&self) -> PyResult<usize> {
+        Ok(self.participant()?.mappings())
+    }
+
+    /// Give up the connection. What was received stays good until it is dropped itself.
+    ///
+    /// Args:
+    ///     timeout: seconds to wait until everything received is dropped, the GPU work on it is done, and the producer
+    ///         has heard the goodbye; 0 does not wait, None waits for ever.
+    ///
+    /// Raises:
+    ///     Timeout: the text says what is still held. The goodbye goes out when it is not.
+    #[pyo3(signature = (timeout=0.0))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = duration(timeout)?;
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match open {
+            // A second time there is nothing left to give up.
+            None => Ok(()),
+            Some(open) if timeout == Some(Duration::ZERO) => {
+                py.detach(|| drop(open));
+                Ok(())
+            }
+            Some(open) => aside(py, move || open.close(timeout))?.or_raise(),
+        }
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py, Some(0.0))
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(invalid("what to pickle", "a participant", "the session's path: each process connects by itself"))
+    }
+
+    #[getter(_waiters)]
+    fn get_waiters(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.waiters.get(py)
+    }
+
+    #[setter(_waiters)]
+    fn set_waiters(&self, waiters: Option<Py<PyAny>>) {
+        self.waiters.set(waiters);
+    }
+
+    fn __repr__(&self) -> String {
+        match self.participant() {
+            Ok(open) => format!("<gpu_ipc.Participant {:#x} of session {}>", open.id().0, open.session()),
+            Err(_) => "<gpu_ipc.Participant, closed>".into(),
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! What Python programs name and read: types that only hold data.
+
+pub(crate) mod addressee;
+pub(crate) mod descriptor;
+pub(crate) mod device;
+pub(crate) mod layout;
+pub(crate) mod notice;
+pub(crate) mod stats;
+pub(crate) mod stream;

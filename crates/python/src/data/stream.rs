@@ -1,0 +1,146 @@
+//! Streams, as PyTorch, CuPy, Numba, JAX, cuda.core or an integer name them.
+
+use std::sync::Arc;
+
+use gpu_ipc::{BackendKind, Gpu};
+use pyo3::prelude::*;
+
+use super::device;
+use crate::interpreter::errors::{OrRaise, invalid};
+use crate::interpreter::process::process;
+
+/// A queue of GPU work of the library's own, for programs without an array library.
+#[pyclass(frozen, module = "gpu_ipc")]
+pub(crate) struct Stream(gpu_ipc::Stream);
+
+impl Stream {
+    pub fn native(&self) -> &gpu_ipc::Stream {
+        &self.0
+    }
+}
+
+#[pymethods]
+impl Stream {
+    /// Make a stream that waits for no other.
+    ///
+    /// Args:
+    ///     device: as for ``Session``.
+    #[new]
+    #[pyo3(signature = (device=None))]
+    fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Stream> {
+        let gpu = device::open(py, device)?;
+        py.detach(|| gpu_ipc::Stream::create(&gpu)).or_raise().map(Stream)
+    }
+
+    /// The driver's handle, as an integer (``CUstream``, ``hipStream_t``).
+    #[getter]
+    fn handle(&self) -> u64 {
+        self.0.raw().handle
+    }
+
+    /// Block until all that is queued on it has finished.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.synchronize()).or_raise()
+    }
+
+    /// The protocol of ``cuda.core``: a version and the handle.
+    fn __cuda_stream__(&self) -> (u32, u64) {
+        (0, self.handle())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gpu_ipc.Stream {:#x}>", self.handle())
+    }
+}
+
+/// A reference to a Python object that any thread may give up.
+struct Kept(Option<Py<PyAny>>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(object) = self.0.take() {
+            process().queue.drop_later(object);
+        }
+    }
+}
+
+/// Reads a stream that a caller gave.
+pub(crate) fn given(gpu: &Gpu, object: &Bound<'_, PyAny>) -> PyResult<gpu_ipc::Stream> {
+    if let Ok(own) = object.cast::<Stream>() {
+        return Ok(own.get().0.clone());
+    }
+    let Some(raw) = handle(object)? else {
+        return Err(invalid(
+            "a stream",
+            object.get_type(),
+            "an integer, or a stream of PyTorch, CuPy, Numba, cuda.core or gpu_ipc",
+        ));
+    };
+    borrow(object.py(), gpu, raw, Some(object.clone().unbind()))
+}
+
+/// Takes the stream of a handle; `keep` keeps it alive, unless the handle is a default stream's or the caller does.
+pub(crate) fn borrow(py: Python<'_>, gpu: &Gpu, raw: u64, keep: Option<Py<PyAny>>) -> PyResult<gpu_ipc::Stream> {
+    let keep = Arc::new(Kept(keep));
+    py.detach(|| {
+        // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: it keeps the object that owns
+        // the stream, and for an integer the caller vouches, as the documentation asks; and that no thread begins to
+        // capture it during a call that was given it, which the documentation asks for too.
+        unsafe { gpu_ipc::Stream::borrow(gpu, raw, keep) }
+    })
+    .or_raise()
+}
+
+/// Returns the handle of what is a stream.
+fn handle(object: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    if let Ok(raw) = object.extract::<u64>() {
+        return Ok(Some(raw));
+    }
+    // PyTorch, CuPy, then whatever speaks cuda.core's protocol, then Numba.
+    for name in ["cuda_stream", "ptr"] {
+        if let Ok(raw) = object.getattr(name)
+            && let Ok(raw) = raw.extract::<u64>()
+        {
+            return Ok(Some(raw));
+        }
+    }
+    if let Ok(protocol) = object.getattr("__cuda_stream__") {
+        let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
+        return pair.extract::<(u64, u64)>().map(|(_, raw)| Some(raw));
+    }
+    let Ok(raw) = object.getattr("handle") else { return Ok(None) };
+    if let Ok(raw) = raw.extract::<u64>() {
+        return Ok(Some(raw));
+    }
+    // A `c_void_p`, which reads as None for the default stream.
+    let raw = raw.getattr("value")?;
+    if raw.is_none() { Ok(Some(0)) } else { raw.extract().map(Some) }
+}
+
+/// How a consumer wants the producer's work to be waited for.
+#[derive(Clone, Copy)]
+pub(crate) enum ConsumerStream {
+    /// Not at all.
+    NoSync,
+    /// On the host.
+    Host,
+    /// On this stream, by handle.
+    Raw(u64),
+}
+
+/// Reads the `stream` of `__dlpack__`: `None` is the legacy default stream, -1 wants no order.
+pub(crate) fn of_consumer(gpu: &Gpu, stream: Option<i64>) -> PyResult<ConsumerStream> {
+    match (gpu.kind(), stream) {
+        (_, Some(-1)) => Ok(ConsumerStream::NoSync),
+        (BackendKind::Host, None) => Ok(ConsumerStream::Host),
+        (BackendKind::Host, Some(other)) => Err(invalid("the stream of host memory", other, "None")),
+        // CUDA names its legacy default stream 1 there and forbids 0, HIP names it 0.
+        (_, None) => Ok(ConsumerStream::Raw(0)),
+        (BackendKind::Cuda, Some(1)) => Ok(ConsumerStream::Raw(0)),
+        (BackendKind::Cuda, Some(0)) => Err(invalid("the stream of __dlpack__", 0, "None, -1, 1, 2 or a handle")),
+        (_, Some(raw)) => match u64::try_from(raw) {
+            Ok(raw) => Ok(ConsumerStream::Raw(raw)),
+            Err(_) => Err(invalid("the stream of __dlpack__", raw, "None, -1, 1, 2 or a handle")),
+        },
+    }
+}

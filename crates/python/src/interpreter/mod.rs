@@ -1,0 +1,8 @@
+//! Errors, waits and logs, and what other threads leave to the interpreter.
+
+pub(crate) mod errors;
+pub(crate) mod keeper;
+pub(crate) mod logging;
+pub(crate) mod process;
+pub(crate) mod queue;
+pub(crate) mod waiting;

@@ -1,0 +1,63 @@
+//! What a process has one of: its backends, and the queue of what is left to the interpreter.
+//!
+//! A forked child starts with fresh ones. The parent's may be locked by a thread that the child does not have, so the
+//! child never touches them, and leaks them.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpu_ipc::backend::{GpuBackend, detect_only};
+use gpu_ipc::{BackendKind, Result};
+use pyo3::prelude::*;
+
+use super::queue::Queue;
+
+/// What a process has one of.
+#[derive(Default)]
+pub(crate) struct Process {
+    pub queue: Queue,
+    /// One of each kind, so that sessions and participants of a process know each other's streams.
+    backends: Mutex<Vec<Arc<dyn GpuBackend>>>,
+}
+
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+
+/// Returns this process' own.
+pub(crate) fn process() -> &'static Process {
+    let current = CURRENT.load(Ordering::Acquire);
+    // SAFETY: `as_ref` asks for null or a valid value for as long as the reference: what is stored was leaked.
+    if let Some(process) = unsafe { current.as_ref() } {
+        return process;
+    }
+    let fresh = Box::into_raw(Box::default());
+    match CURRENT.compare_exchange(ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: `&*` asks for a valid value: it was made above and is never freed.
+        Ok(_) => unsafe { &*fresh },
+        Err(other) => {
+            // SAFETY: `Box::from_raw` asks for what `into_raw` gave and nobody else has: it was not stored.
+            drop(unsafe { Box::from_raw(fresh) });
+            // SAFETY: `&*` asks for a valid value: another thread stored it, and nothing frees it.
+            unsafe { &*other }
+        }
+    }
+}
+
+/// Forgets what belongs to the parent. Called in a forked child, before anything else runs there.
+#[pyfunction(name = "_forked")]
+pub(crate) fn forked() {
+    CURRENT.store(ptr::null_mut(), Ordering::Release);
+}
+
+impl Process {
+    /// Returns the backend of a kind, loaded at the first call.
+    pub fn backend(&self, kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
+        let mut backends = self.backends.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(backend) = backends.iter().find(|backend| backend.kind() == kind) {
+            return Ok(backend.clone());
+        }
+        let backend = detect_only(kind)?.backend(kind)?;
+        backends.push(backend.clone());
+        Ok(backend)
+    }
+}

@@ -1,0 +1,6 @@
+//! Objects of a broker: memory that outlives the process that filled it.
+
+pub(crate) mod broker;
+pub(crate) mod object;
+pub(crate) mod part;
+pub(crate) mod writer;

@@ -1,0 +1,162 @@
+//! Objects that are mapped.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpu_ipc::Gpu;
+use gpu_ipc::broker::{Epoch, Reader, Selector};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::part::{Addresses, Part, ask, names_of, place_of};
+use crate::data::stream;
+use crate::interpreter::errors::OrRaise;
+use crate::interpreter::waiting::aside;
+
+/// An object that is mapped: a mapping of the names of its parts to arrays, which are read-only.
+///
+/// Its addresses stay the same whatever epoch they reach, so graphs that were captured over them stay good. Arrays keep
+/// the addresses, not the epoch: after ``advance`` they show the newer contents, and while the object sleeps they reach
+/// nothing. Launch no work on them meanwhile.
+#[pyclass(frozen, mapping, module = "gpu_ipc")]
+pub(crate) struct Object {
+    reader: Arc<Mutex<Reader>>,
+    gpu: Gpu,
+}
+
+impl Object {
+    pub fn new(reader: Reader, gpu: &Gpu) -> Object {
+        Object { reader: Arc::new(Mutex::new(reader)), gpu: gpu.clone() }
+    }
+
+    /// Asks the reader something.
+    fn with<T: Send>(&self, py: Python<'_>, question: impl Fn(&mut Reader) -> T + Send + Sync) -> PyResult<T> {
+        ask(py, &self.reader, question)
+    }
+
+    fn select(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<Selector> {
+        Ok(selector(self.name(py)?, epoch))
+    }
+}
+
+#[pymethods]
+impl Object {
+    /// The name.
+    #[getter]
+    fn name(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |reader| reader.name().to_owned())
+    }
+
+    /// The epoch that the addresses reach.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |reader| reader.epoch().0)
+    }
+
+    /// The bytes that the writer put beside the parts.
+    #[getter]
+    fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &self.with(py, |reader| reader.layout().user().to_vec())?))
+    }
+
+    /// Whether the addresses reach nothing.
+    #[getter]
+    fn asleep(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |reader| reader.is_asleep())
+    }
+
+    fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
+        let (layout, start) = self.with(py, |reader| place_of(reader.layout(), reader.device_ptr(name), name))??;
+        Ok(Part::new(Addresses::Reader(self.reader.clone()), start, layout, &self.gpu))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |reader| reader.layout().parts().len())
+    }
+
+    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        self.with(py, |reader| reader.layout().part(name).is_some())
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.keys(py)?.into_pyobject(py)?.try_iter()?.into_any())
+    }
+
+    /// The names of the parts, in their order.
+    fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, |reader| names_of(reader.layout()))
+    }
+
+    /// The parts, in the order of their names.
+    fn values(&self, py: Python<'_>) -> PyResult<Vec<Part>> {
+        self.keys(py)?.iter().map(|name| self.__getitem__(py, name)).collect()
+    }
+
+    /// Names and parts.
+    fn items(&self, py: Python<'_>) -> PyResult<Vec<(String, Part)>> {
+        self.keys(py)?.into_iter().map(|name| Ok((name.clone(), self.__getitem__(py, &name)?))).collect()
+    }
+
+    /// Make PyTorch tensors of all parts, nested as they were put.
+    ///
+    /// PyTorch has no read-only tensors, and these are on memory that is mapped read-only: a write to one faults. On a
+    /// GPU it ends the process' context.
+    fn tensors<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("gpu_ipc._objects")?.call_method1("tensors", (slf,))
+    }
+
+    /// Name a stream whose work touches the object: ``advance``, ``sleep`` and its end wait for that.
+    fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let stream = stream::given(&self.gpu, stream)?;
+        self.with(py, |reader| reader.used_on(&stream))?.or_raise()
+    }
+
+    /// Move to the newest epoch, or the one that is named, at the same addresses; say whether it is another.
+    ///
+    /// Raises:
+    ///     LayoutDiffers: the parts are not the same; nothing changed. Open it as an object of its own.
+    #[pyo3(signature = (epoch=None))]
+    fn advance(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<bool> {
+        let to = self.select(py, epoch)?;
+        let reader = self.reader.clone();
+        aside(py, move || reader.lock().unwrap_or_else(PoisonError::into_inner).advance_to(&to))?.or_raise()
+    }
+
+    /// Give the mapping up and keep the addresses; with ``release`` also the hold on the object.
+    #[pyo3(signature = (release=false))]
+    fn sleep(&self, py: Python<'_>, release: bool) -> PyResult<()> {
+        let reader = self.reader.clone();
+        aside(py, move || reader.lock().unwrap_or_else(PoisonError::into_inner).sleep(release))?.or_raise()
+    }
+
+    /// Map the same object again at the same addresses, or the epoch that is named.
+    ///
+    /// Raises:
+    ///     NotFound: the hold was released and the object has gone meanwhile.
+    #[pyo3(signature = (epoch=None))]
+    fn wake(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<()> {
+        let to = epoch.map(|epoch| self.select(py, Some(epoch))).transpose()?;
+        let reader = self.reader.clone();
+        let woken = aside(py, move || {
+            let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            match to {
+                Some(to) => reader.wake_to(&to),
+                None => reader.wake(),
+            }
+        })?;
+        woken.or_raise()
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let state = if self.asleep(py)? { ", asleep" } else { "" };
+        let (name, epoch, parts) = (self.name(py)?, self.epoch(py)?, self.__len__(py)?);
+        Ok(format!("<gpu_ipc.Object {name} epoch {epoch}, {parts} parts{state}>"))
+    }
+}
+
+/// Names an epoch of an object; the newest unless one is given.
+pub(crate) fn selector(name: String, epoch: Option<u64>) -> Selector {
+    match epoch {
+        None => Selector::Latest(name),
+        Some(epoch) => Selector::Epoch(name, Epoch(epoch)),
+    }
+}

@@ -1,0 +1,8 @@
+//! The producer: sessions, their blocks, and arrays of others that they share.
+
+pub(crate) mod adopted;
+pub(crate) mod block;
+pub(crate) mod session;
+pub(crate) mod shared;
+pub(crate) mod sharing;
+pub(crate) mod torch_pool;

@@ -1,0 +1,455 @@
+//! Sessions: what a producer opens.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gpu_ipc::session::ShareOptions;
+use gpu_ipc::{After, Error, To};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use super::block::Block;
+use super::shared::Shared;
+use super::sharing::Prepared;
+use super::torch_pool;
+use crate::data::addressee::{self, ParticipantId, Ticket};
+use crate::data::descriptor::{Descriptor, MOST_META};
+use crate::data::device::{self, Device};
+use crate::data::notice::SessionNotice;
+use crate::data::stats::{Collected, ShutdownReport, Stats};
+use crate::data::stream;
+use crate::interpreter::errors::{OrRaise, invalid};
+use crate::interpreter::process::process;
+use crate::interpreter::waiting::{Waiters, coroutine, duration, in_slices};
+use crate::interpreter::{keeper, logging};
+
+/// A producer's session: share arrays, and know when they are free again.
+///
+/// Closing, and the end of a ``with`` block, share nothing more and wait for nobody: what others hold stays good for
+/// them while this process lives. The memory of adopted arrays is kept until the last lease on it has ended.
+///
+/// Args:
+///     device: ``"cuda:0"``, ``"hip:0"``, ``"host:0"``, or what ``str`` makes such a name of; None takes the first that
+///         there is, GPUs first.
+///     path: where the socket is put; None chooses a name in the runtime directory.
+///     limit: the most bytes that blocks may take from the device, leases included; None takes what there is. Memory of
+///         other allocators that is shared without a copy does not count.
+///     ttl: seconds that a grant stays claimable; None for ever.
+///     region_bytes: bytes that are taken from the driver at a time.
+///     quarantine: seconds between the proof of a consumer's death and the reuse of what it held.
+///     max_leases: leases that one participant may have at once.
+///     allow_uids: users who may connect besides this one.
+///
+/// Raises:
+///     Unavailable: there is no such device.
+///     Invalid: somebody listens on the path already.
+#[pyclass(frozen, module = "gpu_ipc")]
+pub(crate) struct Session {
+    shared: Arc<Shared>,
+    waiters: Waiters,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.shared.guard.is_child() {
+            // Blocks and the keeper may hold the session: nobody is to connect to it all the same.
+            self.shared.session.shutdown(Duration::ZERO);
+        }
+    }
+}
+
+#[pymethods]
+impl Session {
+    #[new]
+    #[pyo3(signature = (
+        device=None, path=None, *, limit=None, ttl=300.0, region_bytes=None, quarantine=None, max_leases=None, allow_uids=Vec::new(),
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    fn new(
+        py: Python<'_>,
+        device: Option<&Bound<'_, PyAny>>,
+        path: Option<PathBuf>,
+        limit: Option<u64>,
+        ttl: Option<f64>,
+        region_bytes: Option<u64>,
+        quarantine: Option<f64>,
+        max_leases: Option<u64>,
+        allow_uids: Vec<u32>,
+    ) -> PyResult<Session> {
+        logging::listen(py);
+        let gpu = device::open(py, device)?;
+        let mut builder = gpu_ipc::Session::builder(gpu.clone()).time_to_live(duration(ttl)?).allow_uids(allow_uids);
+        if let Some(path) = path {
+            builder = builder.socket(path);
+        }
+        if let Some(bytes) = limit {
+            builder = builder.limit(bytes);
+        }
+        if let Some(bytes) = region_bytes {
+            builder = builder.region_bytes(bytes);
+        }
+        if let Some(time) = duration(quarantine)? {
+            builder = builder.quarantine(time);
+        }
+        if let Some(leases) = max_leases {
+            builder = builder.max_slots(leases);
+        }
+        let session = py.detach(|| builder.open()).or_raise()?;
+        let shared = Arc::new(Shared::new(session, gpu).or_raise()?);
+        keeper::start(py)?;
+        let weak = Arc::downgrade(&shared);
+        process().queue.watch(shared.session.as_fd(), weak).or_raise()?;
+        Ok(Session { shared, waiters: Waiters::default() })
+    }
+
+    /// The socket that others connect to.
+    #[getter]
+    fn path(&self) -> String {
+        self.shared.session.socket_path().display().to_string()
+    }
+
+    /// The session's number, as 32 hexadecimal digits.
+    #[getter]
+    fn id(&self) -> String {
+        self.shared.session.id().to_string()
+    }
+
+    /// The device.
+    #[getter]
+    fn device(&self) -> Device {
+        Device::of(&self.shared.gpu)
+    }
+
+    /// Whether the program has closed it.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.shared.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// How many shared storages were found to be resized under their leases, so far; each is logged as an error.
+    #[getter]
+    fn resized_storages(&self) -> u64 {
+        self.shared.adopted.freed()
+    }
+
+    /// Allocate a block of memory that can be shared, aligned to 256 bytes.
+    ///
+    /// Args:
+    ///     nbytes: its length in bytes, at least 1.
+    ///     timeout: seconds to wait for room when there is none; 0 does not wait.
+    ///
+    /// Raises:
+    ///     OutOfMemory: there is no room, even after what nobody holds was given back.
+    #[pyo3(signature = (nbytes, timeout=0.0))]
+    fn alloc(&self, py: Python<'_>, nbytes: u64, timeout: f64) -> PyResult<Block> {
+        Ok(Block::new(self.shared.allocate(py, nbytes, duration(Some(timeout))?)?))
+    }
+
+    /// Share an array, and return the descriptor by which it is claimed.
+    ///
+    /// The array arrives as it is: element type, shape, strides and offset. Its memory is not copied; the session keeps
+    /// it until the last lease on it has ended, whatever becomes of the Python object.
+    ///
+    /// Args:
+    ///     x: a ``Block``, or any array that speaks DLPack, the CUDA array interface or, on the host backend, the
+    ///         buffer protocol.
+    ///     to: a ``ParticipantId``, or a ``Ticket`` for those who are not known; None for one claim by anybody.
+    ///     stream: the stream whose queued work fills the array; consumers wait for it, this call does not. None takes
+    ///         the stream that the array's own library uses at this moment, and for a ``Block`` that nothing is
+    ///         pending.
+    ///     ttl: seconds that the grant stays claimable, 0 for ever; None as the session's.
+    ///     meta: bytes of your own that travel in the descriptor.
+    ///     copy: copy the array into memory of the session first, and wait for the copy. It costs as many bytes again,
+    ///         until the last lease has ended.
+    ///
+    /// Raises:
+    ///     Unsupported: the memory cannot be shared; the text says what to do.
+    ///     ParticipantGone: the addressee is not connected.
+    ///     Capturing: the stream is being captured into a graph.
+    #[pyo3(signature = (x, *, to=None, stream=None, ttl=None, meta=None, copy=false))]
+    #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    fn share(
+        &self,
+        py: Python<'_>,
+        x: &Bound<'_, PyAny>,
+        to: Option<&Bound<'_, PyAny>>,
+        stream: Option<&Bound<'_, PyAny>>,
+        ttl: Option<f64>,
+        meta: Option<&Bound<'_, PyAny>>,
+        copy: bool,
+    ) -> PyResult<Descriptor> {
+        let meta = meta.map(bytes_of).transpose()?.unwrap_or_default();
+        let to = addressee::to(to)?;
+        let options = options(ttl)?;
+        let given = stream.map(|stream| stream::given(&self.shared.gpu, stream)).transpose()?;
+        let prepared = self.shared.prepare(py, x, given.as_ref(), copy)?;
+        let pending = match (given, prepared.pending) {
+            (Some(given), _) => Some(given),
+            (None, Some(raw)) => Some(stream::borrow(py, &self.shared.gpu, raw, None)?),
+            (None, None) => None,
+        };
+        let Prepared { lent, layout, .. } = prepared;
+        let granted = py.detach(|| {
+            let after = pending.as_ref().map_or(After::Done, After::Stream);
+            let granted = lent.block().share_with(to, after, &options);
+            // Its drop may reach the driver.
+            drop((lent, pending));
+            granted
+        });
+        Ok(Descriptor::new(&granted.or_raise()?, layout, &meta))
+    }
+
+    /// Share several arrays with one call of the driver for each stream and addressee.
+    ///
+    /// Args:
+    ///     arrays: arrays as ``share`` takes them, such as ``state_dict.values()``.
+    ///     to: as for ``share``; or a list of addressees, each of which gets every array.
+    ///     stream, ttl, copy: as for ``share``.
+    ///
+    /// Returns:
+    ///     The descriptors in the order of ``arrays``; for a list of addressees one such list for each.
+    ///
+    /// Raises:
+    ///     As ``share``. After an error nothing is granted of the stream whose arrays failed.
+    #[pyo3(signature = (arrays, *, to=None, stream=None, ttl=None, copy=false))]
+    #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
+    fn share_many<'py>(
+        &self,
+        py: Python<'py>,
+        arrays: &Bound<'py, PyAny>,
+        to: Option<&Bound<'py, PyAny>>,
+        stream: Option<&Bound<'py, PyAny>>,
+        ttl: Option<f64>,
+        copy: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let many = to.is_some_and(|to| to.is_instance_of::<PyList>() || to.is_instance_of::<PyTuple>());
+        let addressees: Vec<To> = match to {
+            Some(list) if many => list.try_iter()?.map(|one| addressee::to(Some(&one?))).collect::<PyResult<_>>()?,
+            one => vec![addressee::to(one)?],
+        };
+        let options = options(ttl)?;
+        let given = stream.map(|stream| stream::given(&self.shared.gpu, stream)).transpose()?;
+        let mut prepared = Vec::new();
+        for array in arrays.try_iter()? {
+            let one = self.shared.prepare(py, &array?, given.as_ref(), copy)?;
+            prepared.push(one);
+        }
+        let granted = self.shared.grant_many(py, &prepared, &addressees, given, &options);
+        let (layouts, lent): (Vec<_>, Vec<_>) = prepared.into_iter().map(|one| (one.layout, one.lent)).unzip();
+        py.detach(|| drop(lent));
+        let granted = granted?;
+        let lists = granted.iter().map(|grants| {
+            let descriptors =
+                grants.iter().zip(&layouts).map(|(grant, layout)| Descriptor::new(grant, layout.clone(), &[]));
+            PyList::new(py, descriptors.map(|one| Py::new(py, one)).collect::<PyResult<Vec<_>>>()?)
+        });
+        let mut lists = lists.collect::<PyResult<Vec<_>>>()?;
+        if many { PyList::new(py, lists) } else { Ok(lists.swap_remove(0)) }
+    }
+
+    /// Make a pool of PyTorch whose tensors are born in the session's memory, and shared without another mapping.
+    ///
+    /// Use it as ``with torch.cuda.use_mem_pool(session.torch_pool()):``. One pool for each device and process; calls
+    /// after the first give the same. Tensors keep the session's memory after it was closed, but none can be made then:
+    /// PyTorch raises its ``OutOfMemoryError``.
+    ///
+    /// Raises:
+    ///     Unsupported: the session is not on a CUDA device.
+    ///     Invalid: another session of this process has the device's pool.
+    fn torch_pool<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        torch_pool::open(py, &self.shared)
+    }
+
+    /// Make an addressee of whichever participants claim first.
+    ///
+    /// Args:
+    ///     claims: how many claims it is good for; None for any number of them, until the producer drops the block.
+    #[staticmethod]
+    #[pyo3(signature = (claims=1, /))]
+    fn ticket(claims: Option<u32>) -> PyResult<Ticket> {
+        Ticket::of(claims)
+    }
+
+    /// Take a grant back that nobody has claimed; a claim of it then raises ``Revoked``.
+    ///
+    /// Args:
+    ///     block: the block that was shared.
+    ///     descriptor: what ``share`` gave.
+    ///
+    /// Returns:
+    ///     Whether there was something to take back.
+    fn cancel(&self, py: Python<'_>, block: &Block, descriptor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let descriptor = gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.grant()).or_raise()?;
+        let lent = block.lent()?;
+        py.detach(|| lent.block().cancel(&descriptor)).or_raise()
+    }
+
+    /// The participants that are connected.
+    fn participants(&self) -> Vec<ParticipantId> {
+        self.shared.session.participants().into_iter().map(ParticipantId::of).collect()
+    }
+
+    /// Wait until at least ``count`` participants are connected, and list them.
+    ///
+    /// Raises:
+    ///     Timeout: fewer are connected after ``timeout`` seconds.
+    #[pyo3(signature = (count, timeout=None))]
+    fn wait_for_participants(
+        &self,
+        py: Python<'_>,
+        count: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<ParticipantId>> {
+        let session = &self.shared.session;
+        let waited =
+            in_slices(py, duration(timeout)?, |slice| match session.wait_for_participants(count, Some(slice)) {
+                Err(Error::Deadline { .. }) => None,
+                done => Some(done),
+            })?;
+        let connected = waited.unwrap_or(Err(Error::Deadline { what: "participants to connect" })).or_raise()?;
+        Ok(connected.into_iter().map(ParticipantId::of).collect())
+    }
+
+    /// What a connected participant calls itself, or else the command that it runs; None for one that is not connected.
+    fn participant_name(&self, participant: &ParticipantId) -> Option<String> {
+        self.shared.session.participant_name(gpu_ipc::ParticipantId(participant.number()))
+    }
+
+    /// Wait for participants without blocking the event loop: ``await session.wait_for_participants_async(2)``.
+    ///
+    /// Raises:
+    ///     Closed: the session was closed meanwhile.
+    fn wait_for_participants_async<'py>(slf: &Bound<'py, Self>, count: usize) -> PyResult<Bound<'py, PyAny>> {
+        coroutine(slf.py(), "participants", (slf, count))
+    }
+
+    /// Wait until no lease on a block is outstanding, without blocking the event loop.
+    fn wait_released_async<'py>(slf: &Bound<'py, Self>, block: &Bound<'py, Block>) -> PyResult<Bound<'py, PyAny>> {
+        coroutine(slf.py(), "released", (slf, block))
+    }
+
+    /// Take the notices that were not read yet.
+    fn notices(&self) -> Vec<SessionNotice> {
+        self.shared.notices.take()
+    }
+
+    /// Wait for notices without blocking the event loop: ``async for notice in session.notices_async()``.
+    ///
+    /// It ends after the notice that the session is closed.
+    fn notices_async<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        coroutine(slf.py(), "notices", (slf,))
+    }
+
+    /// The number of a file descriptor that is readable while there is a notice, for event loops.
+    fn fileno(&self) -> i32 {
+        self.shared.notices.as_raw_fd()
+    }
+
+    /// What the session holds and who holds it, at this moment.
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        self.shared.guard.check("this session").or_raise()?;
+        let stats = py.detach(|| self.shared.session.stats());
+        Stats::of(py, stats)
+    }
+
+    /// Look for leases that have ended, and give back what nobody holds any more.
+    ///
+    /// The library does this by itself; the call is for who wants the memory at once.
+    fn collect(&self, py: Python<'_>) -> PyResult<Collected> {
+        self.shared.guard.check("this session").or_raise()?;
+        let (report, owners) = py.detach(|| {
+            let collected = self.shared.session.collect();
+            let report = (collected.blocks, collected.bytes);
+            (report, self.shared.adopted.take_back(&collected.tokens))
+        });
+        for owner in &owners {
+            self.shared.adopted.report_freed(py, owner);
+        }
+        Ok(Collected::of(report, owners.len() as u64))
+    }
+
+    /// Return memory that nobody uses to the driver, and say how many bytes.
+    fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.shared.session.trim()).or_raise()
+    }
+
+    /// Share nothing more, close the socket, and wait until nothing is held.
+    ///
+    /// Args:
+    ///     timeout: seconds; 0 does not wait. What is still held then stays good for its holders.
+    ///
+    /// Returns:
+    ///     What was still held, and by whom.
+    #[pyo3(signature = (timeout=0.0))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<ShutdownReport> {
+        self.shared.guard.check("this session").or_raise()?;
+        let timeout = duration(timeout)?;
+        let session = &self.shared.session;
+        self.shared.is_closed.store(true, Ordering::Relaxed);
+        self.shared.notices.push(None);
+        let clean = in_slices(py, timeout, |slice| Some(session.shutdown(slice)).filter(|report| report.clean))?;
+        let report = clean.unwrap_or_else(|| session.shutdown(Duration::ZERO));
+        let returned = py.detach(|| self.shared.take_back());
+        drop(returned);
+        ShutdownReport::of(py, report)
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py, Some(0.0)).map(drop)
+    }
+
+    #[getter(_waiters)]
+    fn get_waiters(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.waiters.get(py)
+    }
+
+    #[setter(_waiters)]
+    fn set_waiters(&self, waiters: Option<Py<PyAny>>) {
+        self.waiters.set(waiters);
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(invalid("what to pickle", "a session", "its path: the other process connects to it"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<gpu_ipc.Session {} at {}>", self.device_name(), self.path())
+    }
+}
+
+impl Session {
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    fn device_name(&self) -> String {
+        format!("{}:{}", self.shared.gpu.kind(), self.shared.gpu.device().0)
+    }
+}
+
+fn options(ttl: Option<f64>) -> PyResult<ShareOptions> {
+    Ok(match ttl {
+        None => ShareOptions::default(),
+        Some(0.0) => ShareOptions::default().time_to_live(None),
+        some => ShareOptions::default().time_to_live(duration(some)?),
+    })
+}
+
+fn bytes_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    let bytes = match object.cast::<PyBytes>() {
+        Ok(bytes) => bytes.as_bytes().to_vec(),
+        Err(_) => object.extract()?,
+    };
+    if bytes.len() > MOST_META {
+        return Err(invalid("the length of `meta`", bytes.len(), "at most 1,048,576 bytes: share an array instead"));
+    }
+    Ok(bytes)
+}

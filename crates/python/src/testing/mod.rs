@@ -1,0 +1,7 @@
+//! For comparison and tests: the library's calls without Python around them, memory of other allocators, a
+//! broker, work that does not end.
+
+pub(crate) mod memory;
+pub(crate) mod server;
+pub(crate) mod stall;
+pub(crate) mod timing;
