@@ -27,5 +27,5 @@ pub use object::layout::Layout;
 pub use object::manifest::{Manifest, Readers};
 pub use object::part::{DType, Dimension, Part, PartSpec};
 pub use server::broker::{Broker, Options};
-pub use server::catalogue::Limits;
+pub use server::limits::Limits;
 pub use wire::{Selector, Standing};

@@ -17,9 +17,12 @@ use crate::memory::sealed;
 use crate::memory::store::FindGpus;
 use crate::object::identity::Epoch;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
+use crate::server::action::Action;
 use crate::server::bequest::{MOST_TOMBS, Tombs, sort};
-use crate::server::catalogue::{Action, Catalogue, Inherited, Limits};
-use crate::server::service::{Parts, Service, Standing, Teller};
+use crate::server::catalogue::{Catalogue, Inherited};
+use crate::server::happened::Teller;
+use crate::server::limits::Limits;
+use crate::server::service::{KeeperState, Parts, Service};
 use crate::server::{deposit, lock, workshop};
 
 /// The name of the broker's socket in its directory.
@@ -86,10 +89,10 @@ impl Broker {
         let waker = Arc::new(Waker::new()?);
         let teller = Teller { sender, waker: waker.clone() };
         let workshop = workshop::start(options.gpus, teller.clone())?;
-        let standing = match &depositor {
-            None => Standing::None,
-            Some(depositor) if depositor.fed().is_some() => Standing::Fed,
-            Some(_) => Standing::Absent,
+        let keeper = match &depositor {
+            None => KeeperState::None,
+            Some(depositor) if depositor.fed().is_some() => KeeperState::Fed,
+            Some(_) => KeeperState::Absent,
         };
         let listener =
             Listener::bind(&Place::Path { path: options.dir.join(SOCKET), others: !options.allowed.is_empty() })?;
@@ -105,7 +108,7 @@ impl Broker {
             limits: options.limits,
             allowed: options.allowed,
             catalogue,
-            standing,
+            keeper,
             next_tombs: inheritance.newest_tombs.unwrap_or(0).max(inheritance.next_seq),
             restored,
             orphans: inheritance.orphans,

@@ -22,141 +22,20 @@
 //!
 //! Checked by the state-machine test in `catalogue_tests.rs`, with messages lost and repeated.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-
-use gpu_api::{BackendKind, DeviceUuid};
+use std::collections::{BTreeMap, HashMap};
 
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
-use crate::server::bequest::{Tomb, Tombs};
+use crate::server::action::{Action, Answer, Asker, Device, KeepError, Participant};
+use crate::server::bequest::Tombs;
+use crate::server::limits::Limits;
+use crate::server::names::Names;
+use crate::server::object::{Object, Row, Stage};
+use crate::server::outcomes::Outcomes;
 use crate::wire::{LeaseSlot, Refusal, Selector, Standing};
 
-/// Outcomes of commits that are remembered after their object has gone.
-const MOST_OUTCOMES: usize = 4_096;
 /// Unfinished objects of one participant.
 const MOST_UNFINISHED: usize = 64;
-/// Names, with those that were removed.
-const MOST_NAMES: usize = 65_536;
-
-/// Numbers a participant of this broker.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Participant(pub u64);
-
-/// What a broker allows.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Bytes of all objects.
-    pub bytes: u64,
-    /// Bytes of the objects of one user.
-    pub bytes_per_uid: u64,
-    /// Epochs of a name that are kept.
-    pub epochs: usize,
-    /// Reads the slots before it publishes; without, the negative control of the tests.
-    pub reads_slots: bool,
-}
-
-impl Default for Limits {
-    /// No limit of bytes; two epochs of each name.
-    fn default() -> Limits {
-        Limits { bytes: u64::MAX, bytes_per_uid: u64::MAX, epochs: 2, reads_slots: true }
-    }
-}
-
-/// The client that asks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Asker {
-    /// The participant.
-    pub participant: Participant,
-    /// Its user, as the kernel says.
-    pub uid: u32,
-    /// Its death proves nothing.
-    pub shared_context: bool,
-}
-
-/// A device that regions are made on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Device {
-    /// The vendor.
-    pub backend: BackendKind,
-    /// The device.
-    pub uuid: DeviceUuid,
-}
-
-/// What an answer says; the descriptors that come with it are beside it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Answer<F> {
-    /// The regions are leased.
-    Created { granularity: u64, leases: Vec<LeaseSlot>, regions: Vec<F> },
-    /// The object is visible.
-    Committed(Epoch),
-    /// What became of a commit.
-    Outcome(Standing),
-    /// It is so.
-    Noted,
-    /// Manifest and regions.
-    Opened { identity: Identity, epoch: Epoch, manifest: F, regions: Vec<F> },
-    /// There is a newer epoch.
-    Newer { identity: Identity, epoch: Epoch },
-    /// The name or epoch is gone; the last epoch of the name.
-    Removed(Epoch),
-    /// No.
-    Declined(Refusal, String),
-}
-
-/// What is to be done.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Action<F> {
-    /// Answer a question of a participant.
-    Answer(Participant, u64, Answer<F>),
-    /// Make regions of these bytes, then call [`Catalogue::made`].
-    Make { identity: Identity, device: Device, bytes: Vec<u64> },
-    /// Give regions and manifest to the keeper, then call [`Catalogue::kept`].
-    Keep { identity: Identity, seq: u64, manifest: Box<Manifest>, regions: Vec<F> },
-    /// Take objects out of the keeper, after the tombs have gone there; then call [`Catalogue::forgotten`].
-    Forget { token: u64, objects: Vec<(u64, usize)>, tombs: Option<Tombs> },
-    /// The write leases have ended: their slots can be granted again.
-    EndLeases(Participant, Vec<LeaseSlot>),
-}
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Stage<F> {
-    Drafting,
-    Making,
-    Filling { leases: Vec<LeaseSlot> },
-    Keeping { epoch: Epoch },
-    Visible { manifest: F },
-}
-
-#[derive(Clone, Debug)]
-struct Object<F> {
-    seq: u64,
-    stage: Stage<F>,
-    writer: Option<Asker>,
-    scratch: bool,
-    replace: bool,
-    expect: Option<Epoch>,
-    /// The last question of its writer that is to be answered when the stage is over.
-    request: u64,
-    /// Known from `Making` on.
-    manifest: Option<Box<Manifest>>,
-    regions: Vec<F>,
-    readers: Vec<Participant>,
-}
-
-impl<F> Object<F> {
-    fn bytes(&self) -> u64 {
-        self.manifest.as_ref().map_or(0, |manifest| manifest.mapped_bytes())
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Name {
-    owner: u32,
-    last: Epoch,
-    /// Every epoch up to this one was removed.
-    removed: Epoch,
-    visible: BTreeMap<Epoch, Identity>,
-}
 
 /// A whole object that was found in a keeper.
 #[derive(Clone, Debug)]
@@ -171,43 +50,13 @@ pub struct Inherited<F> {
     pub regions: Vec<F>,
 }
 
-/// Why the keeper did not take something.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum KeepError {
-    /// It said no, or is full.
-    Refused(String),
-    /// It is not there; a new one is being fed.
-    Absent,
-}
-
-/// A row of the listing.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Row {
-    /// Its name.
-    pub name: String,
-    /// Its epoch; 0 if it has none yet.
-    pub epoch: Epoch,
-    /// Which object.
-    pub identity: Identity,
-    /// Bytes of memory.
-    pub bytes: u64,
-    /// The user that owns it.
-    pub owner: u32,
-    /// `making`, `filling`, `keeping`, `visible` or `scratch`.
-    pub state: &'static str,
-    /// Its writer, while it is unfinished.
-    pub writer: Option<Participant>,
-    /// Its readers.
-    pub readers: Vec<Participant>,
-}
-
 /// The objects of a broker.
 #[derive(Debug)]
 pub struct Catalogue<F> {
     limits: Limits,
-    names: BTreeMap<String, Name>,
+    names: Names,
     objects: HashMap<Identity, Object<F>>,
-    outcomes: VecDeque<(Identity, Epoch)>,
+    outcomes: Outcomes,
     watches: BTreeMap<(Participant, String), (Asker, u64, Epoch)>,
     /// Removals and replacements that wait for the keeper: the client to answer, or the object to continue.
     leaving: HashMap<u64, Leaving>,
@@ -227,9 +76,9 @@ impl<F: Clone> Catalogue<F> {
     pub fn new(limits: Limits) -> Catalogue<F> {
         Catalogue {
             limits,
-            names: BTreeMap::new(),
+            names: Names::default(),
             objects: HashMap::new(),
-            outcomes: VecDeque::new(),
+            outcomes: Outcomes::default(),
             watches: BTreeMap::new(),
             leaving: HashMap::new(),
             next_seq: 1,
@@ -241,26 +90,16 @@ impl<F: Clone> Catalogue<F> {
     /// under way.
     pub fn restore(&mut self, tombs: &Tombs, objects: Vec<Inherited<F>>, next_seq: u64) -> Vec<Action<F>> {
         self.next_seq = self.next_seq.max(next_seq);
-        for tomb in &tombs.0 {
-            let name = Name { owner: tomb.owner, last: tomb.last, removed: tomb.removed, visible: BTreeMap::new() };
-            self.names.insert(tomb.name.clone(), name);
-        }
+        self.names.restore(tombs);
         let mut dropped = Vec::new();
         for Inherited { seq, manifest, file, regions } in objects {
-            let (identity, epoch, name) = (manifest.identity, manifest.epoch, manifest.name.clone());
-            let row = self.names.entry(name).or_insert(Name {
-                owner: manifest.owner,
-                last: Epoch(0),
-                removed: Epoch(0),
-                visible: BTreeMap::new(),
-            });
+            let (identity, epoch) = (manifest.identity, manifest.epoch);
             self.next_seq = self.next_seq.max(seq + 1);
-            if epoch <= row.removed || self.objects.contains_key(&identity) {
+            if self.names.is_removed(&manifest.name, epoch) || self.objects.contains_key(&identity) {
                 dropped.push((seq, regions.len()));
                 continue;
             }
-            row.last = row.last.max(epoch);
-            row.visible.insert(epoch, identity);
+            self.names.publish(&manifest.name, manifest.owner, epoch, identity);
             let object = Object {
                 seq,
                 stage: Stage::Visible { manifest: file },
@@ -279,8 +118,7 @@ impl<F: Clone> Catalogue<F> {
         if !dropped.is_empty() {
             actions.push(Action::Forget { token: self.token(Leaving::Retired), objects: dropped, tombs: None });
         }
-        let names: Vec<String> = self.names.keys().cloned().collect();
-        names.iter().for_each(|name| self.retire(name, &mut actions));
+        self.names.all().iter().for_each(|name| self.retire(name, &mut actions));
         actions
     }
 
@@ -322,9 +160,8 @@ impl<F: Clone> Catalogue<F> {
             let why = "the participant is a client of MPS, so its death would not prove that its writes have ended";
             return Err(Some(declined(Refusal::SharedContext, why)));
         }
-        let unfinished =
-            |object: &&Object<F>| object.writer.is_some_and(|writer| writer.participant == asker.participant);
-        if self.objects.values().filter(unfinished).count() >= MOST_UNFINISHED {
+        let unfinished = self.objects.values().filter(|object| object.is_written_by(asker.participant));
+        if unfinished.count() >= MOST_UNFINISHED {
             let why = format!("the participant has {MOST_UNFINISHED} unfinished objects already");
             return Err(Some(Answer::Declined(Refusal::Limit, why)));
         }
@@ -379,17 +216,9 @@ impl<F: Clone> Catalogue<F> {
             return Err((Refusal::Layout, "the draft is of another identity, or no draft".into()));
         }
         if !object.scratch {
-            match self.names.get(&draft.name) {
-                Some(name) if name.owner != writer.uid => {
-                    let why = format!("{} belongs to uid {}, not {}", draft.name, name.owner, writer.uid);
-                    return Err((Refusal::User, why));
-                }
-                None if self.names.len() >= MOST_NAMES => {
-                    return Err((Refusal::Limit, format!("the broker has {MOST_NAMES} names already")));
-                }
-                _ => {}
-            }
-            self.expected(&draft.name, object.expect)?;
+            self.names.check_owner(&draft.name, writer.uid)?;
+            self.names.check_room(&draft.name)?;
+            self.names.check_epoch(&draft.name, object.expect)?;
         }
         let manifest = Manifest { owner: writer.uid, granularity, ..draft };
         let asked = manifest.mapped_bytes();
@@ -399,37 +228,12 @@ impl<F: Clone> Catalogue<F> {
                 && matches!(object.stage, Stage::Visible { .. })
                 && object.manifest.as_ref().is_some_and(|other| other.name == manifest.name))
         };
-        let (mut all, mut own) = (0u64, 0u64);
-        for other in self.objects.values().filter(given_up) {
-            all = all.saturating_add(other.bytes());
-            if other.manifest.as_ref().is_some_and(|other| other.owner == writer.uid) {
-                own = own.saturating_add(other.bytes());
-            }
-        }
-        let limits = &self.limits;
-        if all.saturating_add(asked) > limits.bytes {
-            let why = format!("asked for {asked} bytes, {all} of the broker's limit of {} are taken", limits.bytes);
-            return Err((Refusal::Limit, why));
-        }
-        if own.saturating_add(asked) > limits.bytes_per_uid {
-            let limit = limits.bytes_per_uid;
-            return Err((
-                Refusal::Limit,
-                format!("asked for {asked} bytes, {own} of uid {}'s limit of {limit} are taken", writer.uid),
-            ));
-        }
+        let taken = self.objects.values().filter(given_up).filter_map(|object| {
+            let owner = object.manifest.as_ref()?.owner;
+            Some((owner, object.bytes()))
+        });
+        self.limits.check(asked, writer.uid, taken)?;
         Ok(manifest)
-    }
-
-    fn expected(&self, name: &str, expect: Option<Epoch>) -> Result<(), (Refusal, String)> {
-        let is =
-            self.names.get(name).and_then(|name| name.visible.last_key_value()).map_or(Epoch(0), |(epoch, _)| *epoch);
-        match expect {
-            Some(expected) if expected != is => {
-                Err((Refusal::Conflict, format!("{name} is at epoch {is}, not at {expected} as was expected")))
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Takes the regions that the workshop made, or why it could not. `grant` grants a slot for each.
@@ -493,7 +297,7 @@ impl<F: Clone> Catalogue<F> {
         let Some(object) = self.objects.get_mut(&identity) else {
             return answer(declined(Refusal::NotWriter, "no unfinished object has this identity"));
         };
-        if object.writer.is_none_or(|writer| writer.participant != asker.participant) {
+        if !object.is_written_by(asker.participant) {
             return answer(declined(Refusal::NotWriter, "another participant writes this object"));
         }
         object.request = request;
@@ -512,17 +316,11 @@ impl<F: Clone> Catalogue<F> {
         let Some(mut manifest) = object.manifest.clone() else { return Vec::new() };
         let (seq, regions, expect) = (object.seq, object.regions.clone(), object.expect);
         // Somebody may have become the name's owner, or have committed, since the create.
-        let name = self.names.get(&manifest.name);
-        let refused = match name {
-            Some(name) if name.owner != asker.uid => {
-                Err((Refusal::User, format!("{} belongs to uid {}, not {}", manifest.name, name.owner, asker.uid)))
-            }
-            _ => self.expected(&manifest.name, expect),
-        };
-        if let Err((refusal, why)) = refused {
+        let owned = self.names.check_owner(&manifest.name, asker.uid);
+        if let Err((refusal, why)) = owned.and_then(|()| self.names.check_epoch(&manifest.name, expect)) {
             return self.fail(identity, refusal, why);
         }
-        let epoch = name.map_or(Epoch(0), |name| name.last).next();
+        let epoch = self.names.last(&manifest.name).next();
         manifest.epoch = epoch;
         if let Some(object) = self.objects.get_mut(&identity) {
             let Stage::Filling { leases } = std::mem::replace(&mut object.stage, Stage::Keeping { epoch }) else {
@@ -562,14 +360,8 @@ impl<F: Clone> Catalogue<F> {
         let (writer, request) = (object.writer.take(), object.request);
         let (name, owner) = object.manifest.as_ref().map_or((String::new(), 0), |m| (m.name.clone(), m.owner));
         object.stage = Stage::Visible { manifest: file };
-        let none = Name { owner, last: Epoch(0), removed: Epoch(0), visible: BTreeMap::new() };
-        let row = self.names.entry(name.clone()).or_insert(none);
-        row.last = row.last.max(epoch);
-        row.visible.insert(epoch, identity);
-        self.outcomes.push_back((identity, epoch));
-        if self.outcomes.len() > MOST_OUTCOMES {
-            self.outcomes.pop_front();
-        }
+        self.names.publish(&name, owner, epoch, identity);
+        self.outcomes.note(identity, epoch);
         if let Some(writer) = writer {
             actions.push(Action::Answer(writer.participant, request, Answer::Committed(epoch)));
         }
@@ -595,7 +387,7 @@ impl<F: Clone> Catalogue<F> {
         match self.objects.get(&identity) {
             Some(Object { stage: Stage::Visible { .. }, manifest: Some(manifest), .. }) => Some(manifest.epoch),
             Some(_) => None,
-            None => self.outcomes.iter().find(|(of, _)| *of == identity).map(|(_, epoch)| *epoch),
+            None => self.outcomes.of(identity),
         }
     }
 
@@ -603,8 +395,8 @@ impl<F: Clone> Catalogue<F> {
     pub fn abort(&mut self, asker: Asker, identity: Identity) -> Vec<Action<F>> {
         match self.objects.get(&identity) {
             // Too late: the commit was asked for.
-            Some(object) if matches!(object.stage, Stage::Keeping { .. } | Stage::Visible { .. }) => Vec::new(),
-            Some(object) if object.writer.is_some_and(|writer| writer.participant == asker.participant) => {
+            Some(object) if !object.is_unfinished() => Vec::new(),
+            Some(object) if object.is_written_by(asker.participant) => {
                 let actions = self.ended_leases(asker.participant, object);
                 self.objects.remove(&identity);
                 actions
@@ -615,10 +407,7 @@ impl<F: Clone> Catalogue<F> {
 
     /// Gives up all unfinished objects of a writer that is proven dead, but for those whose commit it asked for.
     pub fn writer_died(&mut self, writer: Participant) {
-        self.objects.retain(|_, object| {
-            let theirs = object.writer.is_some_and(|of| of.participant == writer);
-            !theirs || matches!(object.stage, Stage::Keeping { .. } | Stage::Visible { .. })
-        });
+        self.objects.retain(|_, object| !object.is_written_by(writer) || !object.is_unfinished());
     }
 
     /// Ends the reader's leases and watches of a participant that has hung up.
@@ -629,17 +418,17 @@ impl<F: Clone> Catalogue<F> {
 
     /// Says whether a participant writes something.
     pub fn writes(&self, participant: Participant) -> bool {
-        self.objects.values().any(|object| object.writer.is_some_and(|writer| writer.participant == participant))
+        self.objects.values().any(|object| object.is_written_by(participant))
     }
 
     /// Leases an object for reading.
     pub fn open(&mut self, asker: Asker, selector: &Selector) -> Answer<F> {
         let found = match selector {
-            Selector::Latest(name) => self.names.get(name).and_then(|name| name.visible.values().next_back()),
-            Selector::Epoch(name, epoch) => self.names.get(name).and_then(|name| name.visible.get(epoch)),
-            Selector::Identity(identity) => Some(identity),
+            Selector::Latest(name) => self.names.latest(name).map(|(_, identity)| identity),
+            Selector::Epoch(name, epoch) => self.names.at(name, *epoch),
+            Selector::Identity(identity) => Some(*identity),
         };
-        let object = found.and_then(|identity| self.objects.get_mut(identity).map(|object| (*identity, object)));
+        let object = found.and_then(|identity| self.objects.get_mut(&identity).map(|object| (identity, object)));
         let Some((identity, object)) = object else {
             return Answer::Declined(Refusal::NotFound, self.why_not_found(selector));
         };
@@ -657,15 +446,10 @@ impl<F: Clone> Catalogue<F> {
     }
 
     fn why_not_found(&self, selector: &Selector) -> String {
-        let (Selector::Latest(name) | Selector::Epoch(name, _)) = selector else {
-            return "no object of this identity is here; it was removed, or replaced by newer epochs".into();
-        };
-        match self.names.get(name) {
-            None => "it was never committed".into(),
-            Some(row) if row.visible.is_empty() => format!("it was removed; its last epoch was {}", row.last),
-            Some(row) => {
-                let epochs: Vec<String> = row.visible.keys().map(Epoch::to_string).collect();
-                format!("the epochs that are kept: {}", epochs.join(", "))
+        match selector {
+            Selector::Latest(name) | Selector::Epoch(name, _) => self.names.why_not_found(name),
+            Selector::Identity(_) => {
+                "no object of this identity is here; it was removed, or replaced by newer epochs".into()
             }
         }
     }
@@ -686,7 +470,7 @@ impl<F: Clone> Catalogue<F> {
     fn look_for_newer(&mut self, participant: Participant, name: &str) -> Option<Action<F>> {
         let key = (participant, name.to_owned());
         let &(asker, request, seen) = self.watches.get(&key)?;
-        let (&epoch, &identity) = self.names.get(name)?.visible.last_key_value()?;
+        let (epoch, identity) = self.names.latest(name)?;
         let manifest = self.objects.get(&identity)?.manifest.as_ref()?;
         if epoch <= seen || !manifest.readers.admit(manifest.owner, asker.uid) {
             return None;
@@ -698,31 +482,21 @@ impl<F: Clone> Catalogue<F> {
     /// Removes one epoch of a name, or all of it.
     pub fn remove(&mut self, asker: Asker, request: u64, name: &str, epoch: Epoch) -> Vec<Action<F>> {
         let answer = |answer| vec![Action::Answer(asker.participant, request, answer)];
-        let Some(row) = self.names.get_mut(name) else {
+        if !self.names.is_known(name) {
             return answer(declined(Refusal::NotFound, "it was never committed"));
-        };
-        if row.owner != asker.uid {
-            let why = format!("{name} belongs to uid {}, not {}", row.owner, asker.uid);
-            return answer(Answer::Declined(Refusal::User, why));
         }
-        let last = row.last;
-        let whole = epoch == Epoch(0);
+        if let Err((refusal, why)) = self.names.check_owner(name, asker.uid) {
+            return answer(Answer::Declined(refusal, why));
+        }
         let under_way =
             |leaving: &&mut Leaving| matches!(leaving, Leaving::Asked(_, _, of, at) if of == name && *at == epoch);
         if let Some(Leaving::Asked(to, of, ..)) = self.leaving.values_mut().find(under_way) {
             (*to, *of) = (asker.participant, request);
             return Vec::new();
         }
-        let gone: Vec<Identity> = if whole {
-            std::mem::take(&mut row.visible).into_values().collect()
-        } else {
-            row.visible.remove(&epoch).into_iter().collect()
-        };
-        if whole {
-            row.removed = last;
-        }
+        let gone = self.names.take(name, epoch);
         if gone.is_empty() {
-            return answer(Answer::Removed(last));
+            return answer(Answer::Removed(self.names.last(name)));
         }
         let objects = self.take_out(&gone);
         let token = self.token(Leaving::Asked(asker.participant, request, name.into(), epoch));
@@ -733,7 +507,7 @@ impl<F: Clone> Catalogue<F> {
     pub fn forgotten(&mut self, token: u64, forgotten: Result<(), KeepError>) -> Vec<Action<F>> {
         match self.leaving.remove(&token) {
             Some(Leaving::Asked(participant, request, name, _)) => {
-                let last = self.names.get(&name).map_or(Epoch(0), |row| row.last);
+                let last = self.names.last(&name);
                 let answer = match forgotten {
                     Ok(()) => Answer::Removed(last),
                     // It is gone here; a keeper that comes later is not given it.
@@ -751,9 +525,7 @@ impl<F: Clone> Catalogue<F> {
     }
 
     fn give_up_epochs(&mut self, name: &str, then: Leaving) -> Option<Action<F>> {
-        let row = self.names.get_mut(name)?;
-        let gone: Vec<Identity> = std::mem::take(&mut row.visible).into_values().collect();
-        row.removed = row.last;
+        let gone = self.names.take(name, Epoch(0));
         if gone.is_empty() {
             return None;
         }
@@ -764,12 +536,7 @@ impl<F: Clone> Catalogue<F> {
 
     /// Keeps the last epochs of a name alone.
     fn retire(&mut self, name: &str, actions: &mut Vec<Action<F>>) {
-        let most = self.limits.epochs.max(1);
-        let Some(row) = self.names.get_mut(name) else { return };
-        let mut gone = Vec::new();
-        while row.visible.len() > most {
-            gone.extend(row.visible.pop_first().map(|(_, identity)| identity));
-        }
+        let gone = self.names.take_beyond(name, self.limits.epochs.max(1));
         if !gone.is_empty() {
             let objects = self.take_out(&gone);
             actions.push(Action::Forget { token: self.token(Leaving::Retired), objects, tombs: None });
@@ -780,15 +547,10 @@ impl<F: Clone> Catalogue<F> {
         let taken = gone.iter().filter_map(|identity| {
             let object = self.objects.remove(identity)?;
             let epoch = object.manifest.as_ref().map_or(Epoch(0), |manifest| manifest.epoch);
-            if !self.outcomes.iter().any(|(of, _)| of == identity) {
-                self.outcomes.push_back((*identity, epoch));
-            }
+            self.outcomes.note(*identity, epoch);
             Some((object.seq, object.regions.len()))
         });
-        let taken = taken.collect();
-        let beyond = self.outcomes.len().saturating_sub(MOST_OUTCOMES);
-        self.outcomes.drain(..beyond);
-        taken
+        taken.collect()
     }
 
     fn token(&mut self, leaving: Leaving) -> u64 {
@@ -800,16 +562,7 @@ impl<F: Clone> Catalogue<F> {
 
     /// Returns what must be known of names besides their visible objects.
     pub fn tombs(&self) -> Tombs {
-        let rows = self.names.iter().filter(|(_, row)| {
-            row.removed > Epoch(0) || row.visible.last_key_value().is_none_or(|(epoch, _)| *epoch < row.last)
-        });
-        let tomb = |(name, row): (&String, &Name)| Tomb {
-            name: name.clone(),
-            owner: row.owner,
-            last: row.last,
-            removed: row.removed,
-        };
-        Tombs(rows.map(tomb).collect())
+        self.names.tombs()
     }
 
     /// Returns all visible objects, to give them to a keeper.
@@ -828,31 +581,8 @@ impl<F: Clone> Catalogue<F> {
 
     /// Lists all objects that a user may know of.
     pub fn rows(&self, uid: u32) -> Vec<Row> {
-        let mut rows: Vec<Row> = self
-            .objects
-            .iter()
-            .filter_map(|(identity, object)| {
-                let manifest = object.manifest.as_ref()?;
-                let visible = matches!(object.stage, Stage::Visible { .. });
-                let may = manifest.owner == uid || (visible && manifest.readers.admit(manifest.owner, uid));
-                may.then(|| Row {
-                    name: manifest.name.clone(),
-                    epoch: manifest.epoch,
-                    identity: *identity,
-                    bytes: manifest.mapped_bytes(),
-                    owner: manifest.owner,
-                    state: match &object.stage {
-                        Stage::Drafting | Stage::Making => "making",
-                        Stage::Filling { .. } if object.scratch => "scratch",
-                        Stage::Filling { .. } => "filling",
-                        Stage::Keeping { .. } => "keeping",
-                        Stage::Visible { .. } => "visible",
-                    },
-                    writer: object.writer.map(|writer| writer.participant),
-                    readers: object.readers.clone(),
-                })
-            })
-            .collect();
+        let rows = self.objects.iter().filter_map(|(identity, object)| object.row(*identity, uid));
+        let mut rows: Vec<Row> = rows.collect();
         rows.sort_by(|a, b| (&a.name, a.epoch, a.identity).cmp(&(&b.name, b.epoch, b.identity)));
         rows
     }

@@ -7,8 +7,10 @@ use channel::shared::slot::Generation;
 use gpu_api::{BackendKind, DeviceUuid};
 use proptest::prelude::*;
 
+use super::action::{Action, Answer, Asker, KeepError, Participant};
 use super::bequest::{Label, Tombs, sort};
-use super::catalogue::{Action, Answer, Asker, Catalogue, Inherited, KeepError, Limits, Participant};
+use super::catalogue::{Catalogue, Inherited};
+use super::limits::Limits;
 use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::Layout;
 use crate::object::manifest::{Manifest, Readers};

@@ -11,10 +11,9 @@ use crate::keeper::depositor::{DepositError, Depositor};
 use crate::memory::sealed;
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
+use crate::server::action::KeepError;
 use crate::server::bequest::{Label, Tombs};
-use crate::server::catalogue::KeepError;
-use crate::server::service::{File, Happened, Teller};
-use crate::server::workshop::explain;
+use crate::server::happened::{File, Happened, Teller, explain};
 
 /// What is to be done with the keeper.
 pub(super) enum Job {

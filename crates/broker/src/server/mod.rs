@@ -1,20 +1,29 @@
 //! The broker's process.
 //!
-//! 1. `catalogue`: which objects there are. Pure. `bequest`: what is left to a successor.
-//! 2. `lock`: one broker a directory.
-//! 3. `workshop` and `deposit`: the threads that may wait, for the driver and for the keeper.
-//! 4. `peer`: a participant and the proof of its death.
-//! 5. `service`: the thread that serves all clients. `listing`: the list of objects as JSON.
-//! 6. `broker`: how all of it starts.
+//! 1. `bequest`: what is left to a successor. `limits`: what is allowed. `action`: what is said and done.
+//! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object`, `outcomes`.
+//! 3. `lock`: one broker a directory.
+//! 4. `happened`: what the threads that may wait tell. `workshop` waits for the driver, `deposit` for the keeper.
+//! 5. `peer`: a participant and the proof of its death. `admission`: how a connection becomes one.
+//! 6. `service`: the thread that serves all clients, and what it `watches`. `listing`: the list of objects as JSON.
+//! 7. `broker`: how all of it starts.
 
+mod action;
+mod admission;
 pub(crate) mod bequest;
 pub mod broker;
-pub(crate) mod catalogue;
+mod catalogue;
 #[cfg(test)]
 mod catalogue_tests;
 mod deposit;
+mod happened;
+pub(crate) mod limits;
 pub mod listing;
 pub mod lock;
+mod names;
+mod object;
+mod outcomes;
 mod peer;
 mod service;
+mod watches;
 mod workshop;

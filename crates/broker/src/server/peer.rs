@@ -7,7 +7,7 @@ use channel::shared::counter_file::{CounterFile, FIRST_SLOTS};
 use channel::shared::slot::{Generation, Seen};
 use gpu_api::Result;
 
-use crate::server::catalogue::Asker;
+use crate::server::action::Asker;
 use crate::wire::LeaseSlot;
 
 /// One participant.

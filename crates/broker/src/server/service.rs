@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use channel::os::poller::Poller;
 use channel::os::process;
 use channel::os::socket::{self, Listener, ReceiveOutcome};
 use channel::os::waker::Waker;
@@ -17,21 +16,19 @@ use channel::trace_point;
 use gpu_api::{Error, Result};
 
 use crate::memory::sealed;
-use crate::object::identity::Identity;
-use crate::object::manifest::Manifest;
-use crate::server::catalogue::{Action, Answer, Asker, Catalogue, KeepError, Limits, Participant};
+use crate::server::action::{Action, Answer, KeepError, Participant};
+use crate::server::admission::{self, Newcomer, failed};
+use crate::server::catalogue::Catalogue;
+use crate::server::happened::{File, Happened};
+use crate::server::limits::Limits;
 use crate::server::listing::{Listing, Process, Row};
-use crate::server::peer::{Peer, Proof, Slots, identify};
+use crate::server::peer::{Peer, Proof};
+use crate::server::watches::{Watch, Watches};
 use crate::server::{deposit, workshop};
-use crate::wire::{self, MOST_BYTES, Refusal, ToBroker, ToClient, version_of_hello};
-
-/// A descriptor that keeps memory.
-pub(super) type File = Arc<OwnedFd>;
+use crate::wire::{MOST_BYTES, Refusal, ToBroker, ToClient};
 
 /// Connections that have not said hello yet, at most: of more, the one that has been silent for longest goes.
 const MOST_GREETINGS: usize = 256;
-/// Participants at a time.
-const MOST_PARTICIPANTS: usize = 4_096;
 /// Messages of one participant in a turn.
 const MESSAGES_A_TURN: usize = 16;
 /// Connections accepted in a turn.
@@ -39,46 +36,9 @@ const ACCEPTS_A_TURN: usize = 64;
 /// How often a keeper that is away is looked for.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// What the other threads did.
-pub(super) enum Happened {
-    Drafted(Identity, Result<(Box<Manifest>, u64), (Refusal, String)>),
-    Made(Identity, Result<Vec<File>, (Refusal, String)>),
-    Kept(Identity, Result<File, KeepError>),
-    Forgotten(u64, Result<(), KeepError>),
-    Looked(Option<(OwnedFd, bool)>),
-    Fed(Result<(), KeepError>),
-}
-
-/// How another thread tells the service what it did.
-#[derive(Clone)]
-pub(super) struct Teller {
-    pub sender: Sender<Happened>,
-    pub waker: Arc<Waker>,
-}
-
-impl Teller {
-    pub(super) fn tell(&self, happened: Happened) {
-        // Without a service the process ends.
-        let _ = self.sender.send(happened);
-        self.waker.wake();
-    }
-}
-
-/// What a descriptor is watched for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Watch {
-    Listener,
-    Waker,
-    Leash,
-    Greeting,
-    Socket(Participant),
-    Process(Participant),
-    Descendant(Participant, usize),
-}
-
 /// How the broker stands with its keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Standing {
+pub(super) enum KeeperState {
     /// None was asked for.
     None,
     /// It has everything.
@@ -93,7 +53,7 @@ pub(super) struct Parts {
     pub limits: Limits,
     pub allowed: Vec<u32>,
     pub catalogue: Catalogue<File>,
-    pub standing: Standing,
+    pub keeper: KeeperState,
     pub next_tombs: u64,
     pub restored: u64,
     pub orphans: u64,
@@ -105,9 +65,7 @@ pub(super) struct Parts {
 
 pub(super) struct Service {
     parts: Parts,
-    poller: Poller,
-    watches: HashMap<u64, Watch>,
-    next_key: u64,
+    watches: Watches,
     greetings: BTreeMap<u64, OwnedFd>,
     peers: HashMap<Participant, Peer>,
     next_participant: u64,
@@ -128,12 +86,10 @@ impl Service {
         let mut incarnation = [0; 16];
         rustix::rand::getrandom(&mut incarnation, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::system("getrandom", "allow getrandom in this sandbox", e))?;
-        let looks = parts.standing != Standing::None;
+        let looks = parts.keeper != KeeperState::None;
         let mut service = Service {
             parts,
-            poller: Poller::new()?,
-            watches: HashMap::new(),
-            next_key: 0,
+            watches: Watches::new()?,
             greetings: BTreeMap::new(),
             peers: HashMap::new(),
             next_participant: 1,
@@ -147,10 +103,8 @@ impl Service {
             opens: 0,
             aborted: 0,
         };
-        let listener = service.key(Watch::Listener);
-        service.poller.add(service.parts.listener.as_fd(), listener)?;
-        let waker = service.key(Watch::Waker);
-        service.poller.add(service.parts.waker.fd(), waker)?;
+        service.watches.add(Watch::Listener, service.parts.listener.as_fd())?;
+        service.watches.add(Watch::Waker, service.parts.waker.fd())?;
         Ok(service)
     }
 
@@ -165,8 +119,8 @@ impl Service {
     fn turn(&mut self) {
         self.look_for_keeper();
         let timeout = self.look_at.filter(|_| !self.looking).map(|at| at.saturating_duration_since(Instant::now()));
-        for key in self.poller.wait(timeout) {
-            match self.watches.get(&key).copied() {
+        for key in self.watches.wait(timeout) {
+            match self.watches.of(key) {
                 Some(Watch::Listener) => self.accept(),
                 Some(Watch::Waker) => self.parts.waker.rise(),
                 Some(Watch::Leash) => self.lose_keeper(),
@@ -213,7 +167,7 @@ impl Service {
             Happened::Fed(fed) => {
                 self.looking = false;
                 match fed {
-                    Ok(()) => self.parts.standing = Standing::Fed,
+                    Ok(()) => self.parts.keeper = KeeperState::Fed,
                     Err(error) => {
                         tracing::warn!(?error, "the keeper does not take everything");
                         self.lose_keeper();
@@ -275,16 +229,14 @@ impl Service {
     }
 
     fn hold(&mut self, leash: OwnedFd, fed: bool) {
-        let key = self.key(Watch::Leash);
-        if self.poller.add(leash.as_fd(), key).is_err() {
-            self.watches.remove(&key);
+        let Ok(key) = self.watches.add(Watch::Leash, leash.as_fd()) else {
             self.look_at = Some(Instant::now() + LOOK_AGAIN);
             return;
-        }
+        };
         self.let_go();
         self.leash = Some((key, leash));
         if fed {
-            self.parts.standing = Standing::Fed;
+            self.parts.keeper = KeeperState::Fed;
         } else {
             self.looking = true;
             let tombs = (self.next_tombs(), self.parts.catalogue.tombs());
@@ -294,15 +246,15 @@ impl Service {
 
     fn lose_keeper(&mut self) {
         self.let_go();
-        if self.parts.standing != Standing::None {
-            self.parts.standing = Standing::Absent;
+        if self.parts.keeper != KeeperState::None {
+            self.parts.keeper = KeeperState::Absent;
             self.look_at = Some(Instant::now() + LOOK_AGAIN);
         }
     }
 
     fn let_go(&mut self) {
         if let Some((key, leash)) = self.leash.take() {
-            self.unwatch(key, leash.as_fd());
+            self.watches.remove(key, leash.as_fd());
         }
     }
 
@@ -317,16 +269,12 @@ impl Service {
                         // It may have spoken since it was looked at.
                         self.greet(oldest);
                         if let Some(socket) = self.greetings.remove(&oldest) {
-                            self.unwatch(oldest, socket.as_fd());
+                            self.watches.remove(oldest, socket.as_fd());
                         }
                     }
-                    let key = self.key(Watch::Greeting);
-                    match self.poller.add(socket.as_fd(), key) {
-                        Ok(()) => drop(self.greetings.insert(key, socket)),
-                        Err(error) => {
-                            self.watches.remove(&key);
-                            tracing::warn!(%error, "a connection is turned away");
-                        }
+                    match self.watches.add(Watch::Greeting, socket.as_fd()) {
+                        Ok(key) => drop(self.greetings.insert(key, socket)),
+                        Err(error) => tracing::warn!(%error, "a connection is turned away"),
                     }
                 }
                 Ok(None) => return,
@@ -349,16 +297,14 @@ impl Service {
                 return;
             }
             Ok(ReceiveOutcome::HungUp) | Err(_) => {
-                self.unwatch(key, socket.as_fd());
+                self.watches.remove(key, socket.as_fd());
                 return;
             }
         };
-        self.unwatch(key, socket.as_fd());
+        self.watches.remove(key, socket.as_fd());
         if let Err((refusal, why)) = self.admit(&socket, &bytes[..len], &mut fds) {
             tracing::warn!(%why, "a participant is refused");
-            let refused = ToClient::Refused { refusal, lowest: wire::LOWEST, highest: wire::HIGHEST, why };
-            let len = refused.encode(&mut bytes, wire::HIGHEST, 0);
-            let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
+            admission::refuse(&socket, refusal, why);
         }
         if !fds.is_empty() {
             self.work(workshop::Job::Drop(fds));
@@ -366,49 +312,15 @@ impl Service {
     }
 
     fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: &mut Vec<OwnedFd>) -> Result<(), (Refusal, String)> {
-        let internal = |error: Error| (Refusal::Failed, workshop::explain(&error));
-        let of = socket::credentials(socket.as_fd()).map_err(|e| (Refusal::Failed, e.to_string()))?;
-        let uid = of.uid;
-        if uid != rustix::process::geteuid().as_raw() && !self.parts.allowed.contains(&uid) {
-            return Err((Refusal::User, format!("uid {uid} may not connect to this broker")));
+        let hello = Newcomer::read(socket, bytes, fds, &self.parts.allowed)?;
+        let most = self.parts.limits.participants;
+        if self.peers.len() >= most {
+            return Err((Refusal::Limit, format!("the broker has {most} participants already")));
         }
-        let Some((lowest, highest)) = version_of_hello(bytes) else {
-            return Err((Refusal::Protocol, "the first message must be a hello".into()));
-        };
-        let Some(version) = wire::agree(lowest, highest) else {
-            let ours = format!("{} to {}", wire::LOWEST, wire::HIGHEST);
-            return Err((
-                Refusal::Version,
-                format!("the participant speaks versions {lowest} to {highest}, the broker {ours}"),
-            ));
-        };
-        let hello = ToBroker::decode(bytes, fds.len()).map_err(|error| (Refusal::Protocol, error.to_string()))?;
-        let ToBroker::Hello { shared_context, name, .. } = hello else {
-            return Err((Refusal::Protocol, "the first message must be a hello".into()));
-        };
-        if self.peers.len() >= MOST_PARTICIPANTS {
-            return Err((Refusal::Limit, format!("the broker has {MOST_PARTICIPANTS} participants already")));
-        }
-        let Some((pid, command)) = identify(fds).map_err(internal)? else {
-            return Err((Refusal::Protocol, "a descriptor of the hello is not a pidfd".into()));
-        };
-        let mut came = std::mem::take(fds);
-        let pidfd = came.remove(0);
         let participant = Participant(self.next_participant);
         self.next_participant += 1;
-        let peer = Peer {
-            asker: Asker { participant, uid, shared_context },
-            pid,
-            command,
-            name,
-            version,
-            socket: socket.try_clone().map_err(|e| internal(Error::system("dup", "raise RLIMIT_NOFILE", e)))?,
-            pidfd,
-            proof: Proof { descendants: came.len(), ..Proof::default() },
-            descendants: came,
-            slots: Slots::new().map_err(internal)?,
-        };
-        self.seat(participant, peer).map_err(internal)
+        let peer = hello.into_peer(participant, socket).map_err(failed)?;
+        self.seat(participant, peer).map_err(failed)
     }
 
     fn seat(&mut self, participant: Participant, peer: Peer) -> Result<()> {
@@ -417,34 +329,9 @@ impl Service {
         for (n, descendant) in peer.descendants.iter().enumerate() {
             watched.push((Watch::Descendant(participant, n), descendant.as_fd()));
         }
-        let mut keys = Vec::new();
-        let mut all = || -> Result<()> {
-            for &(watch, fd) in &watched {
-                let key = self.next_key;
-                self.next_key += 1;
-                self.poller.add(fd, key)?;
-                self.watches.insert(key, watch);
-                keys.push((key, fd));
-            }
-            let welcome = ToClient::Welcome {
-                incarnation: self.incarnation,
-                participant: participant.0,
-                pid: std::process::id(),
-                slots: peer.slots.file().slot_count(),
-            };
-            let mut bytes = [0; MOST_BYTES];
-            let len = welcome.encode(&mut bytes, peer.version, 2);
-            match socket::send(peer.socket.as_fd(), &bytes[..len], &[self.own_pidfd.as_fd(), peer.slots.file().fd()]) {
-                Ok(socket::SendOutcome::Sent) => Ok(()),
-                Ok(_) => Err(Error::Closing),
-                Err(e) => Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", e)),
-            }
-        };
-        if let Err(error) = all() {
-            for (key, fd) in keys {
-                self.watches.remove(&key);
-                self.poller.remove(fd);
-            }
+        let keys = self.watches.add_all(&watched)?;
+        if let Err(error) = admission::welcome(&peer, self.incarnation, self.own_pidfd.as_fd()) {
+            keys.iter().zip(watched).for_each(|(&key, (_, fd))| self.watches.remove(key, fd));
             return Err(error);
         }
         self.peers.insert(participant, peer);
@@ -477,7 +364,7 @@ impl Service {
                 // Half closed, or no participant of ours: nothing more is heard of it but its hang-up.
                 Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
                     tracing::warn!(%error, participant = participant.0, "a participant is silenced");
-                    self.poller.pause(peer.socket.as_fd(), key);
+                    self.watches.pause(key, peer.socket.as_fd());
                     return;
                 }
                 // A packet that was lost is asked again.
@@ -512,7 +399,7 @@ impl Service {
             }
             ToBroker::Commit { request, identity } => {
                 trace_point!("commit.heard");
-                if self.parts.standing == Standing::Absent {
+                if self.parts.keeper == KeeperState::Absent {
                     // Later: the keeper is away. It is asked again.
                     return;
                 }
@@ -534,7 +421,7 @@ impl Service {
             }
             ToBroker::Watch { request, seen, name } => catalogue.watch(asker, request, &name, seen),
             ToBroker::Remove { request, epoch, name } => {
-                if self.parts.standing == Standing::Absent {
+                if self.parts.keeper == KeeperState::Absent {
                     return;
                 }
                 catalogue.remove(asker, request, &name, epoch)
@@ -549,24 +436,7 @@ impl Service {
 
     fn answer(&self, to: Participant, request: u64, answer: Answer<File>) {
         let Some(peer) = self.peers.get(&to) else { return };
-        let mut files: Vec<File> = Vec::new();
-        let message = match answer {
-            Answer::Created { granularity, leases, regions } => {
-                files = regions;
-                ToClient::Created { request, granularity, leases }
-            }
-            Answer::Committed(epoch) => ToClient::Committed { request, epoch },
-            Answer::Outcome(standing) => ToClient::Outcome { request, standing },
-            Answer::Noted => ToClient::Noted { request },
-            Answer::Opened { identity, epoch, manifest, regions } => {
-                files.push(manifest);
-                files.extend(regions);
-                ToClient::Opened { request, identity, epoch }
-            }
-            Answer::Newer { identity, epoch } => ToClient::Newer { request, identity, epoch },
-            Answer::Removed(epoch) => ToClient::Removed { request, epoch },
-            Answer::Declined(refusal, why) => ToClient::Declined { request, refusal, why },
-        };
+        let (message, files) = answer.into_message(request);
         let fds: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
         say(peer, &message, &fds);
         trace_point!("answered");
@@ -578,7 +448,7 @@ impl Service {
         match sealed::create("gpu-ipc-listing", &text) {
             Ok(file) => say(peer, &ToClient::Listing { request, bytes: text.len() as u64 }, &[file.as_fd()]),
             Err(error) => {
-                let (refusal, why) = (Refusal::Failed, workshop::explain(&error));
+                let (refusal, why) = failed(error);
                 say(peer, &ToClient::Declined { request, refusal, why }, &[]);
             }
         }
@@ -590,7 +460,7 @@ impl Service {
             Some(Process { pid: peer.pid, command: peer.command.clone(), name: peer.name.clone() })
         };
         let rows = self.parts.catalogue.rows(uid);
-        let row = |row: &crate::server::catalogue::Row| Row {
+        let row = |row: &crate::server::object::Row| Row {
             name: row.name.clone(),
             epoch: row.epoch.0,
             identity: row.identity.to_string(),
@@ -603,10 +473,10 @@ impl Service {
         Listing {
             pid: std::process::id(),
             age_s: self.started.elapsed().as_secs(),
-            keeper: match self.parts.standing {
-                Standing::None => "none",
-                Standing::Fed => "fed",
-                Standing::Absent => "absent",
+            keeper: match self.parts.keeper {
+                KeeperState::None => "none",
+                KeeperState::Fed => "fed",
+                KeeperState::Absent => "absent",
             }
             .into(),
             bytes: rows.iter().map(|row| row.bytes).sum(),
@@ -624,21 +494,19 @@ impl Service {
 
     fn note(&mut self, participant: Participant, key: u64, note: impl FnOnce(&mut Proof)) {
         let Some(peer) = self.peers.get_mut(&participant) else { return };
-        let fd = match self.watches.get(&key) {
+        let fd = match self.watches.of(key) {
             Some(Watch::Process(_)) => peer.pidfd.as_fd(),
-            Some(Watch::Descendant(_, n)) => peer.descendants[*n].as_fd(),
+            Some(Watch::Descendant(_, n)) => peer.descendants[n].as_fd(),
             _ => return,
         };
-        self.poller.remove(fd);
-        self.watches.remove(&key);
+        self.watches.remove(key, fd);
         note(&mut peer.proof);
         self.bury(participant);
     }
 
     fn hang_up(&mut self, participant: Participant, key: u64) {
         let Some(peer) = self.peers.get_mut(&participant) else { return };
-        self.poller.remove(peer.socket.as_fd());
-        self.watches.remove(&key);
+        self.watches.remove(key, peer.socket.as_fd());
         peer.proof.hung_up = true;
         self.parts.catalogue.hung_up(participant);
         self.bury(participant);
@@ -656,27 +524,13 @@ impl Service {
         }
         self.parts.catalogue.writer_died(participant);
         if let Some(peer) = self.peers.remove(&participant) {
-            let mine = |watch: &Watch| matches!(watch, Watch::Socket(of) | Watch::Process(of) | Watch::Descendant(of, _) if *of == participant);
-            self.poller.remove(peer.pidfd.as_fd());
-            peer.descendants.iter().for_each(|descendant| self.poller.remove(descendant.as_fd()));
-            self.watches.retain(|_, watch| !mine(watch));
+            let watched: Vec<_> = std::iter::once(&peer.pidfd).chain(&peer.descendants).map(AsFd::as_fd).collect();
+            self.watches.forget(participant, &watched);
             // What strangers sent may block at its close.
             let mut fds = peer.descendants;
             fds.push(peer.pidfd);
             self.work(workshop::Job::Drop(fds));
         }
-    }
-
-    fn key(&mut self, watch: Watch) -> u64 {
-        let key = self.next_key;
-        self.next_key += 1;
-        self.watches.insert(key, watch);
-        key
-    }
-
-    fn unwatch(&mut self, key: u64, fd: BorrowedFd<'_>) {
-        self.poller.remove(fd);
-        self.watches.remove(&key);
     }
 }
 

@@ -11,8 +11,8 @@ use crate::memory::sealed;
 use crate::memory::store::{FindGpus, make_region};
 use crate::object::identity::Identity;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
-use crate::server::catalogue::Device;
-use crate::server::service::{File, Happened, Teller};
+use crate::server::action::Device;
+use crate::server::happened::{File, Happened, Teller, explain};
 use crate::wire::Refusal;
 
 /// What the workshop is to do.
@@ -99,15 +99,4 @@ impl Workshop {
             error => (Refusal::Failed, explain(&error)),
         })
     }
-}
-
-/// Writes an error with its causes.
-pub(super) fn explain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

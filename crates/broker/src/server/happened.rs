@@ -1,0 +1,51 @@
+//! What the threads that may wait tell the one that serves.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use channel::os::waker::Waker;
+
+use crate::object::identity::Identity;
+use crate::object::manifest::Manifest;
+use crate::server::action::KeepError;
+use crate::wire::Refusal;
+
+/// A descriptor that keeps memory.
+pub(super) type File = Arc<OwnedFd>;
+
+/// What the other threads did.
+pub(super) enum Happened {
+    Drafted(Identity, Result<(Box<Manifest>, u64), (Refusal, String)>),
+    Made(Identity, Result<Vec<File>, (Refusal, String)>),
+    Kept(Identity, Result<File, KeepError>),
+    Forgotten(u64, Result<(), KeepError>),
+    Looked(Option<(OwnedFd, bool)>),
+    Fed(Result<(), KeepError>),
+}
+
+/// How another thread tells the service what it did.
+#[derive(Clone)]
+pub(super) struct Teller {
+    pub sender: Sender<Happened>,
+    pub waker: Arc<Waker>,
+}
+
+impl Teller {
+    pub(super) fn tell(&self, happened: Happened) {
+        // Without a service the process ends.
+        let _ = self.sender.send(happened);
+        self.waker.wake();
+    }
+}
+
+/// Writes an error with its causes.
+pub(super) fn explain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
