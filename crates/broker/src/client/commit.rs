@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use gpu_api::{Error, EventKind, Gpu, RawEvent, RawStream, StreamOp};
 use ipc_rc::Stream;
 
-use super::link::Words;
+use super::connection::Words;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::Range;
 use crate::object::identity::{Epoch, Identity};

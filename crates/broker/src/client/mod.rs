@@ -1,13 +1,16 @@
 //! What writers and readers do: connect, create, fill, commit; open, advance, sleep, wake; watch and remove.
 //!
-//! 1. `link`: the connection, its thread, and the questions that are on their way.
+//! 1. `connection`: from the hello to the welcome. `commit`: from the last write to the epoch.
 //! 2. `retire`: addresses that are given back once the GPU is done with them.
-//! 3. `writer`: an object that is being filled. `commit`: from the last write to the epoch.
-//! 4. `reader`: an object that is mapped. `group`: one for each of several devices, all or none.
+//! 3. `questions`: what was asked and not answered yet. `link`: the thread that asks, hears and reconnects.
+//! 4. `writer`: an object that is being filled.
+//! 5. `reader`: an object that is mapped. `group`: one for each of several devices, all or none.
 
 mod commit;
+mod connection;
 mod group;
 mod link;
+mod questions;
 mod reader;
 mod retire;
 mod writer;
@@ -190,7 +193,7 @@ impl Client {
         let (answer, _) = self.link.ask(|request| ToBroker::AskOutcome { request, identity }, Vec::new())?;
         match answer {
             ToClient::Outcome { standing, .. } => Ok(standing),
-            _ => Err(link::nonsense()),
+            _ => Err(connection::nonsense()),
         }
     }
 
@@ -204,7 +207,7 @@ impl Client {
     pub fn commit_again(&self, identity: Identity) -> Result<Epoch> {
         match self.link.ask_here(|request| ToBroker::Commit { request, identity }, Vec::new())? {
             (ToClient::Committed { epoch, .. }, _) => Ok(epoch),
-            _ => Err(link::nonsense()),
+            _ => Err(connection::nonsense()),
         }
     }
 
@@ -228,7 +231,7 @@ impl Client {
         let question = |request| ToBroker::Watch { request, seen, name: name.into() };
         match self.link.ask_until(question, Vec::new(), deadline) {
             Ok((ToClient::Newer { identity, epoch, .. }, _)) => Ok(Some((epoch, identity))),
-            Ok(_) => Err(link::nonsense()),
+            Ok(_) => Err(connection::nonsense()),
             Err(ObjectError::Gpu(gpu_api::Error::Deadline { .. })) => Ok(None),
             Err(error) => Err(error),
         }
@@ -253,7 +256,7 @@ impl Client {
         let question = |request| ToBroker::Remove { request, epoch, name: name.into() };
         match self.link.ask(question, Vec::new())? {
             (ToClient::Removed { epoch, .. }, _) => Ok(epoch),
-            _ => Err(link::nonsense()),
+            _ => Err(connection::nonsense()),
         }
     }
 
@@ -265,9 +268,9 @@ impl Client {
     pub fn list(&self) -> Result<Listing> {
         use std::os::fd::AsFd;
         let (_, files) = self.link.ask(|request| ToBroker::List { request }, Vec::new())?;
-        let [file] = files.as_slice() else { return Err(link::nonsense()) };
+        let [file] = files.as_slice() else { return Err(connection::nonsense()) };
         let text = sealed::read(file.as_fd(), MOST_LISTING)?;
-        serde_json::from_slice(&text).map_err(|_| link::nonsense())
+        serde_json::from_slice(&text).map_err(|_| connection::nonsense())
     }
 
     /// Says whether a broker is connected at this moment.

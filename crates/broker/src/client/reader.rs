@@ -7,7 +7,8 @@ use channel::trace_point;
 use gpu_api::{Access, DevicePtr, Error};
 use ipc_rc::Stream;
 
-use super::link::{Link, nonsense};
+use super::connection::nonsense;
+use super::link::Link;
 use super::retire::Retiring;
 use super::writer::{address, check_stream, note};
 use crate::error::{ObjectError, Result};

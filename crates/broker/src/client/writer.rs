@@ -8,7 +8,8 @@ use gpu_api::{Access, DevicePtr, Error, Gpu};
 use ipc_rc::Stream;
 
 use super::commit::{Commit, CommitCell, Lane, Pending};
-use super::link::{Link, Words, nonsense};
+use super::connection::{Words, nonsense};
+use super::link::Link;
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};

@@ -48,7 +48,8 @@ mod refusal;
 mod to_broker;
 mod to_client;
 
-pub use packet::{DecodeError, MOST_BYTES, version_of_hello};
+pub use channel::wire::packet::MOST_BYTES;
+pub use packet::{DecodeError, version_of_hello};
 pub use refusal::Refusal;
 pub use to_broker::{Selector, ToBroker};
 pub use to_client::{LeaseSlot, Standing, ToClient};

@@ -1,6 +1,8 @@
 //! What participants say to a broker.
 
-use super::packet::{DecodeError, Header, MOST_BYTES, Writer, malformed};
+use channel::wire::packet::MOST_BYTES;
+
+use super::packet::{DecodeError, check, check_version, epoch, identity, malformed, read, start};
 use crate::object::identity::{Epoch, Identity};
 
 /// Which object of a broker.
@@ -114,15 +116,15 @@ pub enum ToBroker {
 impl ToBroker {
     /// Writes it and returns its bytes. `fds` says how many descriptors come with it, `version` what was agreed on.
     pub fn encode(&self, packet: &mut [u8; MOST_BYTES], version: u16, fds: usize) -> usize {
-        let start = |packet, number, request| Writer::start(packet, version, number, fds, request);
-        let about = |packet, number, request, identity| {
-            let mut w = Writer::start(packet, version, number, fds, request);
-            w.identity(identity);
+        let begin = |packet, number, request| start(packet, version, number, fds, request);
+        let about = |packet, number, request, identity: Identity| {
+            let mut w = start(packet, version, number, fds, request);
+            w.put(&identity.0);
             w
         };
         let w = match self {
             ToBroker::Hello { lowest, highest, shared_context, name } => {
-                let mut w = Writer::start(packet, *lowest, 1, fds, 0);
+                let mut w = start(packet, *lowest, 1, fds, 0);
                 w.u16(*highest);
                 w.u16(u16::from(*shared_context));
                 w.text(name);
@@ -144,29 +146,29 @@ impl ToBroker {
                     Selector::Epoch(name, epoch) => (1, *epoch, Identity([0; 16]), name.as_str()),
                     Selector::Identity(identity) => (2, Epoch(0), *identity, ""),
                 };
-                let mut w = start(packet, 6, *request);
+                let mut w = begin(packet, 6, *request);
                 w.put(&[kind, 0, 0, 0, 0, 0, 0, 0]);
                 w.u64(epoch.0);
-                w.identity(identity);
+                w.put(&identity.0);
                 w.text(name);
                 w
             }
             ToBroker::Close { request, identity } => about(packet, 7, *request, *identity),
             ToBroker::Watch { request, seen, name } => {
-                let mut w = start(packet, 8, *request);
+                let mut w = begin(packet, 8, *request);
                 w.u64(seen.0);
                 w.text(name);
                 w
             }
             ToBroker::Remove { request, epoch, name } => {
-                let mut w = start(packet, 9, *request);
+                let mut w = begin(packet, 9, *request);
                 w.u64(epoch.0);
                 w.text(name);
                 w
             }
-            ToBroker::List { request } => start(packet, 10, *request),
+            ToBroker::List { request } => begin(packet, 10, *request),
         };
-        w.len
+        w.end()
     }
 
     /// Reads a message that came with this many descriptors.
@@ -175,9 +177,9 @@ impl ToBroker {
     ///
     /// [`DecodeError`] for anything that [`encode`](ToBroker::encode) does not write.
     pub fn decode(packet: &[u8], fds: usize) -> Result<ToBroker, DecodeError> {
-        let (header, mut r) = Header::read(packet)?;
+        let (header, mut r) = read(packet)?;
         if header.number != 1 {
-            header.check_version()?;
+            check_version(&header)?;
         }
         let request = header.request;
         let message = match header.number {
@@ -189,23 +191,23 @@ impl ToBroker {
                 ToBroker::Hello { lowest: header.version, highest, shared_context: flags == 1, name: r.text()? }
             }
             2 => {
-                let identity = r.identity()?;
+                let identity = identity(&mut r)?;
                 let flags = r.u32()?;
                 r.zeros::<4>()?;
-                let epoch = r.epoch()?;
+                let epoch = epoch(&mut r)?;
                 if flags > 7 || (flags & 4 == 0 && epoch != Epoch(0)) {
                     return Err(malformed("the flags of a create", flags, "1, 2 and 4, and no epoch without 4"));
                 }
                 let expect = (flags & 4 != 0).then_some(epoch);
                 ToBroker::Create { request, identity, scratch: flags & 1 != 0, replace: flags & 2 != 0, expect }
             }
-            3 => ToBroker::Commit { request, identity: r.identity()? },
-            4 => ToBroker::AskOutcome { request, identity: r.identity()? },
-            5 => ToBroker::Abort { request, identity: r.identity()? },
+            3 => ToBroker::Commit { request, identity: identity(&mut r)? },
+            4 => ToBroker::AskOutcome { request, identity: identity(&mut r)? },
+            5 => ToBroker::Abort { request, identity: identity(&mut r)? },
             6 => {
                 let [kind] = r.array()?;
                 r.zeros::<7>()?;
-                let (epoch, identity, name) = (r.epoch()?, r.identity()?, r.text()?);
+                let (epoch, identity, name) = (epoch(&mut r)?, identity(&mut r)?, r.text()?);
                 let (no_epoch, no_identity) = (epoch == Epoch(0), identity == Identity([0; 16]));
                 let selector = match kind {
                     0 if no_epoch && no_identity => Selector::Latest(name),
@@ -215,13 +217,13 @@ impl ToBroker {
                 };
                 ToBroker::Open { request, selector }
             }
-            7 => ToBroker::Close { request, identity: r.identity()? },
-            8 => ToBroker::Watch { request, seen: r.epoch()?, name: r.text()? },
-            9 => ToBroker::Remove { request, epoch: r.epoch()?, name: r.text()? },
+            7 => ToBroker::Close { request, identity: identity(&mut r)? },
+            8 => ToBroker::Watch { request, seen: epoch(&mut r)?, name: r.text()? },
+            9 => ToBroker::Remove { request, epoch: epoch(&mut r)?, name: r.text()? },
             10 => ToBroker::List { request },
             number => return Err(malformed("the type", number, "1 to 10")),
         };
-        header.check(&r, fds, |came| match message {
+        check(&header, &r, fds, |came| match message {
             ToBroker::Hello { .. } => came >= 1,
             ToBroker::Create { .. } => came == 1,
             _ => came == 0,

@@ -1,9 +1,10 @@
 //! What a broker says to participants.
 
 use channel::shared::slot::Generation;
+use channel::wire::packet::MOST_BYTES;
 
 use super::Refusal;
-use super::packet::{DecodeError, Header, MOST_BYTES, Writer, malformed};
+use super::packet::{DecodeError, check, check_version, epoch, identity, malformed, read, start};
 use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::MOST_REGIONS;
 
@@ -126,16 +127,16 @@ pub enum ToClient {
 impl ToClient {
     /// Writes it and returns its bytes. `fds` says how many descriptors come with it, `version` what was agreed on.
     pub fn encode(&self, packet: &mut [u8; MOST_BYTES], version: u16, fds: usize) -> usize {
-        let start = |packet, number, request| Writer::start(packet, version, number, fds, request);
-        let object = |packet, number, request, identity, epoch: Epoch| {
-            let mut w = Writer::start(packet, version, number, fds, request);
-            w.identity(identity);
+        let begin = |packet, number, request| start(packet, version, number, fds, request);
+        let object = |packet, number, request, identity: Identity, epoch: Epoch| {
+            let mut w = start(packet, version, number, fds, request);
+            w.put(&identity.0);
             w.u64(epoch.0);
             w
         };
         let w = match self {
             ToClient::Welcome { incarnation, participant, pid, slots } => {
-                let mut w = start(packet, 129, 0);
+                let mut w = begin(packet, 129, 0);
                 w.put(incarnation);
                 w.u64(*participant);
                 w.u32(*pid);
@@ -143,7 +144,7 @@ impl ToClient {
                 w
             }
             ToClient::Refused { refusal, lowest, highest, why } => {
-                let mut w = start(packet, 130, 0);
+                let mut w = begin(packet, 130, 0);
                 w.u16(*refusal as u16);
                 w.u16(*lowest);
                 w.u16(*highest);
@@ -151,7 +152,7 @@ impl ToClient {
                 w
             }
             ToClient::Created { request, granularity, leases } => {
-                let mut w = start(packet, 131, *request);
+                let mut w = begin(packet, 131, *request);
                 w.u64(*granularity);
                 w.u32(leases.len() as u32);
                 w.u32(0);
@@ -163,7 +164,7 @@ impl ToClient {
                 w
             }
             ToClient::Committed { request, epoch } => {
-                let mut w = start(packet, 132, *request);
+                let mut w = begin(packet, 132, *request);
                 w.u64(epoch.0);
                 w
             }
@@ -173,33 +174,33 @@ impl ToClient {
                     Standing::Unfinished => (2, Epoch(0)),
                     Standing::Unknown => (3, Epoch(0)),
                 };
-                let mut w = start(packet, 133, *request);
+                let mut w = begin(packet, 133, *request);
                 w.u32(state);
                 w.u32(0);
                 w.u64(epoch.0);
                 w
             }
-            ToClient::Noted { request } => start(packet, 134, *request),
+            ToClient::Noted { request } => begin(packet, 134, *request),
             ToClient::Opened { request, identity, epoch } => object(packet, 135, *request, *identity, *epoch),
             ToClient::Newer { request, identity, epoch } => object(packet, 136, *request, *identity, *epoch),
             ToClient::Removed { request, epoch } => {
-                let mut w = start(packet, 137, *request);
+                let mut w = begin(packet, 137, *request);
                 w.u64(epoch.0);
                 w
             }
             ToClient::Listing { request, bytes } => {
-                let mut w = start(packet, 138, *request);
+                let mut w = begin(packet, 138, *request);
                 w.u64(*bytes);
                 w
             }
             ToClient::Declined { request, refusal, why } => {
-                let mut w = start(packet, 139, *request);
+                let mut w = begin(packet, 139, *request);
                 w.u16(*refusal as u16);
                 w.text(why);
                 w
             }
         };
-        w.len
+        w.end()
     }
 
     /// Reads a message that came with this many descriptors.
@@ -208,9 +209,9 @@ impl ToClient {
     ///
     /// [`DecodeError`] for anything that [`encode`](ToClient::encode) does not write.
     pub fn decode(packet: &[u8], fds: usize) -> Result<ToClient, DecodeError> {
-        let (header, mut r) = Header::read(packet)?;
+        let (header, mut r) = read(packet)?;
         if header.number != 130 {
-            header.check_version()?;
+            check_version(&header)?;
         }
         let refusal =
             |number| Refusal::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 14"));
@@ -238,11 +239,11 @@ impl ToClient {
                 }
                 ToClient::Created { request, granularity, leases }
             }
-            132 => ToClient::Committed { request, epoch: r.epoch()? },
+            132 => ToClient::Committed { request, epoch: epoch(&mut r)? },
             133 => {
                 let state = r.u32()?;
                 r.zeros::<4>()?;
-                let standing = match (state, r.epoch()?) {
+                let standing = match (state, epoch(&mut r)?) {
                     (1, epoch) => Standing::Committed(epoch),
                     (2, Epoch(0)) => Standing::Unfinished,
                     (3, Epoch(0)) => Standing::Unknown,
@@ -251,9 +252,9 @@ impl ToClient {
                 ToClient::Outcome { request, standing }
             }
             134 => ToClient::Noted { request },
-            135 => ToClient::Opened { request, identity: r.identity()?, epoch: r.epoch()? },
-            136 => ToClient::Newer { request, identity: r.identity()?, epoch: r.epoch()? },
-            137 => ToClient::Removed { request, epoch: r.epoch()? },
+            135 => ToClient::Opened { request, identity: identity(&mut r)?, epoch: epoch(&mut r)? },
+            136 => ToClient::Newer { request, identity: identity(&mut r)?, epoch: epoch(&mut r)? },
+            137 => ToClient::Removed { request, epoch: epoch(&mut r)? },
             138 => ToClient::Listing { request, bytes: r.u64()? },
             139 => ToClient::Declined { request, refusal: refusal(r.u16()?)?, why: r.text()? },
             number => return Err(malformed("the type", number, "129 to 139")),
@@ -261,7 +262,7 @@ impl ToClient {
         if matches!(message, ToClient::Welcome { .. } | ToClient::Refused { .. }) && request != 0 {
             return Err(malformed("the request", request, "0 in a message that has none"));
         }
-        header.check(&r, fds, |came| match &message {
+        check(&header, &r, fds, |came| match &message {
             ToClient::Welcome { .. } => came == 2,
             ToClient::Created { leases, .. } => came == leases.len(),
             ToClient::Opened { .. } => (1..=1 + MOST_REGIONS).contains(&came),

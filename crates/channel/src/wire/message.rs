@@ -66,7 +66,8 @@ mod ticket;
 mod to_participant;
 mod to_producer;
 
-pub use packet::{DecodeError, MOST_BYTES};
+pub use crate::wire::packet::MOST_BYTES;
+pub use packet::DecodeError;
 pub use refusal::RefusalCode;
 pub use report::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage};
 pub use ticket::{Granted, MOST_TICKETS, Outcome, TicketAnswer, TicketId};

@@ -4,3 +4,4 @@ pub mod checksum;
 pub mod descriptor;
 pub mod lease_address;
 pub mod message;
+pub mod packet;

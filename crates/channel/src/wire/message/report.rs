@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use gpu_api::{BackendKind, DeviceUuid, ParticipantId};
 
-use super::packet::{DecodeError, MOST_BYTES, Reader, Writer, malformed};
+use super::packet::{DecodeError, malformed};
 use crate::wire::descriptor::SessionId;
+use crate::wire::packet::{MOST_BYTES, Reader, Writer};
 
 /// Numbers in a report: the fields of `Stats` and of the source's usage.
 pub const NUMBERS: usize = 22;

@@ -1,9 +1,10 @@
 //! Tickets in messages: which are claimed, and what became of each.
 
-use super::packet::{DecodeError, Reader, Writer, malformed};
+use super::packet::{DecodeError, malformed};
 use crate::shared::slot::Generation;
 use crate::wire::descriptor::{Fence, LIMIT, NO_FENCE};
 use crate::wire::lease_address::LeaseAddress;
+use crate::wire::packet::{Reader, Writer};
 
 /// The most tickets that one message claims.
 pub const MOST_TICKETS: usize = 64;

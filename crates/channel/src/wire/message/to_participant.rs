@@ -3,12 +3,13 @@
 use arrayvec::ArrayVec;
 use gpu_api::{Access, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId};
 
-use super::packet::{DecodeError, Header, MOST_BYTES, Writer, malformed};
+use super::packet::{DecodeError, check, malformed, read, start};
 use super::refusal::RefusalCode;
 use super::report::ReportPage;
 use super::ticket::{MOST_TICKETS, TicketAnswer};
 use crate::wire::descriptor::{self, Descriptor, SessionId};
 use crate::wire::lease_address::LeaseAddress;
+use crate::wire::packet::MOST_BYTES;
 
 const WELCOME: u16 = 129;
 const REFUSED: u16 = 130;
@@ -187,7 +188,7 @@ impl ToParticipant {
             ToParticipant::Snapshot { request, .. } => (SNAPSHOT, *request),
             ToParticipant::Noted { request } => (NOTED, *request),
         };
-        let mut w = Writer::start(packet, number, self.fds(), request);
+        let mut w = start(packet, number, self.fds(), request);
         match self {
             ToParticipant::Welcome { session, participant, pid, slots, max_slots } => {
                 w.put(&session.0);
@@ -237,12 +238,12 @@ impl ToParticipant {
             ToParticipant::Revoked { lease } => w.lease(*lease),
             ToParticipant::Snapshot { len, .. } => w.put(&len.to_le_bytes()),
         }
-        w.len
+        w.end()
     }
 
     /// Reads a message that came with `fds` file descriptors.
     pub fn decode(packet: &[u8], fds: usize) -> Result<ToParticipant, DecodeError> {
-        let (header, mut r) = Header::read(packet)?;
+        let (header, mut r) = read(packet)?;
         let request = header.request;
         let message = match header.number {
             WELCOME => ToParticipant::Welcome {
@@ -316,7 +317,7 @@ impl ToParticipant {
                 | ToParticipant::CounterFile { .. }
                 | ToParticipant::Noted { .. }
         );
-        header.check(r, message.fds(), fds, answers)?;
+        check(&header, &r, message.fds(), fds, answers)?;
         Ok(message)
     }
 }

@@ -3,10 +3,11 @@
 use arrayvec::ArrayVec;
 use gpu_api::{Access, BackendKind, DeviceUuid, ParticipantId, RegionId};
 
-use super::packet::{DecodeError, Header, MOST_BYTES, Writer, malformed};
+use super::packet::{DecodeError, check, malformed, read, start};
 use super::ticket::{MOST_TICKETS, TicketId};
 use crate::os::process::MOST_DESCENDANTS;
 use crate::wire::lease_address::LeaseAddress;
+use crate::wire::packet::MOST_BYTES;
 
 const HELLO: u16 = 1;
 const MAP_REGION: u16 = 2;
@@ -132,7 +133,7 @@ impl ToProducer {
             ToProducer::TakeSnapshot { request } => (TAKE_SNAPSHOT, *request),
             ToProducer::AskFile { request, .. } => (ASK_FILE, *request),
         };
-        let mut w = Writer::start(packet, number, self.fds(), request);
+        let mut w = start(packet, number, self.fds(), request);
         match self {
             ToProducer::Hello { backend, device, descendants, name } => {
                 w.put(&[*backend as u8, 0]);
@@ -170,12 +171,12 @@ impl ToProducer {
                 w.put(&[0; 4]);
             }
         }
-        w.len
+        w.end()
     }
 
     /// Reads a message that came with `fds` file descriptors.
     pub fn decode(packet: &[u8], fds: usize) -> Result<ToProducer, DecodeError> {
-        let (header, mut r) = Header::read(packet)?;
+        let (header, mut r) = read(packet)?;
         let message = match header.number {
             HELLO => {
                 let backend = r.backend()?;
@@ -230,7 +231,7 @@ impl ToProducer {
             number => return Err(malformed("the type", number, "that of a message to a producer")),
         };
         let answers = !matches!(message, ToProducer::Hello { .. });
-        header.check(r, message.fds(), fds, answers)?;
+        check(&header, &r, message.fds(), fds, answers)?;
         Ok(message)
     }
 }
