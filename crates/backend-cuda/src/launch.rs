@@ -28,6 +28,11 @@ symbols! {
     cuStreamBeginCapture as "cuStreamBeginCapture_v2": fn(CUstream, u32);
     cuStreamEndCapture: fn(CUstream, *mut *mut c_void);
     cuGraphInstantiateWithFlags: fn(*mut *mut c_void, *mut c_void, u64);
+    cuGraphCreate: fn(*mut *mut c_void, u32);
+    cuGraphAddChildGraphNode: fn(*mut *mut c_void, *mut c_void, *const *mut c_void, usize, *mut c_void);
+    cuGraphAddNode: fn(*mut *mut c_void, *mut c_void, *const *mut c_void, usize, *mut NodeParameters);
+    cuGraphConditionalHandleCreate: fn(*mut u64, *mut c_void, CUcontext, u32, u32);
+    cuStreamBeginCaptureToGraph: fn(CUstream, *mut c_void, *const *mut c_void, *const c_void, usize, u32);
     cuGraphDestroy: fn(*mut c_void);
     cuGraphLaunch: fn(*mut c_void, CUstream);
     cuMemAllocAsync: fn(*mut CUdeviceptr, usize, CUstream);
@@ -49,6 +54,35 @@ pub struct Kernel {
 
 /// A captured graph, ready to be launched; it is never destroyed.
 pub struct Graph(*mut c_void);
+
+/// A graph that is captured into the body of a conditional node.
+pub struct Body {
+    /// The graph that has the node.
+    outer: *mut c_void,
+}
+
+/// A graph node's type with a body that a condition decides about: `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
+const CONDITIONAL: u32 = 13;
+/// A condition that has its default value at each launch: `CU_GRAPH_COND_ASSIGN_DEFAULT`.
+const ASSIGN_DEFAULT: u32 = 1;
+
+/// `CUgraphNodeParams` of CUDA 12.3 and later, for a conditional node: 256 bytes, of which the manual wants those that
+/// are not used to be 0.
+#[repr(C)]
+struct NodeParameters {
+    kind: u32,
+    reserved: [u32; 3],
+    handle: u64,
+    /// 0: `CU_GRAPH_COND_TYPE_IF`.
+    condition: u32,
+    /// Bodies.
+    size: u32,
+    /// Written by the driver: its own array of the bodies' graphs.
+    bodies: *const *mut c_void,
+    context: CUcontext,
+    unused: [u64; 26],
+}
+const _: () = assert!(size_of::<NodeParameters>() == 256 && core::mem::offset_of!(NodeParameters, bodies) == 32);
 
 impl Application {
     /// Begins an application: it makes the device's primary context current on the calling thread, for good.
@@ -151,20 +185,115 @@ impl Application {
     ///
     /// `stream` is alive.
     pub unsafe fn end_capture(&self, stream: RawStream) -> Result<Graph> {
-        let (mut graph, mut ready) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: `captured` has our condition.
+        let graph = unsafe { self.captured(stream) }?;
+        self.ready(graph)
+    }
+
+    /// Ends a capture and makes a graph ready whose only node is the captured one, as a child.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    pub unsafe fn end_capture_of_child(&self, stream: RawStream) -> Result<Graph> {
+        // SAFETY: `captured` has our condition.
+        let child = unsafe { self.captured(stream) }?;
+        let (outer, mut node) = (self.empty_graph()?, ptr::null_mut());
+        self.call(&self.symbols.cuGraphAddChildGraphNode, |function| {
+            // SAFETY: `cuGraphAddChildGraphNode` writes one node and copies the child: both graphs were made here, and
+            // no dependency is named.
+            unsafe { function(&raw mut node, outer, ptr::null(), 0, child) }
+        })?;
+        self.destroy(child)?;
+        self.ready(outer)
+    }
+
+    /// Begins to capture a stream into the body of a conditional node that every launch takes. From CUDA 12.3 on.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    pub unsafe fn begin_capture_of_body(&self, stream: RawStream, mode: u32) -> Result<Body> {
+        let (outer, mut handle, mut node) = (self.empty_graph()?, 0, ptr::null_mut());
+        self.call(&self.symbols.cuGraphConditionalHandleCreate, |function| {
+            // SAFETY: `cuGraphConditionalHandleCreate` writes one handle: the graph was made here, and the context is
+            // the one that the backend retains.
+            unsafe { function(&raw mut handle, outer, self.context, 1, ASSIGN_DEFAULT) }
+        })?;
+        let mut parameters = NodeParameters {
+            kind: CONDITIONAL,
+            reserved: [0; 3],
+            handle,
+            condition: 0,
+            size: 1,
+            bodies: ptr::null(),
+            context: self.context,
+            unused: [0; 26],
+        };
+        self.call(&self.symbols.cuGraphAddNode, |function| {
+            // SAFETY: `cuGraphAddNode` writes one node, and reads and writes parameters of this kind: they live here,
+            // and the handle is the graph's own.
+            unsafe { function(&raw mut node, outer, ptr::null(), 0, &raw mut parameters) }
+        })?;
+        // SAFETY: the driver has set `bodies` to its array of `size` graphs, which lives as long as the outer graph.
+        let body = unsafe { parameters.bodies.read() };
+        self.call(&self.symbols.cuStreamBeginCaptureToGraph, |function| {
+            // SAFETY: `cuStreamBeginCaptureToGraph` asks for a stream that is alive, which our caller vouches for, and
+            // for a graph: the node's body. No dependency is named.
+            unsafe { function(call::stream(stream), body, ptr::null(), ptr::null(), 0, mode) }
+        })?;
+        Ok(Body { outer })
+    }
+
+    /// Ends the capture into a conditional node's body, and makes the graph ready that has the node.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    pub unsafe fn end_capture_of_body(&self, stream: RawStream, body: Body) -> Result<Graph> {
+        // SAFETY: `captured` has our condition. The body belongs to its node.
+        unsafe { self.captured(stream) }?;
+        self.ready(body.outer)
+    }
+
+    /// # Safety
+    ///
+    /// `stream` is alive.
+    unsafe fn captured(&self, stream: RawStream) -> Result<*mut c_void> {
+        let mut graph = ptr::null_mut();
         self.call(&self.symbols.cuStreamEndCapture, |function| {
             // SAFETY: `cuStreamEndCapture` writes one pointer: `graph` is one. Our caller vouches for the stream.
             unsafe { function(call::stream(stream), &raw mut graph) }
         })?;
+        Ok(graph)
+    }
+
+    fn empty_graph(&self) -> Result<*mut c_void> {
+        let mut graph = ptr::null_mut();
+        self.call(&self.symbols.cuGraphCreate, |function| {
+            // SAFETY: `cuGraphCreate` writes one pointer: `graph` is one.
+            unsafe { function(&raw mut graph, 0) }
+        })?;
+        Ok(graph)
+    }
+
+    /// Makes a graph ready to be launched, and destroys the one that it was made of.
+    fn ready(&self, graph: *mut c_void) -> Result<Graph> {
+        let mut ready = ptr::null_mut();
         self.call(&self.symbols.cuGraphInstantiateWithFlags, |function| {
-            // SAFETY: `cuGraphInstantiateWithFlags` writes one pointer: `ready` is one. The graph was captured above.
+            // SAFETY: `cuGraphInstantiateWithFlags` writes one pointer: `ready` is one. The callers made the graph.
             unsafe { function(&raw mut ready, graph, 0) }
         })?;
-        self.call(&self.symbols.cuGraphDestroy, |function| {
-            // SAFETY: `cuGraphDestroy` asks for a graph that is alive: it was captured above, and `ready` is a copy.
-            unsafe { function(graph) }
-        })?;
+        self.destroy(graph)?;
         Ok(Graph(ready))
+    }
+
+    fn destroy(&self, graph: *mut c_void) -> Result<()> {
+        self.call(&self.symbols.cuGraphDestroy, |function| {
+            // SAFETY: `cuGraphDestroy` asks for a graph that is alive: the callers made it, and what was made of it is a
+            // copy.
+            unsafe { function(graph) }
+        })
     }
 
     /// Launches a graph.

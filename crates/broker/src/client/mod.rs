@@ -3,16 +3,19 @@
 //! 1. `connection`: from the hello to the welcome. `commit`: from the last write to the epoch.
 //! 2. `retire`: addresses that are given back once the GPU is done with them.
 //! 3. `questions`: what was asked and not answered yet. `link`: the thread that asks, hears and reconnects.
-//! 4. `writer`: an object that is being filled.
+//! 4. `mapped`: what writers and readers have in common. `writer`: an object that is being filled. `scratch`: one that
+//!    is never committed.
 //! 5. `reader`: an object that is mapped. `group`: one for each of several devices, all or none.
 
 mod commit;
 mod connection;
 mod group;
 mod link;
+mod mapped;
 mod questions;
 mod reader;
 mod retire;
+mod scratch;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -25,7 +28,8 @@ use gpu_api::Gpu;
 pub use commit::Commit;
 pub use group::{GroupWriter, Roll};
 pub use reader::Reader;
-pub use writer::{CreateOptions, Scratch, Writer};
+pub use scratch::Scratch;
+pub use writer::{CreateOptions, Writer};
 
 use crate::error::{ObjectError, Result};
 use crate::memory::sealed;
@@ -163,7 +167,7 @@ impl Client {
     ///
     /// As [`create`](Client::create).
     pub fn scratch(&self, name: &str, layout: Layout) -> Result<Scratch> {
-        Writer::create(&self.link, name, layout, &CreateOptions::default(), true).map(Scratch::of)
+        Scratch::create(&self.link, name, layout)
     }
 
     /// Maps the newest epoch of a name, read-only.

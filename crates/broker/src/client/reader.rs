@@ -4,13 +4,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use channel::trace_point;
-use gpu_api::{Access, DevicePtr, Error};
+use gpu_api::{Access, DevicePtr, Error, Gpu};
 use ipc_rc::Stream;
 
 use super::connection::nonsense;
 use super::link::Link;
+use super::mapped::{address, check_stream, copy_and_wait, note, read_part};
 use super::retire::Retiring;
-use super::writer::{address, check_stream, note};
+use super::scratch::Scratch;
+use super::writer::Writer;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};
 use crate::memory::sealed;
@@ -171,27 +173,61 @@ impl Reader {
     ///
     /// As [`read`](Reader::read), and [`Error::Invalid`] beyond the part's end.
     pub fn read_at(&self, name: &str, offset: u64, bytes: &mut [u8]) -> Result<()> {
-        self.link.check_fork()?;
-        if !self.range.as_ref().is_some_and(Range::is_mapped) {
-            return Err(self.not_mapped());
-        }
-        let end = offset.checked_add(bytes.len() as u64);
-        let found = self.layout().part(name);
-        let Some(part) = found.filter(|part| end.is_some_and(|end| end <= part.spec.len)) else {
-            let has = found.map_or("no such part".into(), |part| format!("{} bytes", part.spec.len));
-            let got = format!("{} bytes at {offset} of {name}, which has {has}", bytes.len());
-            return Err(Error::Invalid { what: "what is read of a part", got, must: "inside it" }.into());
+        self.check_mapped()?;
+        read_part(self.link.gpu(), &self.manifest, self.base, name, offset, bytes)
+    }
+
+    /// Copies a part into the part of the same name of an object that is being filled, on the device, and waits for it.
+    /// A part that is unchanged and lies apart can be taken over without a copy:
+    /// [`CreateOptions::unchanged`](crate::CreateOptions::unchanged).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a part that either has not, of another length, or taken over; [`Error::Mismatch`] for a
+    /// writer on another device; [`ObjectError::Asleep`]; what the driver gives.
+    pub fn copy_part(&self, name: &str, to: &mut Writer) -> Result<()> {
+        self.check_mapped()?;
+        let Some(part) = self.layout().part(name) else {
+            let got = format!("{name}, which {} does not have", self.name());
+            return Err(Error::Invalid { what: "a part to copy", got, must: "a part of the object" }.into());
         };
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let at = address(&self.manifest, self.base, part).offset(offset);
-        let gpu = self.link.gpu();
-        let stream = Stream::create(gpu)?;
-        // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until the copy has finished: the
-        // piece lies in the mapped range, and `bytes` and the mapping outlive the wait below.
-        unsafe { gpu.backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), at, bytes.len()) }?;
-        Ok(stream.synchronize()?)
+        let ours = address(&self.manifest, self.base, part);
+        let theirs = to.place_for(name, part.spec.len)?;
+        check_same(self.link.gpu(), to.gpu())?;
+        copy_and_wait(self.link.gpu(), &[(theirs, ours, part.spec.len)])
+    }
+
+    /// Copies the whole object into memory of this process alone, which may be written to: a broker's scratch memory,
+    /// which counts against its limits. The reader stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::scratch`](crate::Client::scratch); [`ObjectError::Asleep`]; what the driver gives.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), broker::ObjectError> {
+    /// # let client: broker::Client = unimplemented!();
+    /// let reader = client.open("model")?;
+    /// let mut own = reader.writable_copy()?;
+    /// own.write_part("w", 0, b"other")?;
+    /// assert_ne!(own.device_ptr("w"), reader.device_ptr("w"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn writable_copy(&self) -> Result<Scratch> {
+        self.check_mapped()?;
+        let copy = Scratch::create(&self.link, self.name(), self.layout().clone())?;
+        // The same device and layout, so the same regions at the same distances.
+        let mut at = 0;
+        let copies = self.manifest.mapped_regions().map(|bytes| {
+            let here = at;
+            at += bytes;
+            (copy.base().offset(here), self.base.offset(here), bytes)
+        });
+        copy_and_wait(self.link.gpu(), &copies.collect::<Vec<_>>())?;
+        Ok(copy)
     }
 
     /// Moves to the newest epoch of the name, at the same addresses; says whether there was one.
@@ -323,6 +359,11 @@ impl Reader {
         !self.range.as_ref().is_some_and(Range::is_mapped)
     }
 
+    fn check_mapped(&self) -> Result<()> {
+        self.link.check_fork()?;
+        if self.range.as_ref().is_some_and(Range::is_mapped) { Ok(()) } else { Err(self.not_mapped()) }
+    }
+
     fn wait_for_streams(&self) -> Result<()> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.iter().try_for_each(|stream| Ok(stream.synchronize()?))
@@ -360,6 +401,19 @@ impl Drop for Reader {
             self.link.let_go(self.manifest.identity);
         }
     }
+}
+
+fn check_same(ours: &Gpu, theirs: &Gpu) -> Result<()> {
+    if ours == theirs {
+        return Ok(());
+    }
+    Err(Error::Mismatch {
+        what: "the writer's device",
+        theirs: theirs.device().to_string(),
+        ours: ours.device().to_string(),
+        remedy: "create and open with clients of one device and one backend",
+    }
+    .into())
 }
 
 fn too_long(part: &str) -> ObjectError {

@@ -1,5 +1,6 @@
 //! An object that is being filled.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use channel::shared::slot::Claim;
@@ -10,6 +11,7 @@ use ipc_rc::Stream;
 use super::commit::{Commit, CommitCell, Lane, Pending};
 use super::connection::{Words, nonsense};
 use super::link::Link;
+use super::mapped::{address, check_stream, note, read_part};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};
@@ -33,6 +35,10 @@ pub struct CreateOptions {
     pub replace: bool,
     /// The identity, where it must be known elsewhere; drawn if nothing is said.
     pub identity: Option<Identity>,
+    /// Parts that are the same as in the name's newest epoch: this object takes them over, without memory or a copy of
+    /// its own. They are taken over by whole regions, so each region's parts must all be named or none; see
+    /// [`Layout::pack_groups`]. Both epochs must be open to the same users.
+    pub unchanged: Vec<String>,
 }
 
 /// An object that is being filled.
@@ -47,6 +53,8 @@ pub struct Writer {
     /// Gone with the commit.
     range: Option<Range>,
     base: DevicePtr,
+    /// The regions that were taken over, one bit each.
+    taken: u16,
     streams: Mutex<Vec<Stream>>,
 }
 
@@ -72,11 +80,12 @@ impl Writer {
             granularity: 0,
             layout,
         };
+        let taken = regions_of(&manifest.layout, &options.unchanged)?;
         let draft = sealed::create("gpu-ipc-draft", &manifest.encode()?)?;
         let lost = || ObjectError::WriterLost { identity };
         let connection = link.connection().ok_or_else(lost)?;
         let (replace, expect) = (options.replace, options.expect);
-        let question = |request| ToBroker::Create { request, identity, scratch, replace, expect };
+        let question = |request| ToBroker::Create { request, identity, scratch, replace, expect, taken };
         // Given up on every way out until the writer is there, which gives it up itself.
         let mut abort = Abort { link, identity, armed: true };
         let (answer, regions) = link.ask_here(question, vec![draft])?;
@@ -93,7 +102,7 @@ impl Writer {
             return Err(nonsense());
         }
         manifest.granularity = granularity;
-        let imported = Imported::of(&gpu, &regions, bytes.iter().copied())?;
+        let imported = Imported::of(&gpu, &regions, bytes.iter().copied())?.protect(taken);
         let mut range = Range::reserve(&gpu, bytes.iter().sum(), Access::ReadWrite)?;
         let mapped = range.map(imported);
         if let Err(SwapError::Unchanged(error) | SwapError::Poisoned(error)) = mapped {
@@ -103,7 +112,7 @@ impl Writer {
         let base = range.base();
         abort.armed = false;
         let streams = Mutex::default();
-        let writer = Writer { link: link.clone(), manifest, words, leases, range: Some(range), base, streams };
+        let writer = Writer { link: link.clone(), manifest, words, leases, range: Some(range), base, taken, streams };
         for lease in &writer.leases {
             if writer.words.file.slot(lease.slot).claim(lease.generation) != Claim::Held {
                 return Err(ObjectError::Aborted { identity });
@@ -123,7 +132,8 @@ impl Writer {
         &self.manifest.layout
     }
 
-    /// Returns the address of a part, which the GPU and, on the host backend, the CPU may write to.
+    /// Returns the address of a part, which the GPU and, on the host backend, the CPU may write to. A part that is
+    /// taken over ([`CreateOptions::unchanged`]) may be read alone.
     ///
     /// Work on it is named with [`used_on`](Writer::used_on) or at the [`commit`](Writer::commit): work on a stream
     /// that was not named is undefined behaviour.
@@ -146,7 +156,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a part that is not there or has another length; what the driver gives.
+    /// [`Error::Invalid`] for a part that is not there, has another length or is taken over; what the driver gives.
     pub fn write(&mut self, part: &str, bytes: &[u8]) -> Result<()> {
         self.write_at(part, 0, bytes, true)
     }
@@ -172,6 +182,10 @@ impl Writer {
             let got = format!("{} bytes at {offset} for {name}, which has {has}", bytes.len());
             return Err(Error::Invalid { what: "what is written to a part", got, must: "as long as the part" }.into());
         };
+        self.check_own(part)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
         let at = address(&self.manifest, self.base, part).offset(offset);
         let gpu = self.link.gpu();
         let stream = Stream::create(gpu)?;
@@ -179,6 +193,42 @@ impl Writer {
         // part lies in the mapped range, `bytes` is as long, and both outlive the wait below.
         unsafe { gpu.backend().copy_to_device(stream.raw(), at, bytes.as_ptr(), bytes.len()) }?;
         Ok(stream.synchronize()?)
+    }
+
+    /// Copies a piece of a part to the host.
+    pub(super) fn read_at(&self, part: &str, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.link.check_fork()?;
+        read_part(self.link.gpu(), &self.manifest, self.base, part, offset, bytes)
+    }
+
+    /// Finds where a part of this length is written to.
+    pub(super) fn place_for(&self, name: &str, len: u64) -> Result<DevicePtr> {
+        let found = self.manifest.layout.part(name);
+        let Some(part) = found.filter(|part| part.spec.len == len) else {
+            let has = found.map_or("no such part".into(), |part| format!("{} bytes", part.spec.len));
+            let got = format!("{len} bytes for {name}, which has {has}");
+            return Err(Error::Invalid { what: "what is copied to a part", got, must: "as long as the part" }.into());
+        };
+        self.check_own(part)?;
+        Ok(address(&self.manifest, self.base, part))
+    }
+
+    /// Returns the device.
+    pub(super) fn gpu(&self) -> &Gpu {
+        self.link.gpu()
+    }
+
+    /// Returns the address of the first region.
+    pub(super) fn base(&self) -> DevicePtr {
+        self.base
+    }
+
+    fn check_own(&self, part: &Part) -> Result<()> {
+        if self.taken.checked_shr(u32::from(part.region)).is_none_or(|bits| bits & 1 == 0) {
+            return Ok(());
+        }
+        let got = format!("{}, which is taken over from the former epoch", part.spec.name);
+        Err(Error::Invalid { what: "a part to write to", got, must: "not among the unchanged ones" }.into())
     }
 
     /// Asks for the commit while writes may be under way, as a participant could that lies: a broker must not hear it
@@ -247,60 +297,19 @@ impl Drop for Abort<'_> {
     }
 }
 
-/// Memory that is never committed, counts against the broker's limits, and goes with this process.
-#[derive(Debug)]
-pub struct Scratch {
-    writer: Writer,
-}
-
-impl Scratch {
-    pub(super) fn of(writer: Writer) -> Scratch {
-        Scratch { writer }
+/// Finds the regions whose parts are all named, one bit each.
+fn regions_of(layout: &Layout, unchanged: &[String]) -> Result<u16> {
+    let invalid = |got, must| Err(Error::Invalid { what: "the parts that are unchanged", got, must }.into());
+    let named: HashSet<&str> = unchanged.iter().map(String::as_str).collect();
+    if let Some(name) = unchanged.iter().find(|name| layout.part(name).is_none()) {
+        return invalid(format!("{name}, which the layout does not have"), "parts of the layout");
     }
-
-    /// Returns the address of a part; see [`Writer::device_ptr`].
-    pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
-        self.writer.device_ptr(part)
+    let is_named = |part: &&Part| named.contains(part.spec.name.as_str());
+    let taken = layout.parts().iter().filter(is_named).fold(0u16, |taken, part| taken | 1 << part.region);
+    let beside = |part: &&Part| taken >> part.region & 1 != 0 && !is_named(part);
+    if let Some(part) = layout.parts().iter().find(beside) {
+        let got = format!("others of region {}, and not {}", part.region, part.spec.name);
+        return invalid(got, "all parts of a region; lay out what changes apart, with `Layout::pack_groups`");
     }
-
-    /// Notes that work on this stream touches it.
-    ///
-    /// # Errors
-    ///
-    /// As [`Writer::used_on`].
-    pub fn used_on(&self, stream: &Stream) -> Result<()> {
-        self.writer.used_on(stream)
-    }
-
-    /// Returns what it is.
-    pub fn layout(&self) -> &Layout {
-        self.writer.layout()
-    }
-}
-
-/// Finds a part's address: its region lies behind those before it.
-pub(super) fn address(manifest: &Manifest, base: DevicePtr, part: &Part) -> DevicePtr {
-    let before: u64 = manifest.mapped_regions().take(usize::from(part.region)).sum();
-    base.offset(before + part.offset)
-}
-
-pub(super) fn check_stream(gpu: &Gpu, stream: &Stream) -> Result<()> {
-    if stream.gpu() == gpu {
-        return Ok(());
-    }
-    Err(Error::Mismatch {
-        what: "the stream's device",
-        theirs: stream.gpu().device().to_string(),
-        ours: gpu.device().to_string(),
-        remedy: "pass a stream of the device that the client was connected with",
-    }
-    .into())
-}
-
-/// Adds a stream to those that touch an object, once.
-pub(super) fn note(streams: &Mutex<Vec<Stream>>, stream: &Stream) {
-    let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
-    if !streams.iter().any(|known| known.identity() == stream.identity()) {
-        streams.push(stream.clone());
-    }
+    Ok(taken)
 }

@@ -12,6 +12,8 @@ use gpu_api::{Access, AddressRange, DevicePtr, Gpu, RawMemory, Result};
 pub struct Imported {
     gpu: Gpu,
     memories: Vec<RawMemory>,
+    /// The regions that are mapped read-only whatever the range allows, one bit each.
+    protected: u16,
 }
 
 impl Imported {
@@ -21,11 +23,18 @@ impl Imported {
     ///
     /// What [`import_memory`](gpu_api::GpuStore::import_memory) gives; then nothing is imported.
     pub fn of(gpu: &Gpu, regions: &[OwnedFd], bytes: impl IntoIterator<Item = u64>) -> Result<Imported> {
-        let mut imported = Imported { gpu: gpu.clone(), memories: Vec::with_capacity(regions.len()) };
+        let mut imported = Imported { gpu: gpu.clone(), memories: Vec::with_capacity(regions.len()), protected: 0 };
         for (region, bytes) in regions.iter().zip(bytes) {
             imported.memories.push(gpu.backend().import_memory(gpu.device(), region.as_fd(), bytes)?);
         }
         Ok(imported)
+    }
+
+    /// Lets some regions be mapped read-only, one bit each.
+    #[must_use]
+    pub fn protect(mut self, regions: u16) -> Imported {
+        self.protected = regions;
+        self
     }
 
     fn bytes(&self) -> u64 {
@@ -198,11 +207,13 @@ impl Range {
         }
         let mut at = self.base();
         let mut mapped: Vec<DevicePtr> = Vec::with_capacity(imported.memories.len());
-        for &memory in &imported.memories {
+        for (n, &memory) in imported.memories.iter().enumerate() {
+            let protected = imported.protected.checked_shr(n as u32).is_some_and(|bits| bits & 1 != 0);
+            let access = if protected { Access::ReadOnly } else { self.access };
             // SAFETY: `map_memory` asks for memory that is not released, and for addresses inside a reservation with
             // nothing on them, at a multiple of the granularity: `imported` holds the memory, the lengths are such
             // multiples and fit into the range, which is empty from `at` on.
-            if let Err(error) = unsafe { self.gpu.backend().map_memory(at, memory, self.access) } {
+            if let Err(error) = unsafe { self.gpu.backend().map_memory(at, memory, access) } {
                 let undo = |&at: &DevicePtr| {
                     // SAFETY: `unmap_memory` asks for what was mapped and is used by nothing: just mapped, and nobody
                     // was told.

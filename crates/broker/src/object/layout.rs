@@ -47,22 +47,52 @@ impl Layout {
     /// ```
     pub fn pack(specs: impl IntoIterator<Item = PartSpec>, user: &[u8]) -> Result<Layout> {
         let specs: Vec<PartSpec> = specs.into_iter().collect();
-        let total = specs.iter().try_fold(0u64, |total, spec| total.checked_add(aligned(spec.len)?));
-        let Some(total) = total.filter(|total| i64::try_from(*total).is_ok()) else {
-            let got = format!("the sum of {} parts", specs.len());
-            return Err(Error::Invalid { what: "the size of an object", got, must: "below 2^63 bytes" });
-        };
-        let close_at = REGION_BYTES.max(total.div_ceil(MOST_REGIONS as u64));
+        let close_at = REGION_BYTES.max(total_of(&specs)?.div_ceil(MOST_REGIONS as u64));
+        Layout::place([specs], close_at, user)
+    }
+
+    /// As [`pack`](Layout::pack), with a region for each group of parts. What a later epoch takes over unchanged, it
+    /// takes over by whole regions ([`CreateOptions::unchanged`](crate::CreateOptions::unchanged)): parts that change
+    /// together belong in one group.
+    ///
+    /// # Errors
+    ///
+    /// As [`pack`](Layout::pack), and [`Error::Invalid`] for more than 16 groups.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use broker::{Layout, PartSpec};
+    ///
+    /// let (base, adapter) = ([PartSpec::bytes("base", 1 << 20)?], [PartSpec::bytes("adapter", 4096)?]);
+    /// let layout = Layout::pack_groups([base, adapter], b"")?;
+    /// assert_eq!(layout.regions(), [1 << 20, 4096]);
+    /// # Ok::<(), gpu_api::Error>(())
+    /// ```
+    pub fn pack_groups<G>(groups: impl IntoIterator<Item = G>, user: &[u8]) -> Result<Layout>
+    where
+        G: IntoIterator<Item = PartSpec>,
+    {
+        let groups: Vec<Vec<PartSpec>> = groups.into_iter().map(|group| group.into_iter().collect()).collect();
+        total_of(groups.iter().flatten())?;
+        Layout::place(groups, u64::MAX, user)
+    }
+
+    /// Places parts one behind the other, in a region of its own for each group and from `close_at` bytes on.
+    fn place(groups: impl IntoIterator<Item = Vec<PartSpec>>, close_at: u64, user: &[u8]) -> Result<Layout> {
         let mut regions: Vec<u64> = Vec::new();
-        let mut parts = Vec::with_capacity(specs.len());
-        for spec in specs {
-            if regions.last().is_none_or(|&bytes| bytes >= close_at) {
-                regions.push(0);
+        let mut parts = Vec::new();
+        for group in groups {
+            for (n, spec) in group.into_iter().enumerate() {
+                if n == 0 || regions.last().is_none_or(|&bytes| bytes >= close_at) {
+                    regions.push(0);
+                }
+                let region = regions.len() - 1;
+                let offset = regions[region];
+                regions[region] += aligned(spec.len).unwrap_or(0);
+                // More regions than 16 are refused below.
+                parts.push(Part { spec, region: u8::try_from(region).unwrap_or(u8::MAX), offset });
             }
-            let region = regions.len() - 1;
-            let offset = regions[region];
-            regions[region] += aligned(spec.len).unwrap_or(0);
-            parts.push(Part { spec, region: region as u8, offset });
         }
         // A region without a byte would be none that a driver makes.
         regions.iter_mut().for_each(|bytes| *bytes = (*bytes).max(PART_ALIGNMENT));
@@ -167,6 +197,19 @@ fn describe(part: &Part) -> String {
     format!("{name} {shape:?} of type {}/{} at {}+{}", dtype.code, dtype.bits, part.region, part.offset)
 }
 
+/// Adds up what parts need.
+fn total_of<'a>(specs: impl IntoIterator<Item = &'a PartSpec>) -> Result<u64> {
+    let (mut count, mut total) = (0u64, Some(0u64));
+    for spec in specs {
+        count += 1;
+        total = total.and_then(|total| total.checked_add(aligned(spec.len)?));
+    }
+    total.filter(|total| i64::try_from(*total).is_ok()).ok_or_else(|| {
+        let got = format!("the sum of {count} parts");
+        Error::Invalid { what: "the size of an object", got, must: "below 2^63 bytes" }
+    })
+}
+
 fn aligned(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(PART_ALIGNMENT)
 }
@@ -193,6 +236,17 @@ mod tests {
         let empty = Layout::pack([], b"only this").expect("a layout");
         assert_eq!((empty.regions(), empty.user()), (&[][..], &b"only this"[..]));
         assert_eq!(Layout::pack([bytes("e", 0)], b"").expect("a layout").regions(), [256]);
+    }
+
+    #[test]
+    fn a_group_has_a_region_of_its_own_and_an_empty_one_has_none() {
+        let group = |names: &[&str]| names.iter().map(|name| bytes(name, 300)).collect::<Vec<_>>();
+        let layout = Layout::pack_groups([group(&["b", "a"]), group(&[]), group(&["c"])], b"").expect("a layout");
+        assert_eq!(layout.regions(), [1024, 512]);
+        assert_eq!(layout.part("c").map(|part| (part.region, part.offset)), Some((1, 0)));
+        let many = (0..=MOST_REGIONS).map(|n| [bytes(&format!("{n}"), 1)]);
+        let error = Layout::pack_groups(many, b"").expect_err("17 groups").to_string();
+        assert!(error.contains("number of regions") && error.contains("17 for 17 parts"), "{error}");
     }
 
     #[test]

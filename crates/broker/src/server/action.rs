@@ -22,6 +22,19 @@ pub struct Asker {
     pub shared_context: bool,
 }
 
+/// What a create asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Wanted {
+    /// It is never committed, and goes with its writer.
+    pub scratch: bool,
+    /// The name's epochs are given up before memory is made.
+    pub replace: bool,
+    /// The epoch that the name must have, at the create and at the commit.
+    pub expect: Option<Epoch>,
+    /// The regions to take over from the name's newest epoch, one bit each.
+    pub taken: u16,
+}
+
 /// A device that regions are made on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Device {

@@ -26,12 +26,14 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
-use crate::server::action::{Action, Answer, Asker, Device, KeepError, Participant};
+use crate::server::action::{Action, Answer, Asker, Device, KeepError, Participant, Wanted};
 use crate::server::bequest::Tombs;
-use crate::server::limits::Limits;
+use crate::server::leaving::{Leaving, LeavingTable};
+use crate::server::limits::{Limits, Region};
 use crate::server::names::Names;
 use crate::server::object::{Object, Row, Stage};
 use crate::server::outcomes::Outcomes;
+use crate::server::takeover::{self, Former};
 use crate::wire::{LeaseSlot, Refusal, Selector, Standing};
 
 /// Unfinished objects of one participant.
@@ -59,16 +61,9 @@ pub struct Catalogue<F> {
     outcomes: Outcomes,
     watches: BTreeMap<(Participant, String), (Asker, u64, Epoch)>,
     /// Removals and replacements that wait for the keeper: the client to answer, or the object to continue.
-    leaving: HashMap<u64, Leaving>,
+    leaving: LeavingTable,
     next_seq: u64,
-    next_token: u64,
-}
-
-#[derive(Clone, Debug)]
-enum Leaving {
-    Retired,
-    Asked(Participant, u64, String, Epoch),
-    Replaced(Identity),
+    next_region: u64,
 }
 
 impl<F: Clone> Catalogue<F> {
@@ -80,9 +75,9 @@ impl<F: Clone> Catalogue<F> {
             objects: HashMap::new(),
             outcomes: Outcomes::default(),
             watches: BTreeMap::new(),
-            leaving: HashMap::new(),
+            leaving: LeavingTable::default(),
             next_seq: 1,
-            next_token: 1,
+            next_region: 1,
         }
     }
 
@@ -100,23 +95,24 @@ impl<F: Clone> Catalogue<F> {
                 continue;
             }
             self.names.publish(&manifest.name, manifest.owner, epoch, identity);
+            let numbers = regions.iter().map(|_| self.region_number()).collect();
             let object = Object {
                 seq,
                 stage: Stage::Visible { manifest: file },
                 writer: None,
-                scratch: false,
-                replace: false,
-                expect: None,
+                wanted: Wanted::default(),
                 request: 0,
+                // Memory that two epochs share has two numbers from here on, and counts for each.
+                numbers,
                 manifest: Some(Box::new(manifest)),
-                regions,
+                regions: regions.into_iter().map(Some).collect(),
                 readers: Vec::new(),
             };
             self.objects.insert(identity, object);
         }
         let mut actions = Vec::new();
         if !dropped.is_empty() {
-            actions.push(Action::Forget { token: self.token(Leaving::Retired), objects: dropped, tombs: None });
+            actions.push(Action::Forget { token: self.leaving.begin(Leaving::Retired), objects: dropped, tombs: None });
         }
         self.names.all().iter().for_each(|name| self.retire(name, &mut actions));
         actions
@@ -132,9 +128,7 @@ impl<F: Clone> Catalogue<F> {
         asker: Asker,
         request: u64,
         identity: Identity,
-        scratch: bool,
-        replace: bool,
-        expect: Option<Epoch>,
+        wanted: Wanted,
     ) -> Result<(), Option<Answer<F>>> {
         if let Some(object) = self.objects.get_mut(&identity) {
             if object.writer != Some(asker) {
@@ -146,7 +140,7 @@ impl<F: Clone> Catalogue<F> {
                 Stage::Filling { leases } => Some(Answer::Created {
                     granularity: object.manifest.as_ref().map_or(0, |manifest| manifest.granularity),
                     leases: leases.clone(),
-                    regions: object.regions.clone(),
+                    regions: object.files(),
                 }),
                 Stage::Keeping { .. } | Stage::Visible { .. } => {
                     Some(declined(Refusal::Exists, "the object was committed already"))
@@ -169,12 +163,11 @@ impl<F: Clone> Catalogue<F> {
             seq: self.next_seq,
             stage: Stage::Drafting,
             writer: Some(asker),
-            scratch,
-            replace,
-            expect,
+            wanted,
             request,
             manifest: None,
             regions: Vec::new(),
+            numbers: Vec::new(),
             readers: Vec::new(),
         };
         self.next_seq += 1;
@@ -188,52 +181,69 @@ impl<F: Clone> Catalogue<F> {
         let Some(object) = self.objects.get(&identity) else { return Vec::new() };
         let (Stage::Drafting, Some(writer)) = (&object.stage, object.writer) else { return Vec::new() };
         let admitted = draft.and_then(|(draft, granularity)| self.admit(identity, writer, draft, granularity));
-        let manifest = match admitted {
+        let (manifest, former) = match admitted {
             Ok(admitted) => admitted,
             Err((refusal, why)) => return self.fail(identity, refusal, why),
         };
+        let numbers = former.iter().map(|former| match former {
+            Some((_, number)) => *number,
+            None => self.region_number(),
+        });
+        let numbers = numbers.collect();
         let name = manifest.name.clone();
         let Some(object) = self.objects.get_mut(&identity) else { return Vec::new() };
-        let make = make(identity, &manifest);
-        let replace = object.replace;
         object.manifest = Some(Box::new(manifest));
+        object.numbers = numbers;
+        object.regions = former.into_iter().map(|former| former.map(|(region, _)| region)).collect();
         object.stage = Stage::Making;
+        let (replace, make) = (object.wanted.replace, make(identity, object));
         if replace && let Some(action) = self.give_up_epochs(&name, Leaving::Replaced(identity)) {
             return vec![action];
         }
-        vec![make]
+        make.into_iter().collect()
     }
 
+    fn region_number(&mut self) -> u64 {
+        self.next_region += 1;
+        self.next_region
+    }
+
+    /// Checks a draft against names and limits. Returns what becomes of it, and for each region what it takes over.
     fn admit(
         &self,
         identity: Identity,
         writer: Asker,
         draft: Manifest,
         granularity: u64,
-    ) -> Result<Manifest, (Refusal, String)> {
+    ) -> Result<(Manifest, Vec<Former<F>>), (Refusal, String)> {
         let object = &self.objects[&identity];
         if draft.identity != identity || draft.epoch != Epoch(0) || draft.granularity != 0 || draft.owner != 0 {
             return Err((Refusal::Layout, "the draft is of another identity, or no draft".into()));
         }
-        if !object.scratch {
+        if !object.wanted.scratch {
             self.names.check_owner(&draft.name, writer.uid)?;
             self.names.check_room(&draft.name)?;
-            self.names.check_epoch(&draft.name, object.expect)?;
+            self.names.check_epoch(&draft.name, object.wanted.expect)?;
         }
         let manifest = Manifest { owner: writer.uid, granularity, ..draft };
-        let asked = manifest.mapped_bytes();
-        let given_up = |object: &&Object<F>| {
+        let before = self.names.latest(&manifest.name).and_then(|(_, identity)| self.objects.get(&identity));
+        let former = takeover::regions(before, &manifest, object.wanted)?;
+        let stays = |other: &&Object<F>| {
             // What `replace` gives up is gone before the regions are made.
-            !(self.objects[&identity].replace
-                && matches!(object.stage, Stage::Visible { .. })
-                && object.manifest.as_ref().is_some_and(|other| other.name == manifest.name))
+            !(object.wanted.replace
+                && matches!(other.stage, Stage::Visible { .. })
+                && other.manifest.as_ref().is_some_and(|other| other.name == manifest.name))
         };
-        let taken = self.objects.values().filter(given_up).filter_map(|object| {
-            let owner = object.manifest.as_ref()?.owner;
-            Some((owner, object.bytes()))
+        let there = self.objects.values().filter(stays).flat_map(|other| {
+            let owner = other.manifest.as_ref().map_or(0, |manifest| manifest.owner);
+            other.memory().map(move |(number, bytes)| Region { owner, number: Some(number), bytes })
         });
-        self.limits.check(asked, writer.uid, taken)?;
-        Ok(manifest)
+        let asked = manifest.mapped_regions().zip(&former).map(|(bytes, former)| {
+            let number = former.as_ref().map(|(_, number)| *number);
+            Region { owner: writer.uid, number, bytes }
+        });
+        self.limits.check(asked, writer.uid, there)?;
+        Ok((manifest, former))
     }
 
     /// Takes the regions that the workshop made, or why it could not. `grant` grants a slot for each.
@@ -245,14 +255,17 @@ impl<F: Clone> Catalogue<F> {
     ) -> Vec<Action<F>> {
         let Some(object) = self.objects.get_mut(&identity) else { return Vec::new() };
         let (Stage::Making, Some(writer)) = (&object.stage, object.writer) else { return Vec::new() };
-        let regions = match made {
-            Ok(regions) => regions,
+        let mut made = match made {
+            Ok(made) => made.into_iter(),
             Err((refusal, why)) => return self.fail(identity, refusal, why),
         };
+        for region in &mut object.regions {
+            *region = region.take().or_else(|| made.next());
+        }
+        let regions = object.files();
         let Some(leases) = grant(writer.participant, regions.len()) else {
             return self.fail(identity, Refusal::Limit, "the participant has no free slot for a write lease".into());
         };
-        object.regions = regions.clone();
         object.stage = Stage::Filling { leases: leases.clone() };
         let granularity = object.manifest.as_ref().map_or(0, |manifest| manifest.granularity);
         let answer = Answer::Created { granularity, leases, regions };
@@ -306,7 +319,7 @@ impl<F: Clone> Catalogue<F> {
             Stage::Keeping { .. } => return Vec::new(),
             _ => return answer(declined(Refusal::Protocol, "the object has no regions yet")),
         };
-        if object.scratch {
+        if object.wanted.scratch {
             return answer(declined(Refusal::Protocol, "a scratch object is never committed"));
         }
         // One at a time for a name, so that epochs are given in the order in which they become visible.
@@ -314,7 +327,7 @@ impl<F: Clone> Catalogue<F> {
             return Vec::new();
         }
         let Some(mut manifest) = object.manifest.clone() else { return Vec::new() };
-        let (seq, regions, expect) = (object.seq, object.regions.clone(), object.expect);
+        let (seq, regions, expect) = (object.seq, object.files(), object.wanted.expect);
         // Somebody may have become the name's owner, or have committed, since the create.
         let owned = self.names.check_owner(&manifest.name, asker.uid);
         if let Err((refusal, why)) = owned.and_then(|()| self.names.check_epoch(&manifest.name, expect)) {
@@ -442,7 +455,7 @@ impl<F: Clone> Catalogue<F> {
         if !object.readers.contains(&asker.participant) {
             object.readers.push(asker.participant);
         }
-        Answer::Opened { identity, epoch: manifest.epoch, manifest: file.clone(), regions: object.regions.clone() }
+        Answer::Opened { identity, epoch: manifest.epoch, manifest: file.clone(), regions: object.files() }
     }
 
     fn why_not_found(&self, selector: &Selector) -> String {
@@ -488,10 +501,7 @@ impl<F: Clone> Catalogue<F> {
         if let Err((refusal, why)) = self.names.check_owner(name, asker.uid) {
             return answer(Answer::Declined(refusal, why));
         }
-        let under_way =
-            |leaving: &&mut Leaving| matches!(leaving, Leaving::Asked(_, _, of, at) if of == name && *at == epoch);
-        if let Some(Leaving::Asked(to, of, ..)) = self.leaving.values_mut().find(under_way) {
-            (*to, *of) = (asker.participant, request);
+        if self.leaving.ask_again(name, epoch, asker.participant, request) {
             return Vec::new();
         }
         let gone = self.names.take(name, epoch);
@@ -499,13 +509,13 @@ impl<F: Clone> Catalogue<F> {
             return answer(Answer::Removed(self.names.last(name)));
         }
         let objects = self.take_out(&gone);
-        let token = self.token(Leaving::Asked(asker.participant, request, name.into(), epoch));
+        let token = self.leaving.begin(Leaving::Asked(asker.participant, request, name.into(), epoch));
         vec![Action::Forget { token, objects, tombs: Some(self.tombs()) }]
     }
 
     /// Goes on with what waited for the keeper: a removal is answered, a replacement is made.
     pub fn forgotten(&mut self, token: u64, forgotten: Result<(), KeepError>) -> Vec<Action<F>> {
-        match self.leaving.remove(&token) {
+        match self.leaving.end(token) {
             Some(Leaving::Asked(participant, request, name, _)) => {
                 let last = self.names.last(&name);
                 let answer = match forgotten {
@@ -517,7 +527,7 @@ impl<F: Clone> Catalogue<F> {
                 vec![Action::Answer(participant, request, answer)]
             }
             Some(Leaving::Replaced(identity)) => match self.objects.get(&identity) {
-                Some(Object { stage: Stage::Making, manifest: Some(manifest), .. }) => vec![make(identity, manifest)],
+                Some(object) if matches!(object.stage, Stage::Making) => make(identity, object).into_iter().collect(),
                 _ => Vec::new(),
             },
             Some(Leaving::Retired) | None => Vec::new(),
@@ -530,7 +540,7 @@ impl<F: Clone> Catalogue<F> {
             return None;
         }
         let objects = self.take_out(&gone);
-        let token = self.token(then);
+        let token = self.leaving.begin(then);
         Some(Action::Forget { token, objects, tombs: Some(self.tombs()) })
     }
 
@@ -539,7 +549,7 @@ impl<F: Clone> Catalogue<F> {
         let gone = self.names.take_beyond(name, self.limits.epochs.max(1));
         if !gone.is_empty() {
             let objects = self.take_out(&gone);
-            actions.push(Action::Forget { token: self.token(Leaving::Retired), objects, tombs: None });
+            actions.push(Action::Forget { token: self.leaving.begin(Leaving::Retired), objects, tombs: None });
         }
     }
 
@@ -553,13 +563,6 @@ impl<F: Clone> Catalogue<F> {
         taken.collect()
     }
 
-    fn token(&mut self, leaving: Leaving) -> u64 {
-        let token = self.next_token;
-        self.next_token += 1;
-        self.leaving.insert(token, leaving);
-        token
-    }
-
     /// Returns what must be known of names besides their visible objects.
     pub fn tombs(&self) -> Tombs {
         self.names.tombs()
@@ -571,12 +574,19 @@ impl<F: Clone> Catalogue<F> {
             .objects
             .values()
             .filter_map(|object| match &object.stage {
-                Stage::Visible { manifest } => Some((object.seq, manifest.clone(), object.regions.clone())),
+                Stage::Visible { manifest } => Some((object.seq, manifest.clone(), object.files())),
                 _ => None,
             })
             .collect();
         all.sort_unstable_by_key(|(seq, ..)| *seq);
         all
+    }
+
+    /// Returns the bytes of all objects that a user may know of. What two epochs share counts once.
+    pub fn bytes(&self, uid: u32) -> u64 {
+        let known = self.objects.values().filter(|object| object.is_known_to(uid));
+        let memory: BTreeMap<u64, u64> = known.flat_map(Object::memory).collect();
+        memory.values().sum()
     }
 
     /// Lists all objects that a user may know of.
@@ -588,9 +598,12 @@ impl<F: Clone> Catalogue<F> {
     }
 }
 
-fn make<F>(identity: Identity, manifest: &Manifest) -> Action<F> {
+/// Asks for the regions that were not taken over.
+fn make<F>(identity: Identity, object: &Object<F>) -> Option<Action<F>> {
+    let manifest = object.manifest.as_ref()?;
     let device = Device { backend: manifest.backend, uuid: manifest.device };
-    Action::Make { identity, device, bytes: manifest.mapped_regions().collect() }
+    let missing = manifest.mapped_regions().zip(&object.regions).filter(|(_, region)| region.is_none());
+    Some(Action::Make { identity, device, bytes: missing.map(|(bytes, _)| bytes).collect() })
 }
 
 fn declined<F>(refusal: Refusal, why: &str) -> Answer<F> {

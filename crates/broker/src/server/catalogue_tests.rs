@@ -7,7 +7,7 @@ use channel::shared::slot::Generation;
 use gpu_api::{BackendKind, DeviceUuid};
 use proptest::prelude::*;
 
-use super::action::{Action, Answer, Asker, KeepError, Participant};
+use super::action::{Action, Answer, Asker, KeepError, Participant, Wanted};
 use super::bequest::{Label, Tombs, sort};
 use super::catalogue::{Catalogue, Inherited};
 use super::limits::Limits;
@@ -34,6 +34,8 @@ enum Step {
         draw: u8,
         expect: Option<u64>,
         replace: bool,
+        /// Its region is taken over from the name's newest epoch.
+        take: bool,
     },
     /// A writer ends its leases.
     Release {
@@ -72,8 +74,8 @@ fn any_step() -> impl Strategy<Value = Step> {
     let (who, name, draw) = (|| 1u64..4, || 0u8..2, || 0u8..8);
     let expect = proptest::option::weighted(0.2, 0u64..4);
     prop_oneof![
-        4 => (who(), name(), draw(), expect, any::<bool>()).prop_map(|(who, name, draw, expect, replace)| {
-            Step::Create { who, name, draw, expect, replace: replace && draw == 0 }
+        4 => (who(), name(), draw(), expect, any::<(bool, bool)>()).prop_map(|(who, name, draw, expect, (replace, take))| {
+            Step::Create { who, name, draw, expect, replace: replace && draw == 0, take: take && draw < 4 }
         }),
         4 => draw().prop_map(|draw| Step::Release { draw }),
         6 => (who(), draw()).prop_map(|(who, draw)| Step::Commit { who, draw }),
@@ -97,6 +99,10 @@ struct World {
     next_tombs: u64,
     released: BTreeSet<Identity>,
     leases: BTreeMap<Identity, Vec<LeaseSlot>>,
+    /// The memory of each object that was made.
+    memory: BTreeMap<Identity, Fd>,
+    /// The memory that each object is to take over.
+    to_take: BTreeMap<Identity, Fd>,
     /// What was answered as committed, and never removed since: must be there.
     committed: BTreeMap<Identity, (String, Epoch)>,
     /// Identities whose commit was asked for after all leases had ended: only these may ever be visible.
@@ -146,6 +152,8 @@ impl World {
             next_tombs: 0,
             released: BTreeSet::new(),
             leases: BTreeMap::new(),
+            memory: BTreeMap::new(),
+            to_take: BTreeMap::new(),
             committed: BTreeMap::new(),
             may_be_visible: BTreeSet::new(),
             highest: BTreeMap::new(),
@@ -156,9 +164,13 @@ impl World {
     fn act(&mut self, actions: Vec<Action<Fd>>) {
         for action in actions {
             match action {
-                Action::Answer(_, _, Answer::Created { leases, regions, .. }) => {
-                    let Some(Fd::Region(identity, _)) = regions.first() else { panic!("one region each") };
-                    let known = self.leases.insert(*identity, leases.clone());
+                Action::Answer(_, request, Answer::Created { leases, regions, .. }) => {
+                    let identity = Identity([request as u8; 16]);
+                    let [region] = &regions[..] else { panic!("one region each: {regions:?}") };
+                    let expected = self.to_take.get(&identity).cloned().unwrap_or(Fd::Region(identity, 0));
+                    assert_eq!(*region, expected, "its own memory, or what it takes over");
+                    self.memory.insert(identity, expected);
+                    let known = self.leases.insert(identity, leases.clone());
                     assert!(known.is_none_or(|known| known == leases), "the same answer to the same question");
                 }
                 Action::Answer(_, request, Answer::Committed(epoch)) => {
@@ -294,7 +306,7 @@ impl World {
             })
             .collect();
         for Inherited { manifest, regions, .. } in &objects {
-            assert_eq!(regions, &[Fd::Region(manifest.identity, 0)], "its own regions");
+            assert_eq!(regions, std::slice::from_ref(&self.memory[&manifest.identity]), "its own memory");
         }
         self.catalogue = Catalogue::new(limits());
         let actions = self.catalogue.restore(&tombs, objects, found.next_seq);
@@ -316,15 +328,19 @@ impl World {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Create { who, name, draw, expect, replace } => {
+            Step::Create { who, name, draw, expect, replace, take } => {
                 let fresh = self.next_identity;
                 let identity = *self.draws.entry(draw).or_insert_with(|| Identity([fresh; 16]));
                 if identity == Identity([fresh; 16]) {
                     self.next_identity = self.next_identity.checked_add(1).unwrap_or(1);
                 }
                 let request = u64::from(identity.0[0]);
-                match self.catalogue.create(asker(who), request, identity, false, replace, expect.map(Epoch)) {
+                let wanted = Wanted { replace, expect: expect.map(Epoch), taken: u16::from(take), scratch: false };
+                match self.catalogue.create(asker(who), request, identity, wanted) {
                     Ok(()) => {
+                        self.to_take.remove(&identity);
+                        let newest = self.newest(&name_of(name)).filter(|_| take);
+                        self.to_take.extend(newest.map(|newest| (identity, self.memory[&newest].clone())));
                         let actions = self.catalogue.drafted(identity, Ok((draft(identity, &name_of(name)), 64)));
                         self.act(actions);
                     }
@@ -358,7 +374,7 @@ impl World {
                 {
                     let Fd::Manifest(manifest) = manifest else { panic!("a manifest") };
                     assert_eq!((manifest.identity, manifest.epoch), (identity, epoch));
-                    assert_eq!(regions, [Fd::Region(identity, 0)], "whole, and of one object");
+                    assert_eq!(regions, [self.memory[&identity].clone()], "whole, and of one object");
                     assert_eq!(self.catalogue.outcome(identity), Standing::Committed(epoch));
                 }
             }
@@ -384,6 +400,11 @@ impl World {
                 assert!(lost.is_empty(), "lost with the broker: {lost:?}");
             }
         }
+    }
+
+    fn newest(&self, name: &str) -> Option<Identity> {
+        let rows = self.catalogue.rows(1).into_iter().filter(|row| row.state == "visible" && row.name == name);
+        rows.max_by_key(|row| row.epoch).map(|row| row.identity)
     }
 
     fn visible(&self) -> BTreeSet<Identity> {
@@ -418,17 +439,44 @@ proptest! {
 #[should_panic(expected = "though its leases were held")]
 fn the_control_a_broker_that_reads_no_slots_is_found() {
     let mut world = World::with(Limits { reads_slots: false, ..limits() });
-    world.step(&Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false });
+    world.step(&Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false, take: false });
     world.work(7);
     world.step(&Step::Commit { who: 1, draw: 0 });
     world.work(7);
+}
+
+/// Commits an object, whose memory is its own or taken over.
+fn committed(world: &mut World, draw: u8, replace: bool, take: bool) {
+    world.step(&Step::Create { who: 1, name: 0, draw, expect: None, replace, take });
+    world.work(7);
+    world.work(7);
+    world.step(&Step::Release { draw });
+    world.step(&Step::Commit { who: 1, draw });
+    world.work(7);
+}
+
+#[test]
+fn memory_that_epochs_share_counts_once_and_outlasts_the_epoch_it_came_from() {
+    let one = draft(Identity([0; 16]), "n0").layout.bytes();
+    let mut world = World::with(Limits { bytes: one, ..limits() });
+    committed(&mut world, 0, false, false);
+    committed(&mut world, 1, false, true);
+    assert_eq!((world.visible().len(), world.catalogue.bytes(1)), (2, one));
+    world.step(&Step::Remove { name: 0, epoch: 1 });
+    world.work(7);
+    assert_eq!((world.visible().len(), world.catalogue.bytes(1)), (1, one), "the second epoch has it");
+    committed(&mut world, 2, true, true);
+    assert_eq!((world.visible().len(), world.catalogue.bytes(1)), (1, one), "also when the old epochs go first");
+    world.step(&Step::Open { who: 2, name: 0 });
+    world.step(&Step::Create { who: 1, name: 0, draw: 3, expect: None, replace: false, take: false });
+    assert!(!world.catalogue.rows(1).iter().any(|row| row.state != "visible"), "no room for memory of its own");
 }
 
 #[test]
 fn names_belong_to_the_user_who_committed_them_first() {
     let mut world = World::new();
     let identity = Identity([1; 16]);
-    world.step(&Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false });
+    world.step(&Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false, take: false });
     world.work(7);
     world.step(&Step::Release { draw: 0 });
     world.step(&Step::Commit { who: 1, draw: 0 });
@@ -446,7 +494,7 @@ fn names_belong_to_the_user_who_committed_them_first() {
     world.step(&Step::Remove { name: 0, epoch: 0 });
     world.work(7);
     let second = Identity([2; 16]);
-    world.catalogue.create(other, 6, second, false, false, None).expect("an identity of its own");
+    world.catalogue.create(other, 6, second, Wanted::default()).expect("an identity of its own");
     let actions = world.catalogue.drafted(second, Ok((draft(second, "n0"), 64)));
     assert!(
         matches!(&actions[..], [Action::Answer(_, 6, Answer::Declined(crate::wire::Refusal::User, _))]),

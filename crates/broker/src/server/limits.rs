@@ -1,5 +1,7 @@
 //! What a broker allows.
 
+use std::collections::HashSet;
+
 use crate::wire::Refusal;
 
 /// What a broker allows.
@@ -24,30 +26,62 @@ impl Default for Limits {
     }
 }
 
+/// A region of an object.
+pub(super) struct Region {
+    /// The user that its object belongs to.
+    pub owner: u32,
+    /// Which memory it is: what two epochs share has one number, and counts once. `None` for one that is to be made.
+    pub number: Option<u64>,
+    pub bytes: u64,
+}
+
 impl Limits {
-    /// Refuses `asked` more bytes for a user, where `taken` lists every object's owner and bytes.
+    /// Refuses regions of a user that would be more than is allowed beside those that are there.
     pub(super) fn check(
         &self,
-        asked: u64,
+        asked: impl Iterator<Item = Region>,
         uid: u32,
-        taken: impl Iterator<Item = (u32, u64)>,
+        there: impl Iterator<Item = Region>,
     ) -> Result<(), (Refusal, String)> {
-        let (mut all, mut own) = (0u64, 0u64);
-        for (owner, bytes) in taken {
-            all = all.saturating_add(bytes);
-            if owner == uid {
-                own = own.saturating_add(bytes);
+        let mut counted = HashSet::new();
+        let mut is_first = |region: &Region| region.number.is_none_or(|number| counted.insert(number));
+        let (mut all, mut own, mut more) = (0u64, 0u64, 0u64);
+        for region in there.filter(&mut is_first) {
+            all = all.saturating_add(region.bytes);
+            if region.owner == uid {
+                own = own.saturating_add(region.bytes);
             }
         }
-        if all.saturating_add(asked) > self.bytes {
-            let why = format!("asked for {asked} bytes, {all} of the broker's limit of {} are taken", self.bytes);
-            return Err((Refusal::Limit, why));
+        for region in asked.filter(is_first) {
+            more = more.saturating_add(region.bytes);
         }
-        if own.saturating_add(asked) > self.bytes_per_uid {
+        let refuse = |why| Err((Refusal::Limit, why));
+        if all.saturating_add(more) > self.bytes {
+            let limit = self.bytes;
+            return refuse(format!("asked for {more} bytes, {all} of the broker's limit of {limit} are taken"));
+        }
+        if own.saturating_add(more) > self.bytes_per_uid {
             let limit = self.bytes_per_uid;
-            let why = format!("asked for {asked} bytes, {own} of uid {uid}'s limit of {limit} are taken");
-            return Err((Refusal::Limit, why));
+            return refuse(format!("asked for {more} bytes, {own} of uid {uid}'s limit of {limit} are taken"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_two_epochs_share_counts_once() {
+        let limits = Limits { bytes: 30, bytes_per_uid: 20, ..Limits::default() };
+        let region = |owner, number, bytes| Region { owner, number, bytes };
+        let there = || [region(1, Some(1), 10), region(1, Some(1), 10), region(2, Some(2), 5)].into_iter();
+        let check = |asked: Vec<Region>| limits.check(asked.into_iter(), 1, there());
+        assert!(check(vec![region(1, Some(1), 10), region(1, None, 10)]).is_ok(), "10 there, 10 more");
+        let why = check(vec![region(1, None, 11)]).expect_err("one more than the user's").1;
+        assert_eq!(why, "asked for 11 bytes, 10 of uid 1's limit of 20 are taken");
+        let why = check(vec![region(1, None, 16)]).expect_err("one more than all").1;
+        assert_eq!(why, "asked for 16 bytes, 15 of the broker's limit of 30 are taken");
     }
 }

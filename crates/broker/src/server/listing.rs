@@ -11,7 +11,7 @@ pub struct Listing {
     pub age_s: u64,
     /// `none`, `absent` or `fed`.
     pub keeper: String,
-    /// Bytes of all objects.
+    /// Bytes of all objects; a region that two epochs share counts once, and after a restart of the broker for each.
     pub bytes: u64,
     /// The limit of them; `None` without.
     pub limit: Option<u64>,
@@ -38,7 +38,7 @@ pub struct Row {
     pub epoch: u64,
     /// Its identity, in hexadecimal.
     pub identity: String,
-    /// Bytes of memory.
+    /// Bytes of memory; a region that two epochs share counts for each.
     pub bytes: u64,
     /// The user that owns it.
     pub owner: u32,

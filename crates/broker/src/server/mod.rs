@@ -1,7 +1,8 @@
 //! The broker's process.
 //!
 //! 1. `bequest`: what is left to a successor. `limits`: what is allowed. `action`: what is said and done.
-//! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object`, `outcomes`.
+//! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object`, `outcomes`, `leaving`.
+//!    `takeover`: what an epoch shares with the one before it.
 //! 3. `lock`: one broker a directory.
 //! 4. `happened`: what the threads that may wait tell. `workshop` waits for the driver, `deposit` for the keeper.
 //! 5. `peer`: a participant and the proof of its death. `admission`: how a connection becomes one.
@@ -17,6 +18,7 @@ mod catalogue;
 mod catalogue_tests;
 mod deposit;
 mod happened;
+mod leaving;
 pub(crate) mod limits;
 pub mod listing;
 pub mod lock;
@@ -25,5 +27,6 @@ mod object;
 mod outcomes;
 mod peer;
 mod service;
+mod takeover;
 mod watches;
 mod workshop;

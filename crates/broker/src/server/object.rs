@@ -2,7 +2,7 @@
 
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
-use crate::server::action::{Asker, Participant};
+use crate::server::action::{Asker, Participant, Wanted};
 use crate::wire::LeaseSlot;
 
 /// How far an object has come; the table of `catalogue` says what leads from one stage to the next.
@@ -21,21 +21,36 @@ pub(super) struct Object<F> {
     pub seq: u64,
     pub stage: Stage<F>,
     pub writer: Option<Asker>,
-    pub scratch: bool,
-    pub replace: bool,
-    pub expect: Option<Epoch>,
+    pub wanted: Wanted,
     /// The last question of its writer that is to be answered when the stage is over.
     pub request: u64,
     /// Known from `Making` on.
     pub manifest: Option<Box<Manifest>>,
-    pub regions: Vec<F>,
+    /// What is there of each region: until the workshop has made the others, what was taken over.
+    pub regions: Vec<Option<F>>,
+    /// Which memory each region is, known from `Making` on: two epochs that share a region have the same number.
+    pub numbers: Vec<u64>,
     pub readers: Vec<Participant>,
 }
 
-impl<F> Object<F> {
-    /// Returns the bytes of its regions; 0 while the draft is read.
-    pub fn bytes(&self) -> u64 {
-        self.manifest.as_ref().map_or(0, |manifest| manifest.mapped_bytes())
+impl<F: Clone> Object<F> {
+    /// Returns its regions: all of them, from `Filling` on.
+    pub fn files(&self) -> Vec<F> {
+        self.regions.iter().flatten().cloned().collect()
+    }
+
+    /// Lists the number and the bytes of each region; none while the draft is read.
+    pub fn memory(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let bytes = self.manifest.iter().flat_map(|manifest| manifest.mapped_regions());
+        self.numbers.iter().copied().zip(bytes)
+    }
+
+    /// Says whether a user may know of it.
+    pub fn is_known_to(&self, uid: u32) -> bool {
+        self.manifest.as_ref().is_some_and(|manifest| {
+            let visible = matches!(self.stage, Stage::Visible { .. });
+            manifest.owner == uid || (visible && manifest.readers.admit(manifest.owner, uid))
+        })
     }
 
     /// Says whether a participant fills it.
@@ -50,10 +65,8 @@ impl<F> Object<F> {
 
     /// Returns its row of the listing, if a user may know of it.
     pub fn row(&self, identity: Identity, uid: u32) -> Option<Row> {
-        let manifest = self.manifest.as_ref()?;
-        let visible = matches!(self.stage, Stage::Visible { .. });
-        let may = manifest.owner == uid || (visible && manifest.readers.admit(manifest.owner, uid));
-        may.then(|| Row {
+        let manifest = self.manifest.as_ref().filter(|_| self.is_known_to(uid))?;
+        Some(Row {
             name: manifest.name.clone(),
             epoch: manifest.epoch,
             identity,
@@ -61,7 +74,7 @@ impl<F> Object<F> {
             owner: manifest.owner,
             state: match &self.stage {
                 Stage::Drafting | Stage::Making => "making",
-                Stage::Filling { .. } if self.scratch => "scratch",
+                Stage::Filling { .. } if self.wanted.scratch => "scratch",
                 Stage::Filling { .. } => "filling",
                 Stage::Keeping { .. } => "keeping",
                 Stage::Visible { .. } => "visible",
@@ -81,7 +94,7 @@ pub struct Row {
     pub epoch: Epoch,
     /// Which object.
     pub identity: Identity,
-    /// Bytes of memory.
+    /// Bytes of memory; a region that two epochs share counts for each.
     pub bytes: u64,
     /// The user that owns it.
     pub owner: u32,

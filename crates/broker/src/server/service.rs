@@ -16,7 +16,7 @@ use channel::trace_point;
 use gpu_api::{Error, Result};
 
 use crate::memory::sealed;
-use crate::server::action::{Action, Answer, KeepError, Participant};
+use crate::server::action::{Action, Answer, KeepError, Participant, Wanted};
 use crate::server::admission::{self, Newcomer, failed};
 use crate::server::catalogue::Catalogue;
 use crate::server::happened::{File, Happened};
@@ -383,8 +383,11 @@ impl Service {
         let one = |request, answer| vec![Action::Answer(participant, request, answer)];
         let actions = match message {
             ToBroker::Hello { .. } => Vec::new(),
-            ToBroker::Create { request, identity, scratch, replace, expect } => {
-                match (catalogue.create(asker, request, identity, scratch, replace, expect), fds.pop()) {
+            ToBroker::Create { request, identity, scratch, replace, expect, taken } => {
+                match (
+                    catalogue.create(asker, request, identity, Wanted { scratch, replace, expect, taken }),
+                    fds.pop(),
+                ) {
                     (Ok(()), Some(draft)) => {
                         trace_point!("create.accepted");
                         self.work(workshop::Job::Draft(identity, draft));
@@ -479,7 +482,7 @@ impl Service {
                 KeeperState::Absent => "absent",
             }
             .into(),
-            bytes: rows.iter().map(|row| row.bytes).sum(),
+            bytes: self.parts.catalogue.bytes(uid),
             limit: Some(self.parts.limits.bytes).filter(|&bytes| bytes != u64::MAX),
             restored: self.parts.restored,
             orphans: self.parts.orphans,

@@ -15,7 +15,7 @@
 //! | type | message | body from byte 16 on | file descriptors |
 //! |---|---|---|---|
 //! | 1 | `Hello` | highest version u16, flags u16 (1: shares a context, as under MPS), name text | own pidfd, descendants' pidfds |
-//! | 2 | `Create` | identity 16, flags u32 (1 scratch, 2 replace, 4 expect), 0 u32, expected epoch u64 | draft of the manifest |
+//! | 2 | `Create` | identity 16, flags u32 (1 scratch, 2 replace, 4 expect), regions taken over u32 (bit `i`: region `i`), expected epoch u64 | draft of the manifest |
 //! | 3 | `Commit` | identity 16 | |
 //! | 4 | `AskOutcome` | identity 16 | |
 //! | 5 | `Abort` | identity 16 | |
@@ -44,6 +44,8 @@
 //! not answered at all: it comes again.
 
 mod packet;
+#[cfg(test)]
+mod recorded_tests;
 mod refusal;
 mod to_broker;
 mod to_client;

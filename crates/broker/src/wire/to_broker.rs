@@ -52,6 +52,8 @@ pub enum ToBroker {
         replace: bool,
         /// The epoch that the name must have at the commit.
         expect: Option<Epoch>,
+        /// The regions that are taken over from the name's newest epoch, one bit each: no memory is made for them.
+        taken: u16,
     },
     /// Make an object visible: its writer has ended its leases.
     Commit {
@@ -130,10 +132,10 @@ impl ToBroker {
                 w.text(name);
                 w
             }
-            ToBroker::Create { request, identity, scratch, replace, expect } => {
+            ToBroker::Create { request, identity, scratch, replace, expect, taken } => {
                 let mut w = about(packet, 2, *request, *identity);
                 w.u32(u32::from(*scratch) | u32::from(*replace) << 1 | u32::from(expect.is_some()) << 2);
-                w.put(&[0; 4]);
+                w.u32(u32::from(*taken));
                 w.u64(expect.map_or(0, |epoch| epoch.0));
                 w
             }
@@ -193,13 +195,17 @@ impl ToBroker {
             2 => {
                 let identity = identity(&mut r)?;
                 let flags = r.u32()?;
-                r.zeros::<4>()?;
+                let regions = r.u32()?;
+                let Ok(taken) = u16::try_from(regions) else {
+                    return Err(malformed("the regions that are taken over", regions, "bits 0 to 15"));
+                };
                 let epoch = epoch(&mut r)?;
                 if flags > 7 || (flags & 4 == 0 && epoch != Epoch(0)) {
                     return Err(malformed("the flags of a create", flags, "1, 2 and 4, and no epoch without 4"));
                 }
                 let expect = (flags & 4 != 0).then_some(epoch);
-                ToBroker::Create { request, identity, scratch: flags & 1 != 0, replace: flags & 2 != 0, expect }
+                let (scratch, replace) = (flags & 1 != 0, flags & 2 != 0);
+                ToBroker::Create { request, identity, scratch, replace, expect, taken }
             }
             3 => ToBroker::Commit { request, identity: identity(&mut r)? },
             4 => ToBroker::AskOutcome { request, identity: identity(&mut r)? },
@@ -253,9 +259,9 @@ mod tests {
             (any::<u16>(), any::<u16>(), any::<bool>(), name()).prop_map(|(lowest, highest, shared_context, name)| {
                 (ToBroker::Hello { lowest, highest, shared_context, name }, 3)
             }),
-            (any::<u64>(), any_identity(), any::<(bool, bool)>(), proptest::option::of(epoch())).prop_map(
-                |(request, identity, (scratch, replace), expect)| {
-                    (ToBroker::Create { request, identity, scratch, replace, expect }, 1)
+            (any::<u64>(), any_identity(), any::<(bool, bool, u16)>(), proptest::option::of(epoch())).prop_map(
+                |(request, identity, (scratch, replace, taken), expect)| {
+                    (ToBroker::Create { request, identity, scratch, replace, expect, taken }, 1)
                 }
             ),
             (any::<u64>(), any_identity()).prop_map(|(request, identity)| (ToBroker::Commit { request, identity }, 0)),

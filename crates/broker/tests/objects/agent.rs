@@ -23,6 +23,8 @@ const MOST_KEPT: &str = "GPU_IPC_MOST_KEPT";
 const LIMIT: &str = "GPU_IPC_LIMIT";
 /// Another user who may connect.
 const ALLOW: &str = "GPU_IPC_ALLOW";
+/// Participants at a time.
+const PARTICIPANTS: &str = "GPU_IPC_PARTICIPANTS";
 /// Makes a broker that publishes without reading the slots.
 const BLIND: &str = "GPU_IPC_BLIND";
 
@@ -140,6 +142,10 @@ impl Agent {
 
     pub fn limited(dir: &Path, limit: u64) -> Agent {
         Agent::keeper_with(dir, &[(LIMIT, limit.to_string())])
+    }
+
+    pub fn crowded(dir: &Path, participants: usize) -> Agent {
+        Agent::keeper_with(dir, &[(PARTICIPANTS, participants.to_string())])
     }
 
     pub fn blind(dir: &Path) -> Agent {
@@ -269,6 +275,7 @@ fn serve(dir: PathBuf) {
         gpus: Arc::new(|| Ok(vec![gpu()])),
         limits: Limits {
             bytes: number(LIMIT).unwrap_or(u64::MAX),
+            participants: number(PARTICIPANTS).map_or(Limits::default().participants, |most| most as usize),
             reads_slots: std::env::var_os(BLIND).is_none(),
             ..Limits::default()
         },

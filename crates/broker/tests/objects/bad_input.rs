@@ -30,14 +30,14 @@ pub const CASES: &[Case] = &[
     ("bad_input::a_half_closed_connection_costs_nothing", a_half_closed_connection_costs_nothing),
 ];
 
-fn started() -> (Dir, Agent) {
+pub fn started() -> (Dir, Agent) {
     let dir = Dir::new();
     let keeper = Agent::keeper(&dir);
     until("the broker listens", || dir.join("broker").exists());
     (dir, keeper)
 }
 
-fn draft(identity: Identity, name: &str, layout: Layout) -> Manifest {
+pub fn draft(identity: Identity, name: &str, layout: Layout) -> Manifest {
     let gpu = gpu();
     Manifest {
         identity,
@@ -52,11 +52,11 @@ fn draft(identity: Identity, name: &str, layout: Layout) -> Manifest {
     }
 }
 
-fn create(request: u64, identity: Identity) -> ToBroker {
-    ToBroker::Create { request, identity, scratch: false, replace: false, expect: None }
+pub fn create(request: u64, identity: Identity) -> ToBroker {
+    ToBroker::Create { request, identity, scratch: false, replace: false, expect: None, taken: 0 }
 }
 
-fn file_of(manifest: &Manifest) -> OwnedFd {
+pub fn file_of(manifest: &Manifest) -> OwnedFd {
     sealed::create("draft", &manifest.encode().expect("bytes")).expect("a memfd")
 }
 

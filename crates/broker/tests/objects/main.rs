@@ -8,10 +8,12 @@
 mod agent;
 mod bad_input;
 mod death;
+mod limits;
 mod objects;
 mod raw;
 mod rules;
 mod step;
+mod takeover;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -36,7 +38,8 @@ fn main() {
             .with_ignored_flag(ignored)
     };
     let mut trials = Vec::new();
-    for case in [objects::CASES, death::CASES, bad_input::CASES, rules::CASES].concat() {
+    for case in [objects::CASES, death::CASES, bad_input::CASES, limits::CASES, takeover::CASES, rules::CASES].concat()
+    {
         trials.push(trial(case, !agent::is_host() && HOST_ONLY.contains(&case.0)));
     }
     // Who lists them is asked whether it can be started at all, and must not ask the same of others.

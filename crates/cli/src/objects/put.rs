@@ -79,7 +79,7 @@ fn put(options: &PutOptions) -> Result<Epoch, String> {
     let client = options.place.connect(choose(options.backend)?, "gpu-ipc put")?;
     let readers = if options.reader.is_empty() { Readers::Owner } else { Readers::Uids(options.reader.clone()) };
     let expect = options.expect.map(Epoch);
-    let create = CreateOptions { readers, expect, replace: options.replace, identity: None };
+    let create = CreateOptions { readers, expect, replace: options.replace, ..CreateOptions::default() };
     let mut writer = client.create_with(&options.name, layout, &create).map_err(|error| explain(&error))?;
     for source in &sources {
         let path = options.files[source.file].display();
