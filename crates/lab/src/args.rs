@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use clap::{Args as Arguments, ValueEnum};
 use gpu_ipc::BackendKind;
 
-use crate::bench::Group;
-
 /// Which backend to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum BackendChoice {
@@ -51,6 +49,54 @@ impl Vendor {
             Vendor::Cuda => BackendKind::Cuda,
             Vendor::Hip => BackendKind::Hip,
         }
+    }
+}
+
+/// Rows that are measured together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Group {
+    /// Bytes of a lease and of a block
+    Memory,
+    /// A lease's life without GPU work
+    Protocol,
+    /// The same with up to a million leases outstanding
+    Leases,
+    /// The same with up to 256 participants connected
+    Participants,
+    /// The same with eight threads
+    Producers,
+    /// Drops at the producer with up to 100,000 blocks in limbo
+    Limbo,
+    /// Collects with up to 100,000 leases held, and of released ones
+    Collect,
+    /// Share, claim, drop, and their sum
+    Cycle,
+    /// 64 blocks shared at once
+    ShareMany,
+    /// 64 blocks dropped in a row
+    DropMany,
+    /// What a drop adds to its stream
+    DropStream,
+    /// A ticket's claim
+    Ticket,
+    /// Share to answer between two processes
+    RoundTrip,
+    /// One block for up to 32 consumers
+    FanOut,
+    /// First mappings, 2 MiB to 32 GiB
+    FirstMap,
+    /// A consumer's death to reuse
+    Death,
+    /// Random frees and allocs
+    AllocScript,
+    /// Opens, swaps and restarts of a broker's objects
+    Objects,
+}
+
+impl Group {
+    /// Returns its name on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use gpu_api::{Error, Result};
 
 use crate::object::identity::{Epoch, check_name};
+use crate::object::manifest::Manifest;
 
 /// The most bytes of the file of tombs.
 pub const MOST_TOMBS: u64 = 64 << 20;
@@ -214,6 +215,19 @@ pub fn sort<F>(store: Vec<(String, F)>, mut regions_of: impl FnMut(&F) -> Option
         rest.extend(orphans.into_keys().map(|region| Label::Region(seq, region).to_string()));
     }
     Found { whole, tombs, rest, next_seq }
+}
+
+/// A whole object that was found in a keeper.
+#[derive(Clone, Debug)]
+pub struct Inherited<F> {
+    /// Its number.
+    pub seq: u64,
+    /// What its manifest says.
+    pub manifest: Manifest,
+    /// The manifest itself.
+    pub file: F,
+    /// Its regions, in order.
+    pub regions: Vec<F>,
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
 use crate::server::action::{Action, Answer, Asker, Device, KeepError, Participant, Wanted};
-use crate::server::bequest::Tombs;
+use crate::server::bequest::{Inherited, Tombs};
 use crate::server::leaving::{Leaving, LeavingTable};
 use crate::server::limits::{Limits, Region};
 use crate::server::names::Names;
@@ -38,19 +38,6 @@ use crate::wire::{LeaseSlot, Refusal, Selector, Standing};
 
 /// Unfinished objects of one participant.
 const MOST_UNFINISHED: usize = 64;
-
-/// A whole object that was found in a keeper.
-#[derive(Clone, Debug)]
-pub struct Inherited<F> {
-    /// Its number.
-    pub seq: u64,
-    /// What its manifest says.
-    pub manifest: Manifest,
-    /// The manifest itself.
-    pub file: F,
-    /// Its regions, in order.
-    pub regions: Vec<F>,
-}
 
 /// The objects of a broker.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use gpu_api::{BackendKind, DeviceUuid};
 use proptest::prelude::*;
 
 use super::action::{Action, Answer, Asker, KeepError, Participant, Wanted};
-use super::bequest::{Label, Tombs, sort};
-use super::catalogue::{Catalogue, Inherited};
+use super::bequest::{Inherited, Label, Tombs, sort};
+use super::catalogue::Catalogue;
 use super::limits::Limits;
 use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::Layout;

@@ -32,9 +32,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use clap::ValueEnum;
-
-use crate::args::BenchOptions;
+use crate::args::{BenchOptions, Group};
 use crate::{Outcome, device, output};
 use fixture::Stage;
 use report::{Machine, Report};
@@ -42,47 +40,6 @@ use row::Row;
 
 /// How long one group may take: a call of a driver that hangs cannot be told to stop.
 const LIMIT: Duration = Duration::from_secs(240);
-
-/// Rows that are measured together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Group {
-    /// Bytes of a lease and of a block
-    Memory,
-    /// A lease's life without GPU work
-    Protocol,
-    /// The same with up to a million leases outstanding
-    Leases,
-    /// The same with up to 256 participants connected
-    Participants,
-    /// The same with eight threads
-    Producers,
-    /// Drops at the producer with up to 100,000 blocks in limbo
-    Limbo,
-    /// Collects with up to 100,000 leases held, and of released ones
-    Collect,
-    /// Share, claim, drop, and their sum
-    Cycle,
-    /// 64 blocks shared at once
-    ShareMany,
-    /// 64 blocks dropped in a row
-    DropMany,
-    /// What a drop adds to its stream
-    DropStream,
-    /// A ticket's claim
-    Ticket,
-    /// Share to answer between two processes
-    RoundTrip,
-    /// One block for up to 32 consumers
-    FanOut,
-    /// First mappings, 2 MiB to 32 GiB
-    FirstMap,
-    /// A consumer's death to reuse
-    Death,
-    /// Random frees and allocs
-    AllocScript,
-    /// Opens, swaps and restarts of a broker's objects
-    Objects,
-}
 
 impl Group {
     /// What measures it.
@@ -107,10 +64,6 @@ impl Group {
             Group::AllocScript => script::pairs,
             Group::Objects => objects::rows,
         }
-    }
-
-    fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 

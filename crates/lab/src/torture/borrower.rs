@@ -9,11 +9,11 @@ use gpu_ipc::{ClaimError, Error, Participant, ParticipantId, ReceivedBlock, Stat
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::Seat;
-use super::consumer::{Borrower, Taken};
 use super::lender::QUARANTINE;
 use super::message::{self, Message};
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, microseconds};
+use super::sides::{Borrower, Taken};
 use crate::copier::Copier;
 use crate::device::explain;
 

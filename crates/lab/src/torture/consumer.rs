@@ -10,6 +10,7 @@ use super::control::Loans;
 use super::message::{Inbox, Message, Outbox};
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
+use super::sides::{Borrower, Taken};
 use super::vitals::{Course, Vitals};
 use super::{Seat, fork};
 
@@ -21,48 +22,6 @@ const HOLD_MS: u64 = 30;
 const LATEST_MS: u64 = 40;
 /// The exit status of a process that could not kill itself: what a shell gives for one that was.
 pub const KILLED: i32 = 128 + libc::SIGKILL;
-
-/// What became of a message.
-pub enum Taken<H> {
-    /// The block.
-    Held(H),
-    /// Nothing, and that is as it should be.
-    Nothing,
-    /// A duplicate was refused.
-    Refused,
-    /// The producer is gone.
-    Gone,
-}
-
-/// How a consumer gets at what it is sent: by the library, or as a control does.
-pub trait Borrower {
-    /// A block that is held. Its lease ends when it is dropped.
-    type Held;
-
-    /// Returns its number at the producer.
-    fn participant(&self) -> u64;
-
-    /// Claims what a message grants.
-    fn take(&mut self, message: &Message, dice: &mut Dice) -> Result<Taken<Self::Held>, String>;
-
-    /// Says whether a block contains what it should, as far as anything was promised.
-    fn is_intact(&mut self, held: &Self::Held, message: &Message) -> Result<bool, String>;
-
-    /// Says what can be said about a block that is not intact.
-    fn describe(&self, held: &Self::Held, message: &Message) -> String;
-
-    /// Says whether the producer is gone.
-    fn is_gone(&self) -> bool;
-
-    /// Makes a grant for another out of a lease.
-    fn forward(&mut self, held: &Self::Held, to: u64, message: &Message) -> Result<Option<Message>, String>;
-
-    /// Returns where a forked child can write to a block.
-    fn memory(&self, held: &Self::Held) -> Option<(*mut u8, usize)>;
-
-    /// Has something written to a block after this process' death, if the device can.
-    fn write_late(&mut self, held: &Self::Held, delay: Duration) -> Result<bool, String>;
-}
 
 /// Counts the regions that this process maps of the host's devices. On a GPU mappings are the driver's to count.
 fn mapped_regions() -> u64 {

@@ -11,11 +11,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::consumer::{Borrower, Taken};
 use super::message::{Message, Outbox};
-use super::producer::Lender;
 use super::rng::Dice;
 use super::shared_stats::{Board, Shared, map};
+use super::sides::{Borrower, Lender, Taken};
 use super::{Control, Seat};
 
 const BLOCKS: usize = 256;

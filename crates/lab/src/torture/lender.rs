@@ -11,9 +11,9 @@ use gpu_ipc::{After, BackendKind, Claims, Descriptor, Error, Gpu, ParticipantId,
 
 use super::audit::Audit;
 use super::message::{self, Message, Outbox};
-use super::producer::Lender;
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, microseconds};
+use super::sides::Lender;
 use super::vitals::{Course, Vitals};
 use super::{PATIENCE, Seat};
 use crate::copier::Copier;

@@ -1,8 +1,8 @@
 //! Torture: producers and consumers that are killed, stopped and forked at random, and an oracle that is in the blocks.
 //!
 //! 1. This process starts the others, torments them ([`run`], `process`), and counts what they found (`report`).
-//! 2. `producer`, `consumer`: what each of them does; `lender`, `borrower`: by the library; `control`: by a method that
-//!    must fail.
+//! 2. `producer`, `consumer`: what each of them does; `sides`: how it gets at memory; `lender`, `borrower`: by the
+//!    library; `control`: by a method that must fail.
 //!    `visitor`: connections that are opened and abandoned.
 //! 3. `shared_stats`: what they count in memory that outlives each of them; `message`: what goes between them; `audit`:
 //!    which bytes a session takes and gives back; `vitals`: what a process takes; `fork`: children that live on; `rng`:
@@ -26,6 +26,7 @@ mod producer;
 mod report;
 mod rng;
 mod shared_stats;
+mod sides;
 mod supervisor;
 mod visitor;
 mod vitals;

@@ -8,26 +8,8 @@ use super::lender::Sessions;
 use super::message::Outbox;
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
+use super::sides::Lender;
 use super::{PATIENCE, Seat};
-
-/// How a producer gives out memory: by the library, or as a control does.
-pub trait Lender {
-    /// Does one thing by chance: lends a block, takes one back, tidies up.
-    fn lend(&mut self, dice: &mut Dice, partners: &[(u64, u64)], outbox: &Outbox) -> Result<(), String>;
-
-    /// Looks what came back.
-    fn tend(&mut self);
-
-    /// Lets go of what the producer itself keeps.
-    fn let_go(&mut self);
-
-    /// Counts what is lent and not back.
-    fn held(&mut self) -> u64;
-
-    /// Waits until nothing is held, and says how many blocks did not come back. When it is `alone`, because everybody
-    /// else has left, nothing else of theirs may be left either.
-    fn finish(&mut self, alone: bool) -> u64;
-}
 
 /// Lives until the run ends.
 pub fn run(place: &Seat) -> Result<(), String> {
