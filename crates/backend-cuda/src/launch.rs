@@ -69,7 +69,7 @@ const ASSIGN_DEFAULT: u32 = 1;
 /// `CUgraphNodeParams` of CUDA 12.3 and later, for a conditional node: 256 bytes, of which the manual wants those that
 /// are not used to be 0.
 #[repr(C)]
-struct NodeParameters {
+pub(crate) struct NodeParameters {
     kind: u32,
     reserved: [u32; 3],
     handle: u64,

@@ -35,6 +35,9 @@ pub struct Wanted {
     pub taken: u16,
 }
 
+/// Why a broker says no: for programs, and for people.
+pub type Refused = (Refusal, String);
+
 /// A device that regions are made on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Device {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use channel::os::socket;
 use gpu_api::{Error, Result};
 
-use crate::server::action::{Asker, Participant};
+use crate::server::action::{Asker, Participant, Refused};
 use crate::server::happened::explain;
 use crate::server::peer::{Peer, Proof, Slots, identify};
 use crate::wire::{self, MOST_BYTES, Refusal, ToBroker, ToClient, version_of_hello};
@@ -29,7 +29,7 @@ impl Newcomer {
         bytes: &[u8],
         fds: &mut Vec<OwnedFd>,
         allowed: &[u32],
-    ) -> Result<Newcomer, (Refusal, String)> {
+    ) -> Result<Newcomer, Refused> {
         let protocol = |why: &str| (Refusal::Protocol, why.to_owned());
         let uid = socket::credentials(socket.as_fd()).map_err(|e| (Refusal::Failed, e.to_string()))?.uid;
         if uid != rustix::process::geteuid().as_raw() && !allowed.contains(&uid) {
@@ -95,6 +95,6 @@ pub(super) fn refuse(socket: &OwnedFd, refusal: Refusal, why: String) {
 }
 
 /// A refusal because something failed at the broker.
-pub(super) fn failed(error: Error) -> (Refusal, String) {
+pub(super) fn failed(error: Error) -> Refused {
     (Refusal::Failed, explain(&error))
 }

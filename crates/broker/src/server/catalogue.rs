@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;
-use crate::server::action::{Action, Answer, Asker, Device, KeepError, Participant, Wanted};
+use crate::server::action::{Action, Answer, Asker, Device, KeepError, Participant, Refused, Wanted};
 use crate::server::bequest::{Inherited, Tombs};
 use crate::server::leaving::{Leaving, LeavingTable};
 use crate::server::limits::{Limits, Region};
@@ -163,7 +163,7 @@ impl<F: Clone> Catalogue<F> {
     }
 
     /// Takes the draft that the workshop has read and checked, with the granularity of its device.
-    pub fn drafted(&mut self, identity: Identity, draft: Result<(Manifest, u64), (Refusal, String)>) -> Vec<Action<F>> {
+    pub fn drafted(&mut self, identity: Identity, draft: Result<(Manifest, u64), Refused>) -> Vec<Action<F>> {
         // Aborted meanwhile.
         let Some(object) = self.objects.get(&identity) else { return Vec::new() };
         let (Stage::Drafting, Some(writer)) = (&object.stage, object.writer) else { return Vec::new() };
@@ -202,7 +202,7 @@ impl<F: Clone> Catalogue<F> {
         writer: Asker,
         draft: Manifest,
         granularity: u64,
-    ) -> Result<(Manifest, Vec<Former<F>>), (Refusal, String)> {
+    ) -> Result<(Manifest, Vec<Former<F>>), Refused> {
         let object = &self.objects[&identity];
         if draft.identity != identity || draft.epoch != Epoch(0) || draft.granularity != 0 || draft.owner != 0 {
             return Err((Refusal::Layout, "the draft is of another identity, or no draft".into()));
@@ -237,7 +237,7 @@ impl<F: Clone> Catalogue<F> {
     pub fn made(
         &mut self,
         identity: Identity,
-        made: Result<Vec<F>, (Refusal, String)>,
+        made: Result<Vec<F>, Refused>,
         grant: impl FnOnce(Participant, usize) -> Option<Vec<LeaseSlot>>,
     ) -> Vec<Action<F>> {
         let Some(object) = self.objects.get_mut(&identity) else { return Vec::new() };

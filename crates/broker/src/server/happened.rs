@@ -8,16 +8,15 @@ use channel::os::waker::Waker;
 
 use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
-use crate::server::action::KeepError;
-use crate::wire::Refusal;
+use crate::server::action::{KeepError, Refused};
 
 /// A descriptor that keeps memory.
 pub(super) type File = Arc<OwnedFd>;
 
 /// What the other threads did.
 pub(super) enum Happened {
-    Drafted(Identity, Result<(Box<Manifest>, u64), (Refusal, String)>),
-    Made(Identity, Result<Vec<File>, (Refusal, String)>),
+    Drafted(Identity, Result<(Box<Manifest>, u64), Refused>),
+    Made(Identity, Result<Vec<File>, Refused>),
     Kept(Identity, Result<File, KeepError>),
     Forgotten(u64, Result<(), KeepError>),
     Looked(Option<(OwnedFd, bool)>),

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use crate::server::action::Refused;
 use crate::wire::Refusal;
 
 /// What a broker allows.
@@ -42,7 +43,7 @@ impl Limits {
         asked: impl Iterator<Item = Region>,
         uid: u32,
         there: impl Iterator<Item = Region>,
-    ) -> Result<(), (Refusal, String)> {
+    ) -> Result<(), Refused> {
         let mut counted = HashSet::new();
         let mut is_first = |region: &Region| region.number.is_none_or(|number| counted.insert(number));
         let (mut all, mut own, mut more) = (0u64, 0u64, 0u64);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::object::identity::{Epoch, Identity};
+use crate::server::action::Refused;
 use crate::server::bequest::{Tomb, Tombs};
 use crate::wire::Refusal;
 
@@ -43,7 +44,7 @@ impl Names {
     }
 
     /// Refuses a name that belongs to another user.
-    pub(super) fn check_owner(&self, name: &str, uid: u32) -> Result<(), (Refusal, String)> {
+    pub(super) fn check_owner(&self, name: &str, uid: u32) -> Result<(), Refused> {
         match self.0.get(name) {
             Some(row) if row.owner != uid => {
                 Err((Refusal::User, format!("{name} belongs to uid {}, not {uid}", row.owner)))
@@ -53,7 +54,7 @@ impl Names {
     }
 
     /// Refuses a name for which there is no room.
-    pub(super) fn check_room(&self, name: &str) -> Result<(), (Refusal, String)> {
+    pub(super) fn check_room(&self, name: &str) -> Result<(), Refused> {
         if self.0.len() >= MOST_NAMES && !self.0.contains_key(name) {
             return Err((Refusal::Limit, format!("the broker has {MOST_NAMES} names already")));
         }
@@ -61,7 +62,7 @@ impl Names {
     }
 
     /// Refuses a name that has another epoch than its writer expects; 0 stands for a name that has none.
-    pub(super) fn check_epoch(&self, name: &str, expect: Option<Epoch>) -> Result<(), (Refusal, String)> {
+    pub(super) fn check_epoch(&self, name: &str, expect: Option<Epoch>) -> Result<(), Refused> {
         let is = self.latest(name).map_or(Epoch(0), |(epoch, _)| epoch);
         match expect {
             Some(expected) if expected != is => {

@@ -16,7 +16,7 @@ use channel::trace_point;
 use gpu_api::{Error, Result};
 
 use crate::memory::sealed;
-use crate::server::action::{Action, Answer, KeepError, Participant, Wanted};
+use crate::server::action::{Action, Answer, KeepError, Participant, Refused, Wanted};
 use crate::server::admission::{self, Newcomer, failed};
 use crate::server::catalogue::Catalogue;
 use crate::server::happened::{File, Happened};
@@ -311,7 +311,7 @@ impl Service {
         }
     }
 
-    fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: &mut Vec<OwnedFd>) -> Result<(), (Refusal, String)> {
+    fn admit(&mut self, socket: &OwnedFd, bytes: &[u8], fds: &mut Vec<OwnedFd>) -> Result<(), Refused> {
         let hello = Newcomer::read(socket, bytes, fds, &self.parts.allowed)?;
         let most = self.parts.limits.participants;
         if self.peers.len() >= most {

@@ -5,7 +5,7 @@
 
 use crate::object::manifest::Manifest;
 use crate::object::part::Part;
-use crate::server::action::Wanted;
+use crate::server::action::{Refused, Wanted};
 use crate::server::object::Object;
 use crate::wire::Refusal;
 
@@ -17,7 +17,7 @@ pub(super) fn regions<F: Clone>(
     former: Option<&Object<F>>,
     draft: &Manifest,
     wanted: Wanted,
-) -> Result<Vec<Former<F>>, (Refusal, String)> {
+) -> Result<Vec<Former<F>>, Refused> {
     let count = draft.layout.regions().len();
     if wanted.taken == 0 {
         return Ok(vec![None; count]);
@@ -37,7 +37,7 @@ pub(super) fn regions<F: Clone>(
 ///
 /// Both must be open to the same users: a descriptor is permission to write, so one epoch's readers could change the
 /// other's contents.
-fn check(former: Option<&Manifest>, draft: &Manifest, taken: u16) -> Result<(), (Refusal, String)> {
+fn check(former: Option<&Manifest>, draft: &Manifest, taken: u16) -> Result<(), Refused> {
     let name = &draft.name;
     let Some(former) = former else {
         return Err((Refusal::NotFound, format!("{name} has no epoch to take parts over from")));

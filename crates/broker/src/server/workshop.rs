@@ -11,7 +11,7 @@ use crate::memory::sealed;
 use crate::memory::store::{FindGpus, make_region};
 use crate::object::identity::Identity;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
-use crate::server::action::Device;
+use crate::server::action::{Device, Refused};
 use crate::server::happened::{File, Happened, Teller, explain};
 use crate::wire::Refusal;
 
@@ -70,20 +70,20 @@ impl Workshop {
         }
     }
 
-    fn gpus(&mut self) -> Result<&[Gpu], (Refusal, String)> {
+    fn gpus(&mut self) -> Result<&[Gpu], Refused> {
         if self.gpus.is_none() {
             self.gpus = Some((self.find)().map_err(|error| (Refusal::Device, explain(&error)))?);
         }
         Ok(self.gpus.as_deref().unwrap_or(&[]))
     }
 
-    fn gpu(&mut self, device: Device) -> Result<&Gpu, (Refusal, String)> {
+    fn gpu(&mut self, device: Device) -> Result<&Gpu, Refused> {
         let found = self.gpus()?.iter().find(|gpu| gpu.kind() == device.backend && gpu.uuid() == device.uuid);
         let Device { backend, uuid } = device;
         found.ok_or_else(|| (Refusal::Device, format!("this broker does not serve {backend} device {uuid}")))
     }
 
-    fn read(&mut self, file: &OwnedFd) -> Result<(Box<Manifest>, u64), (Refusal, String)> {
+    fn read(&mut self, file: &OwnedFd) -> Result<(Box<Manifest>, u64), Refused> {
         let bytes = sealed::read(file.as_fd(), MOST_MANIFEST);
         let draft = bytes.and_then(|bytes| Manifest::decode(&bytes)).map_err(|e| (Refusal::Layout, explain(&e)))?;
         let gpu = self.gpu(Device { backend: draft.backend, uuid: draft.device })?;
@@ -91,7 +91,7 @@ impl Workshop {
     }
 
     /// Makes all regions, or none: those that were made are closed when one fails.
-    fn make(&mut self, device: Device, bytes: &[u64]) -> Result<Vec<File>, (Refusal, String)> {
+    fn make(&mut self, device: Device, bytes: &[u64]) -> Result<Vec<File>, Refused> {
         let gpu = self.gpu(device)?;
         let made: Result<Vec<File>> = bytes.iter().map(|&bytes| make_region(gpu, bytes).map(Arc::new)).collect();
         made.map_err(|error| match error {

@@ -243,6 +243,7 @@ pub fn run() {
         "writer" => write(&dir),
         "reader" => read(&dir),
         "stranger" => be_a_stranger(&dir),
+        "late_writer" => crate::gpu::write_for_ever(&dir),
         role => panic!("no role {role}"),
     }
 }

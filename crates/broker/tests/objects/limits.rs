@@ -34,7 +34,11 @@ fn refused(raw: &Raw, bytes: &[u8]) -> String {
     }
 }
 
-/// A draft whose header was changed, with the checksum that belongs to it: what only a participant that lies sends.
+/// Where the second part's offset is in the bytes of a draft of `layout(1)`: behind the header, one region's bytes, the
+/// name, the user bytes, the first part of 42 bytes, and 8 bytes of the second.
+const SECOND_OFFSET: usize = 96 + 8 + "model".len() + 8 + 42 + 8;
+
+/// A draft of which some bytes were changed, with the checksum that belongs to it: what only a participant that lies sends.
 fn forged(at: usize, with: &[u8]) -> Vec<u8> {
     let mut bytes = draft(Identity([1; 16]), "model", layout(1)).encode().expect("bytes");
     bytes[at..at + with.len()].copy_from_slice(with);
@@ -53,6 +57,10 @@ fn a_manifest_one_beyond_each_limit_is_refused() {
         ("1,000,001 parts", forged(72, &1_000_001u32.to_le_bytes()), ""),
         ("a name of 256 bytes", forged(76, &256u32.to_le_bytes()), ""),
         ("user bytes beyond 64 bits", forged(80, &u64::MAX.to_le_bytes()), ""),
+        ("a part over another", forged(SECOND_OFFSET, &0u64.to_le_bytes()), "no two parts share a byte"),
+        ("a part outside", forged(SECOND_OFFSET, &(1u64 << 40).to_le_bytes()), "inside its region"),
+        ("a part beyond 64 bits", forged(SECOND_OFFSET, &(u64::MAX - 255).to_le_bytes()), "inside its region"),
+        ("a part at no multiple of 256", forged(SECOND_OFFSET, &8u64.to_le_bytes()), "at a multiple of 256"),
     ] {
         let text = refused(&raw, &bytes);
         assert!(text.contains(why) && !text.is_empty(), "{what}: {text}");

@@ -1,6 +1,7 @@
 //! Real processes: keeper, broker, writers, readers, through the public interface.
 //!
-//! With `GPU_IPC_TEST_BACKEND=cuda` they run on a GPU; what only the host backend can be made to do shows as ignored.
+//! With `GPU_IPC_TEST_BACKEND=cuda` they run on a GPU; what only the host backend can be made to do shows as ignored, and
+//! so does without one what only a GPU can show.
 //!
 //! Each case starts this binary again as an [`agent`], and kills or stops it. Nothing here sleeps to be in time: a case
 //! waits for a condition, under a watchdog.
@@ -8,6 +9,7 @@
 mod agent;
 mod bad_input;
 mod death;
+mod gpu;
 mod limits;
 mod objects;
 mod raw;
@@ -42,6 +44,7 @@ fn main() {
     {
         trials.push(trial(case, !agent::is_host() && HOST_ONLY.contains(&case.0)));
     }
+    trials.extend(gpu::CASES.iter().map(|&case| trial(case, agent::is_host())));
     // Who lists them is asked whether it can be started at all, and must not ask the same of others.
     let (lacks_namespaces, lacks_users) =
         if arguments.list { (false, false) } else { (!rules::has_namespaces(), !rules::has_users()) };

@@ -93,7 +93,8 @@ fn it_outlasts_its_first_epoch() {
 
 fn with_replace_a_part_needs_no_second_room() {
     let dir = Dir::new();
-    let _keeper = Agent::limited(&dir, 4 << 20);
+    // Room for one epoch, in regions of 2 MiB on a GPU, and not for two.
+    let _keeper = Agent::limited(&dir, if crate::agent::is_host() { 4 << 20 } else { 8 << 20 });
     until("the broker listens", || dir.join("broker").exists());
     let client = client(&dir);
     first(&client);

@@ -58,6 +58,7 @@ fn serve(options: &BrokerOptions) -> Result<Broker, String> {
             bytes_per_uid: options.limit_per_uid.unwrap_or(u64::MAX),
             epochs: options.keep_epochs as usize,
             reads_slots: !options.publish_blindly,
+            ..Limits::default()
         },
         allowed: options.allow_uid.clone(),
         keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),

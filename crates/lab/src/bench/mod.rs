@@ -32,6 +32,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use clap::ValueEnum;
+
 use crate::args::{BenchOptions, Group};
 use crate::{Outcome, device, output};
 use fixture::Stage;

@@ -137,7 +137,7 @@ mod tests {
             Error::from(version).to_string(),
             "protocol version differs: 7 there, 1 here; build both sides from one version of gpu-ipc"
         );
-        let magic = read(b"XX").err().expect("no magic");
+        let magic = read(b"XX").expect_err("no magic");
         assert_eq!(magic.to_string(), "not a control message: the magic is 22616, but must be 18759, the bytes GI");
         assert_eq!(
             Error::from(magic).to_string(),
