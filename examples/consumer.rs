@@ -34,7 +34,7 @@ fn consume() -> Result<(), Box<dyn Error>> {
         let line = line?;
         let byte = |at| u8::from_str_radix(line.get(at..at + 2).unwrap_or("?"), 16);
         let descriptor: Result<Vec<u8>, _> = (0..line.len()).step_by(2).map(byte).collect();
-        let descriptor = descriptor.map_err(|_| format!("{line:?} is no line of a producer's: not hexadecimal"))?;
+        let descriptor = descriptor.map_err(|_| format!("{line:?} is not a descriptor in hexadecimal digits"))?;
         let block = producer.claim(&descriptor, Wait::Stream(&stream), Some(Duration::from_secs(60)))?;
         let mut number = [0; 8];
         stream.read(&block, &mut number)?;

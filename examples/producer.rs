@@ -30,7 +30,7 @@ fn produce() -> Result<(), Box<dyn Error>> {
         [socket, count, backend] if !socket.starts_with('-') => (socket, count, backend),
         _ => return Err("usage: producer SOCKET COUNT [host|cuda|hip]".into()),
     };
-    let count: u64 = count.parse().map_err(|_| format!("{count} is no number of blocks"))?;
+    let count: u64 = count.parse().map_err(|_| format!("{count} is not a number of blocks"))?;
     let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == backend);
     let gpu = detect()?.first(kind.ok_or_else(|| format!("no backend is named {backend}"))?)?;
     let stream = Stream::create(&gpu)?;

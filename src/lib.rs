@@ -89,7 +89,7 @@ pub use ipc_rc::{
     After, ClaimError, Claims, Descriptor, Participant, ReceivedBlock, SentBlock, Session, State, Stream, To, Wait,
 };
 
-/// For a producer: what a [`Session`] is built from, what it counts and what it tells.
+/// For a producer: options, counts and notices of a [`Session`].
 pub mod session {
     pub use ipc_rc::{
         AdoptToken, Collected, Contents, LeaseId, SentSlice, SessionBuilder, SessionId, SessionNotice, ShareOptions,
@@ -97,12 +97,12 @@ pub mod session {
     };
 }
 
-/// For a consumer: what a [`Participant`] is built from, what it is told, and blocks in a GPU's graphs.
+/// For a consumer: options and notices of a [`Participant`], and blocks in a GPU's graphs.
 pub mod participant {
     pub use ipc_rc::{Connecting, GraphBlocks, Notice, ParticipantBuilder};
 }
 
-/// For tools that look from outside: which sessions this host has, and who holds what.
+/// For tools that look from outside: the sessions of this host, and the processes that hold their blocks.
 pub mod admin {
     pub use gpu_api::Holder;
     pub use ipc_rc::{SessionReport, inspect, sessions, snapshot};

@@ -107,9 +107,13 @@ fn what_the_two_sides_do_not_understand_is_refused() {
     let cases: [(&str, &[&str], String); 8] = [
         ("producer", &[], "usage: producer SOCKET COUNT [host|cuda|hip]".into()),
         ("producer", &["--help", "1"], "usage: producer SOCKET COUNT [host|cuda|hip]".into()),
-        ("producer", &[&socket, "many"], "many is no number of blocks".into()),
+        ("producer", &[&socket, "many"], "many is not a number of blocks".into()),
         ("producer", &[&socket, "1", "abacus"], "no backend is named abacus".into()),
-        ("producer", &[&nowhere, "1"], format!("the socket's directory is {}, which is none", path("no"))),
+        (
+            "producer",
+            &[&nowhere, "1"],
+            format!("the socket's directory is {}, which is missing or not a directory", path("no")),
+        ),
         ("consumer", &["--help"], "usage: consumer SOCKET [host|cuda|hip]".into()),
         ("consumer", &[&socket, "abacus"], "no backend is named abacus".into()),
         ("consumer", &[&socket], format!("cannot connect to {socket}: there is no such socket; start the producer")),

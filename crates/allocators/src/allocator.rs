@@ -27,7 +27,7 @@ pub unsafe trait Allocator: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     ///
     /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) after everything that it can do about it,
-    /// [`Error::Invalid`](gpu_api::Error::Invalid) for no bytes or an alignment that is no power of two,
+    /// [`Error::Invalid`](gpu_api::Error::Invalid) for no bytes or an alignment that is not a power of two,
     /// [`Error::Forked`](gpu_api::Error::Forked) in a forked child.
     fn alloc(&self, request: Request) -> Result<Placed>;
 

@@ -110,7 +110,7 @@ impl ArenaOptions {
         self
     }
 
-    /// Tells somebody of regions that come and go, such as to register them with a network card.
+    /// Calls `visitor` for each region that comes or goes, such as to register it with a network card.
     #[must_use]
     pub fn visitor(mut self, visitor: Arc<dyn RegionVisitor>) -> ArenaOptions {
         self.visitor = Some(visitor);
@@ -140,8 +140,8 @@ impl fmt::Debug for ArenaOptions {
 ///
 /// A consumer maps a region as a whole, so a region of the arena is exported when it is made and holds nothing but
 /// blocks of sessions: no private neighbour is ever exposed. A block goes from here into a session, perhaps through its
-/// limbo, and back. Taking may call the driver, also to free idle regions, which may block. A region that somebody may
-/// have mapped stays with the driver, whatever is done here.
+/// limbo, and back. Taking may call the driver, also to free idle regions, which may block. A region that another
+/// process may have mapped never returns to the driver.
 ///
 /// # Dropping
 ///

@@ -105,12 +105,12 @@ impl Budget {
         self.listeners.tell();
     }
 
-    /// Tells somebody whenever bytes come back.
+    /// Adds a listener that is called whenever bytes come back.
     pub(crate) fn subscribe(&self, listener: Weak<dyn RoomListener>) {
         self.listeners.add(listener);
     }
 
-    /// Says whether somebody waits for bytes.
+    /// Says whether a request waits for bytes.
     pub(crate) fn is_wanted(&self) -> bool {
         self.state().waiters > 0
     }

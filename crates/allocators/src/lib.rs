@@ -5,7 +5,7 @@
 //! 1. [`Request`], [`Placed`]: what is asked and answered. [`Allocator`]: what every allocator can do.
 //! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`GrowingMemory`], [`ManagedMemory`], [`Shareable`],
 //!    [`HostPages`]: a backend's; [`HostHeap`], [`NodePages`]: the system's; [`Simulated`]: addresses without memory
-//!    behind them; [`Visited`]: any of them, with somebody told.
+//!    behind them; [`Visited`]: any of them, with a [`RegionVisitor`].
 //! 3. [`Bfc`]: best fit with coalescing over any upstream.
 //!    [`Recorded`]: work on a stream, after which memory is free.
 //! 4. [`Trim`]: who keeps free memory and returns it on request. [`Relief`], [`Relieved`]: the way from 'nothing is

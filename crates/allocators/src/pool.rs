@@ -192,7 +192,7 @@ impl<A: Allocator> Pool<A> {
         Ok(Pool { core })
     }
 
-    /// Returns what it has done.
+    /// Returns its counts so far.
     pub fn counts(&self) -> PoolCounts {
         self.state().counts
     }

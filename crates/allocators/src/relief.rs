@@ -152,7 +152,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// assert!(error.to_string().contains("limit 1048576"));
 /// ```
 pub struct Relieved<U: SubAllocator> {
-    /// Which neighbours reach by itself: who looks for idle memory is no holder of the allocator.
+    /// Which neighbours reach by itself: looking for idle memory does not keep the allocator alive.
     bfc: Arc<Bfc<U>>,
     relief: Arc<Relief>,
     patience: Duration,

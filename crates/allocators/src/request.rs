@@ -47,15 +47,15 @@ impl Request {
         self
     }
 
-    /// Waits until then for somebody to free memory, when there is none. Allocators that ask the system for each
-    /// request ([`Direct`](crate::Direct)) do not: nobody would tell them.
+    /// Waits until then for memory to be freed, when there is none. Allocators that ask the system for each request
+    /// ([`Direct`](crate::Direct)) do not wait: nothing would wake them.
     #[must_use]
     pub fn wait_until(mut self, deadline: Instant) -> Request {
         self.until = Some(deadline);
         self
     }
 
-    /// Says what it is for, for reports.
+    /// Names the request's purpose, for reports.
     #[must_use]
     pub fn tag(mut self, tag: &'static str) -> Request {
         self.tag = tag;

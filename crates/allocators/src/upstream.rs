@@ -108,8 +108,8 @@ pub unsafe trait SubAllocator: fmt::Debug + Send + Sync + 'static {
         u64::MAX
     }
 
-    /// Tells somebody whenever room may have come from elsewhere: what others gave back that share a limit, for
-    /// instance.
+    /// Adds a listener that is called whenever room may have come from elsewhere, for instance from others that share
+    /// a limit.
     fn subscribe(&self, listener: Weak<dyn RoomListener>) {
         let _ = listener;
     }

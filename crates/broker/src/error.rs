@@ -1,9 +1,9 @@
-//! What can go wrong with an object, by what the caller can do.
+//! Errors of objects, by what the caller can do.
 
 use crate::object::identity::{Epoch, Identity};
 use crate::wire::Refusal;
 
-/// What went wrong with an object.
+/// An error of an object.
 ///
 /// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in the text.
 #[derive(Debug, thiserror::Error)]

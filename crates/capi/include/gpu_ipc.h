@@ -72,7 +72,7 @@
 // Both sides are well, but do not belong together.
 #define GPU_IPC_MISMATCH 9
 
-// Nobody, or somebody who is not allowed, is at the other end.
+// No process, or one that is not allowed, is at the other end.
 #define GPU_IPC_CONNECT 10
 
 // The producer or the broker refused.
@@ -193,10 +193,10 @@
 // Nobody but the owner may open the object.
 #define GPU_IPC_READERS_OWNER 0
 
-// Everybody who may connect to the broker may open the object. Who may open it could write to it.
+// Every user that may connect to the broker may open the object, and so could write to it.
 #define GPU_IPC_READERS_EVERYBODY 1
 
-// The users of the list may open the object. Who may open it could write to it.
+// The users of the list may open the object, and so could write to it.
 #define GPU_IPC_READERS_UIDS 2
 
 // The object became visible.
@@ -553,8 +553,8 @@ int32_t gpu_ipc_share(struct gpu_ipc_block *block,
                       const struct gpu_ipc_share_options *options,
                       struct gpu_ipc_descriptor *descriptor);
 
-// Grants leases on a block to the first who ask: a ticket that can be claimed `claims` times, each time by another
-// participant; with 0 by everybody, as long as the block is not closed.
+// Grants leases on a block to the first that ask: a ticket that can be claimed `claims` times, each time by another
+// participant; with 0 by all, as long as the block is not closed.
 //
 // Otherwise as `gpu_ipc_share`. Each claim asks the producer.
 //
@@ -679,7 +679,7 @@ int32_t gpu_ipc_detect(struct gpu_ipc_device **devices, size_t capacity, size_t 
 // with the reason, `INVALID`, `DRIVER`.
 int32_t gpu_ipc_device_open(uint32_t backend, uint32_t number, struct gpu_ipc_device **device);
 
-// Says what a device is.
+// Fills in a device's properties.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 //
@@ -715,11 +715,11 @@ const char *gpu_ipc_last_error_remedy(void);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: none.
 const char *gpu_ipc_error_name(int32_t code);
 
-// Writes what the library has to say to a descriptor, a line each: 2 for standard error. Below 0 for nowhere, which is
-// how it begins. `level` is `GPU_IPC_LOG_...`.
+// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere (the default). `level`
+// is `GPU_IPC_LOG_...`.
 //
-// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no. A descriptor that is full blocks who
-// logs. Errors: `INVALID`, `SYSTEM`.
+// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full descriptor blocks the thread
+// that logs. Errors: `INVALID`, `SYSTEM`.
 //
 // Caller: `fd` is below 0, or open, and nobody closes it during the call.
 int32_t gpu_ipc_log_to(int fd, uint32_t level);
@@ -793,7 +793,7 @@ int32_t gpu_ipc_object_watch(struct gpu_ipc_client *client,
                              int64_t timeout_ns,
                              uint64_t *epoch);
 
-// Removes an epoch of a name, with 0 all of them; who has one mapped keeps it. `last` gets the last epoch that the
+// Removes an epoch of a name, with 0 all; a process that has one mapped keeps it. `last` gets the last epoch that the
 // name had, and may be null.
 //
 // Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED` for another
@@ -802,8 +802,8 @@ int32_t gpu_ipc_object_watch(struct gpu_ipc_client *client,
 // Caller: `name` ends with a zero byte.
 int32_t gpu_ipc_object_remove(struct gpu_ipc_client *client, const char *name, uint64_t epoch, uint64_t *last);
 
-// Says what became of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets that of one that
-// was committed, else 0, and may be null.
+// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets the epoch of one
+// that was committed, else 0, and may be null.
 //
 // Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`.
 int32_t gpu_ipc_object_outcome(struct gpu_ipc_client *client,
@@ -816,7 +816,7 @@ int32_t gpu_ipc_object_outcome(struct gpu_ipc_client *client,
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_client_close(struct gpu_ipc_client *client);
 
-// Says what a reader has mapped.
+// Describes the object that a reader has mapped.
 //
 // Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
 //
@@ -830,7 +830,7 @@ int32_t gpu_ipc_reader_get_info(struct gpu_ipc_reader *reader, struct gpu_ipc_re
 // Caller: There is room for `capacity` bytes.
 int32_t gpu_ipc_reader_user(struct gpu_ipc_reader *reader, void *bytes, size_t capacity);
 
-// Says what a part is and where it lies: at the same address for the reader's life, whatever epoch it reaches.
+// Describes a part and its address, which stays the same for the reader's life, at every epoch.
 //
 // It is read-only: a kernel that writes there ends its context. Work on it is named with `gpu_ipc_reader_used_on`;
 // work on a stream that was not named, and that is not finished when the reader advances, sleeps or is closed, is
@@ -841,7 +841,7 @@ int32_t gpu_ipc_reader_user(struct gpu_ipc_reader *reader, void *bytes, size_t c
 // Caller: `name` ends with a zero byte; `part` has as many bytes as its `size` says.
 int32_t gpu_ipc_reader_get_part(struct gpu_ipc_reader *reader, const char *name, struct gpu_ipc_part *part);
 
-// Says what the part of a number is: 0 to the count of parts, in the order of their names.
+// Describes a part by its number: from 0 to below the count of parts, in the order of their names.
 //
 // Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
 //
@@ -902,7 +902,7 @@ int32_t gpu_ipc_reader_wake_to(struct gpu_ipc_reader *reader, uint64_t epoch);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_reader_close(struct gpu_ipc_reader *reader);
 
-// Says what a part is and where it lies: the GPU, and on the host backend the CPU, may write there until the commit.
+// Describes a part and its address. The GPU, and on the host backend the CPU, may write there until the commit.
 //
 // Work on it is named with `gpu_ipc_writer_used_on` or at the commit: work on a stream that was not named is undefined
 // behaviour.
@@ -1103,7 +1103,7 @@ uint64_t gpu_ipc_received_len(struct gpu_ipc_received *received);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 uint64_t gpu_ipc_received_region(struct gpu_ipc_received *received);
 
-// Says what the contents are worth at this moment: `GPU_IPC_STATE_...`. Who waited on a stream asks after
+// Returns the state of the contents at this moment: `GPU_IPC_STATE_...`. After a wait on a stream, call this after
 // synchronising it.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
@@ -1155,8 +1155,8 @@ int32_t gpu_ipc_received_read(struct gpu_ipc_received *received,
                               size_t len,
                               struct gpu_ipc_stream *stream);
 
-// Asks the producer for a descriptor of a received block for somebody else: the participant of that number in the same
-// session, or with 0 the first `claims` who ask (0: everybody). The new lease does not depend on this one.
+// Asks the producer for a descriptor of a received block for another participant: the one of that number in the same
+// session, or with 0 the first `claims` that ask (0: all). The new lease does not depend on this one.
 //
 // Waits for the producer's work on the block first. Work of this process on it must be done: the receiver waits for
 // none.
@@ -1242,7 +1242,7 @@ int32_t gpu_ipc_adopt(struct gpu_ipc_session *session,
 // Caller: `collected` is null, or has as many bytes as its `size` says.
 int32_t gpu_ipc_session_collect(struct gpu_ipc_session *session, struct gpu_ipc_collected *collected);
 
-// Says what a session holds; in a forked child that it holds nothing.
+// Fills in a session's counts; in a forked child they are 0.
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 //

@@ -65,8 +65,8 @@ pub unsafe extern "C" fn gpu_ipc_share(
     unsafe { grant(block, To::Participant(ParticipantId(participant)), after, options, descriptor) }
 }
 
-/// Grants leases on a block to the first who ask: a ticket that can be claimed `claims` times, each time by another
-/// participant; with 0 by everybody, as long as the block is not closed.
+/// Grants leases on a block to the first that ask: a ticket that can be claimed `claims` times, each time by another
+/// participant; with 0 by all, as long as the block is not closed.
 ///
 /// Otherwise as `gpu_ipc_share`. Each claim asks the producer.
 ///

@@ -100,7 +100,7 @@ pub extern "C" fn gpu_ipc_device_open(
     })
 }
 
-/// Says what a device is.
+/// Fills in a device's properties.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 ///

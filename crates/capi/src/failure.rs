@@ -26,7 +26,7 @@ pub const GPU_IPC_INVALID: i32 = 7;
 pub const GPU_IPC_BAD_DESCRIPTOR: i32 = 8;
 /// Both sides are well, but do not belong together.
 pub const GPU_IPC_MISMATCH: i32 = 9;
-/// Nobody, or somebody who is not allowed, is at the other end.
+/// No process, or one that is not allowed, is at the other end.
 pub const GPU_IPC_CONNECT: i32 = 10;
 /// The producer or the broker refused.
 pub const GPU_IPC_REFUSED: i32 = 11;

@@ -51,7 +51,7 @@ pub extern "C" fn gpu_ipc_received_region(received: *mut gpu_ipc_received) -> u6
     value_or(0, |process| Ok(process.get(received)?.region().0))
 }
 
-/// Says what the contents are worth at this moment: `GPU_IPC_STATE_...`. Who waited on a stream asks after
+/// Returns the state of the contents at this moment: `GPU_IPC_STATE_...`. After a wait on a stream, call this after
 /// synchronising it.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
@@ -168,8 +168,8 @@ pub unsafe extern "C" fn gpu_ipc_received_read(
     })
 }
 
-/// Asks the producer for a descriptor of a received block for somebody else: the participant of that number in the same
-/// session, or with 0 the first `claims` who ask (0: everybody). The new lease does not depend on this one.
+/// Asks the producer for a descriptor of a received block for another participant: the one of that number in the same
+/// session, or with 0 the first `claims` that ask (0: all). The new lease does not depend on this one.
 ///
 /// Waits for the producer's work on the block first. Work of this process on it must be done: the receiver waits for
 /// none.

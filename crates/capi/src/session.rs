@@ -233,7 +233,7 @@ pub unsafe extern "C" fn gpu_ipc_session_collect(
     })
 }
 
-/// Says what a session holds; in a forked child that it holds nothing.
+/// Fills in a session's counts; in a forked child they are 0.
 ///
 /// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`, `INVALID`.
 ///

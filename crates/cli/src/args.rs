@@ -258,7 +258,7 @@ Exit status:
     /// A process that measures the memory of leases (started by the benchmark)
     #[command(hide = true)]
     BenchMemory(BenchMemoryOptions),
-    /// Who opens an object for the benchmark (started by it)
+    /// A reader of an object for the benchmark (started by it)
     #[command(hide = true)]
     BenchObject(BenchObjectOptions),
     /// A consumer of the demo (started by it)

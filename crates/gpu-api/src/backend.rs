@@ -45,7 +45,7 @@ use crate::{
 /// A [`RawStream`] brings its device, and only the device's primary context counts: a call resolves the default streams
 /// there, never in what is current on the calling thread. A stream of another context is found by
 /// [`stream_info`](GpuStreams::stream_info), which is asked once, before anything else is done with a stream that
-/// somebody else made; so "the stream is alive" below means: and `stream_info` took it. [`RawStream::PER_THREAD`] is
+/// other code made; so "the stream is alive" below means: and `stream_info` took it. [`RawStream::PER_THREAD`] is
 /// another stream on every thread: each call means the calling thread's.
 ///
 /// # Portability

@@ -9,7 +9,7 @@
 //!    memory.
 //! 5. [`backend`]: [`GpuBackend`], the traits that a vendor implements over those above.
 //! 6. [`id`]: the numbers of regions and participants. [`region`]: [`RegionSource`], where blocks come from, and
-//!    [`Reclaim`], who can give some back.
+//!    [`Reclaim`], which can give some back.
 //! 7. [`error`]: one [`Error`], by what the caller can do. [`fork`]: [`ForkGuard`], which tells a forked child.
 //! 8. [`pages`]: [`KernelPages`], host memory from the kernel, for backends.
 //!

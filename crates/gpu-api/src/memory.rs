@@ -122,7 +122,7 @@ impl fmt::Debug for MemHandle {
     }
 }
 
-/// Where an address that somebody else allocated comes from.
+/// The origin of an address that other code allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MemoryKind {

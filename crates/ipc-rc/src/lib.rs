@@ -1,11 +1,11 @@
-//! Leases on GPU memory that other processes hold, limbo for what they still hold, and collect for what they let go.
+//! Leases on GPU memory for other processes, limbo for dropped blocks that they still hold, and collect for those that
+//! they released.
 //!
 //! Read in this order:
 //!
 //! 1. [`channel`]: descriptors, messages, words in shared memory, the socket, proof of death.
-//! 2. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect; who is dead and when.
+//! 2. `producer`: [`Session`] and [`SentBlock`]: share, drop, limbo, collect, proof of death.
 //! 3. `consumer`: [`Participant`] and [`ReceivedBlock`]: connect, claim, map, use, release.
-//! 4. `manual`: who runs what goes on in the background.
 //!
 //! This crate knows no vendor: it sees [`gpu_api::GpuBackend`] alone. It keeps nothing process-wide but a count
 //! of threads, and on a user's thread it makes no call that can block unless the call's documentation says so.

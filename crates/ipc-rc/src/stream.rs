@@ -82,7 +82,7 @@ impl Stream {
         })))
     }
 
-    /// Takes the device's legacy default stream (handle 0): what PyTorch computes on unless it is told otherwise.
+    /// Takes the device's legacy default stream (handle 0): PyTorch's default.
     ///
     /// It is the stream of the device's primary context, whatever device is current on the threads that call with it.
     ///

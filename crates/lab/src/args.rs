@@ -1,4 +1,4 @@
-//! What the commands can be told, and what every command that works on a device is.
+//! The options of the commands that work on a device.
 
 use std::path::PathBuf;
 

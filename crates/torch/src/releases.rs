@@ -110,7 +110,7 @@ impl Desk {
         Err(Error::Invalid {
             what: "PyTorch's counter",
             got,
-            must: "above what is held here: what was sent once can be opened once",
+            must: "above the number held here: each message can be opened once",
         })
     }
 

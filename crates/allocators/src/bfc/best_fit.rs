@@ -59,8 +59,8 @@ impl<U: SubAllocator> Bfc<U> {
     /// # Errors
     ///
     /// [`Error::OutOfMemory`](gpu_api::Error::OutOfMemory) when there is no room after all that, with sums, a histogram
-    /// and a map of the regions; [`Error::Invalid`](gpu_api::Error::Invalid) for no bytes or an alignment that is no
-    /// power of two; what upstream said, when it is not that it has no room.
+    /// and a map of the regions; [`Error::Invalid`](gpu_api::Error::Invalid) for no bytes or an alignment that is not a
+    /// power of two; any other error of upstream.
     pub fn alloc(&self, request: Request) -> Result<Placed<U::Token>> {
         self.core.upstream.check_owner()?;
         let fit = self.core.fit(&request)?;

@@ -188,7 +188,7 @@ impl Pending {
     }
 
     /// Finds a chunk that nothing but the stream's own work is left of and that need not be cut. The work stays noted:
-    /// who gives the chunk back next may know nothing of it.
+    /// the next free of the chunk may not know of it.
     pub(crate) fn reuse<T>(&mut self, heap: &Heap<T>, stream: StreamIdentity, fit: Fit) -> Option<ChunkId> {
         let lane = self.lanes.get_mut(&Order::Stream(stream))?;
         let (cursor, entry) = lane.index.best(fit.units())?;

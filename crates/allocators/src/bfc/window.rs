@@ -7,7 +7,7 @@
 //!
 //! There is one window at a time. One that nothing came to for a while is given up: the holders of the rest may wait
 //! for what is withheld. A request that may not wait, and one at its deadline, breaks it when nothing else is left:
-//! memory that is free is never withheld from who would fail for it.
+//! free memory is never withheld from a request that would fail without it.
 
 use super::chunk::{Chunk, ChunkId, Standing, UNIT};
 use super::heap::Heap;

@@ -226,7 +226,7 @@ unsafe impl<A: Allocator> Allocator for Guard<A> {
             Ok(Some(damage)) => Err(Error::Invalid {
                 what: "a mark around an allocation",
                 got: damage.to_string(),
-                must: "what was written when it was made: a write went past its end",
+                must: "the guard pattern: a write went past the block's end",
             }),
             Err(error) => Err(error),
         };

@@ -241,7 +241,7 @@ impl Client {
         }
     }
 
-    /// Removes a name with all its epochs; who has one mapped keeps it. Returns the last epoch that it had.
+    /// Removes a name with all its epochs; a process that has one mapped keeps it. Returns its last epoch.
     ///
     /// # Errors
     ///
@@ -264,7 +264,7 @@ impl Client {
         }
     }
 
-    /// Lists the objects that this user may know of, and who reads them.
+    /// Lists the objects that this user may know of, and their readers.
     ///
     /// # Errors
     ///

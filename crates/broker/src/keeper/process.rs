@@ -1,8 +1,8 @@
 //! The keeper's loop: serves its socket, and starts the broker again when it dies.
 //!
-//! Who dies, and what happens: the broker: it is started again and reads everything back. The keeper: the broker lives
-//! on, and gives everything to the next keeper that listens in its directory, whose own broker waits for the lock
-//! meanwhile. Both: what is mapped stays good for who has it, and the rest is gone.
+//! If the broker dies, the keeper starts it again, and it reads everything back. If the keeper dies, the broker lives on
+//! and gives everything to the next keeper that listens in its directory; that keeper's own broker waits for the lock
+//! meanwhile. If both die, mappings stay valid, and the rest is gone.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -37,7 +37,7 @@ const MOST_READERS: usize = 16;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Somebody who reads the shelf, or has read it and holds on to know of the keeper's end.
+/// A connection that reads the shelf, or has read it and stays open to learn of the keeper's end.
 #[derive(Debug)]
 struct Reader {
     socket: OwnedFd,

@@ -61,7 +61,7 @@ pub const LOWEST: u16 = 1;
 /// The highest.
 pub const HIGHEST: u16 = 1;
 
-/// Agrees on a version with somebody who speaks these, or on none.
+/// Picks the highest version that both sides speak, if there is one.
 pub fn agree(lowest: u16, highest: u16) -> Option<u16> {
     agree_between((LOWEST, HIGHEST), (lowest, highest))
 }

@@ -15,9 +15,9 @@ use crate::sized::{self, sized_struct};
 
 /// Nobody but the owner may open the object.
 pub const GPU_IPC_READERS_OWNER: u32 = 0;
-/// Everybody who may connect to the broker may open the object. Who may open it could write to it.
+/// Every user that may connect to the broker may open the object, and so could write to it.
 pub const GPU_IPC_READERS_EVERYBODY: u32 = 1;
-/// The users of the list may open the object. Who may open it could write to it.
+/// The users of the list may open the object, and so could write to it.
 pub const GPU_IPC_READERS_UIDS: u32 = 2;
 
 /// The object became visible.
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn gpu_ipc_object_watch(
     })
 }
 
-/// Removes an epoch of a name, with 0 all of them; who has one mapped keeps it. `last` gets the last epoch that the
+/// Removes an epoch of a name, with 0 all; a process that has one mapped keeps it. `last` gets the last epoch that the
 /// name had, and may be null.
 ///
 /// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `NOT_FOUND`, `REFUSED` for another
@@ -255,8 +255,8 @@ pub unsafe extern "C" fn gpu_ipc_object_remove(
     })
 }
 
-/// Says what became of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets that of one that
-/// was committed, else 0, and may be null.
+/// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets the epoch of one
+/// that was committed, else 0, and may be null.
 ///
 /// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`.
 #[unsafe(no_mangle)]

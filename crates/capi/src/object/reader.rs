@@ -57,7 +57,7 @@ fn with<T>(
     run(&mut open.0)
 }
 
-/// Says what a reader has mapped.
+/// Describes the object that a reader has mapped.
 ///
 /// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
 ///
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn gpu_ipc_reader_user(reader: *mut gpu_ipc_reader, bytes:
     })
 }
 
-/// Says what a part is and where it lies: at the same address for the reader's life, whatever epoch it reaches.
+/// Describes a part and its address, which stays the same for the reader's life, at every epoch.
 ///
 /// It is read-only: a kernel that writes there ends its context. Work on it is named with `gpu_ipc_reader_used_on`;
 /// work on a stream that was not named, and that is not finished when the reader advances, sleeps or is closed, is
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn gpu_ipc_reader_get_part(
     })
 }
 
-/// Says what the part of a number is: 0 to the count of parts, in the order of their names.
+/// Describes a part by its number: from 0 to below the count of parts, in the order of their names.
 ///
 /// Keeps: nothing. Thread: any. Blocks: while another call is in this reader. Errors: `BAD_HANDLE`, `INVALID`.
 ///

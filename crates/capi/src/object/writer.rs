@@ -36,7 +36,7 @@ fn committed() -> Failure {
     Failure::handle("a writer was committed; create the object anew".into())
 }
 
-/// Says what a part is and where it lies: the GPU, and on the host backend the CPU, may write there until the commit.
+/// Describes a part and its address. The GPU, and on the host backend the CPU, may write there until the commit.
 ///
 /// Work on it is named with `gpu_ipc_writer_used_on` or at the commit: work on a stream that was not named is undefined
 /// behaviour.

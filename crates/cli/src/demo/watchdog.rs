@@ -1,4 +1,4 @@
-//! Somebody who ends the demo when a driver never returns from a call.
+//! A process that ends the demo when a driver never returns from a call.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -101,7 +101,7 @@ pub fn ask(kind: BackendKind, patience: Duration, tell: &dyn Fn(String)) -> Back
         Ok(child) => listen(kind, child, tell),
         Err(why) => {
             let remedy =
-                "mend what is said below, or raise RLIMIT_NPROC: every driver is asked in a process of its own";
+                "repair what the line below names, or raise RLIMIT_NPROC: each driver is tried in a child process";
             Backend { state: CheckState::Failed, why: Some(why), remedy: Some(remedy.into()), ..Backend::new(kind) }
         }
     };

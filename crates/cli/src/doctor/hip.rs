@@ -65,7 +65,7 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
             checks.push(
                 not_tried
                     .why("where it fails it leaves a GPU spinning or faulting, which may reset it")
-                    .remedy(format!("{TRY}={step} gpu-ipc doctor, on a machine on which nobody computes")),
+                    .remedy(format!("{TRY}={step} gpu-ipc doctor, on an idle machine")),
             );
             continue;
         }
@@ -98,7 +98,7 @@ fn proof(seen: &Proof) -> Check {
         Check::ok("proof", found)
     } else {
         Check::warning("proof", found)
-            .why("what was seen to work is used only by processes that are told of it")
+            .why("a process uses these features only if the variable names them")
             .remedy("set this variable for every producer and consumer, and ask again after an update")
     }
 }

@@ -13,21 +13,21 @@ use lab::{Outcome, output};
 /// Bytes copied from the device at a time.
 const PIECE: u64 = 16 << 20;
 
-/// What `get` can be told.
+/// Options of `get`.
 #[derive(Arguments, Debug)]
 pub struct GetOptions {
     /// The name
     pub name: String,
-    /// This epoch, not the newest
+    /// This epoch instead of the latest
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub epoch: Option<u64>,
-    /// The part; may be left out where there is one
+    /// The part; needed only if the object has several
     #[arg(long, value_name = "P", conflicts_with = "parts")]
     pub part: Option<String>,
-    /// List the parts instead
+    /// List the parts instead of writing one
     #[arg(long)]
     pub parts: bool,
-    /// Where the object lies
+    /// Device of the object
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
     /// Which broker.

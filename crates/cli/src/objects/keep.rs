@@ -9,13 +9,13 @@ use super::BrokerDir;
 use lab::device::explain;
 use lab::{Outcome, output};
 
-/// What a keeper can be told.
+/// Options of a keeper.
 #[derive(Arguments, Debug)]
 pub struct KeepOptions {
     /// Which broker.
     #[command(flatten)]
     pub place: BrokerDir,
-    /// Descriptors kept at most: one for each region and each manifest; else as many as the process may have open
+    /// Most descriptors to keep, one for each region and manifest [default: the process's limit]
     #[arg(long, value_name = "N")]
     pub most: Option<usize>,
     /// The broker's command, with the same --dir

@@ -9,7 +9,7 @@ use super::{BrokerDir, any_gpu};
 use lab::device::explain;
 use lab::{Outcome, output, size};
 
-/// What `objects` can be told.
+/// Options of `objects`.
 #[derive(Arguments, Debug)]
 pub struct ObjectsOptions {
     /// Which broker.

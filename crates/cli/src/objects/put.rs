@@ -20,24 +20,24 @@ const PIECE: u64 = 16 << 20;
 /// The longest header of a file of tensors that the format allows.
 const MOST_HEADER: u64 = 100_000_000;
 
-/// What `put` can be told.
+/// Options of `put`.
 #[derive(Arguments, Debug)]
 pub struct PutOptions {
     /// The name
     pub name: String,
-    /// Files: each a part of its file name, or, with the ending .safetensors, a part for each tensor
+    /// Files: each becomes a part with the file's name, or a .safetensors file a part for each tensor
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
-    /// Commit only if the name is at this epoch; 0 for a name that has none
+    /// Commit only if this is the name's latest epoch; 0: only if it has none
     #[arg(long, value_name = "N")]
     pub expect: Option<u64>,
-    /// Give up the name's epochs first, where there is no room for two
+    /// Remove the name's old epochs first, if there is no room for two
     #[arg(long)]
     pub replace: bool,
-    /// A user who may open it, and so could write to it; may be given several times
+    /// A user that may open the object, and so could write to it; repeatable
     #[arg(long, value_name = "UID")]
     pub reader: Vec<u32>,
-    /// Where the object lies
+    /// Device of the object
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
     /// Which broker.

@@ -7,12 +7,12 @@ use super::{BrokerDir, any_gpu};
 use lab::device::explain;
 use lab::{Outcome, output};
 
-/// What `rm` can be told.
+/// Options of `rm`.
 #[derive(Arguments, Debug)]
 pub struct RmOptions {
     /// The name
     pub name: String,
-    /// This epoch alone
+    /// Only this epoch
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub epoch: Option<u64>,
     /// Which broker.
@@ -20,7 +20,7 @@ pub struct RmOptions {
     pub place: BrokerDir,
 }
 
-/// Removes it; who has it mapped keeps it.
+/// Removes it; a process that has it mapped keeps it.
 pub fn run(options: &RmOptions) -> Outcome {
     let removed = any_gpu().and_then(|gpu| options.place.connect(gpu, "gpu-ipc rm")).and_then(|client| {
         let epoch = Epoch(options.epoch.unwrap_or(0));

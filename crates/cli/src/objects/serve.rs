@@ -12,7 +12,7 @@ use super::BrokerDir;
 use lab::device::explain;
 use lab::{Outcome, output, size};
 
-/// What a broker can be told.
+/// Options of a broker.
 #[derive(Arguments, Debug)]
 pub struct BrokerOptions {
     /// Which broker.
@@ -22,16 +22,16 @@ pub struct BrokerOptions {
     /// that has one
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Vec<(BackendKind, u32)>,
-    /// Bytes of all objects
+    /// Most bytes of all objects together
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     pub limit: Option<u64>,
-    /// Bytes of the objects of one user
+    /// Most bytes of one user's objects
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     pub limit_per_uid: Option<u64>,
-    /// Epochs of a name that are kept
+    /// Number of epochs to keep of each name
     #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub keep_epochs: u32,
-    /// A user that may connect beside this one; may be given several times
+    /// Another user that may connect; repeatable
     #[arg(long, value_name = "UID")]
     pub allow_uid: Vec<u32>,
     /// Publish at the commit's message, without reading the slots: the torture's control

@@ -14,7 +14,7 @@ pub struct Column {
     digits: bool,
 }
 
-/// What is said of who holds something.
+/// The columns about a holder.
 pub const HOLDER_COLUMNS: [Column; 7] = [
     digits("PID", 8, 0),
     words("HELD BY", 15, 1),

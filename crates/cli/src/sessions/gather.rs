@@ -99,7 +99,7 @@ fn ask(socket: &Path, timeout: Duration) -> Answer {
     }
 }
 
-/// Finds out who listens on a socket, without an answer: the kernel notes it at `listen`.
+/// Finds the process that listens on a socket without asking it: the kernel notes it at `listen`.
 fn listener(socket: &Path) -> Option<Listener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let ours = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;

@@ -74,7 +74,7 @@ pub unsafe trait GpuDevices {
     }
 
     /// Returns for how long GPU work of a dead process may go on after all signs of its life are gone: what a session
-    /// waits before it uses the process' blocks again, unless it is told otherwise.
+    /// waits before it uses the process' blocks again by default.
     ///
     /// 100 ms, ten times the longest that was measured on CUDA (H200), where a driver does not say more.
     fn quarantine(&self) -> Duration {

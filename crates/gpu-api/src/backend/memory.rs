@@ -42,7 +42,7 @@ pub unsafe trait GpuMemory {
 ///
 /// # Safety
 ///
-/// For implementors: what is told of an address is true of the memory that lies there.
+/// For implementors: the answer about an address is true of the memory at it.
 pub unsafe trait GpuPointers {
     /// Finds the allocation that an address lies in.
     ///

@@ -59,8 +59,8 @@ pub unsafe trait GpuDescriptors: GpuDevices {
     /// # Errors
     ///
     /// [`Error::Unsupported`] on a backend that cannot, [`Error::Invalid`] as [`import_fd`](GpuDescriptors::import_fd),
-    /// for no descriptor at all, and for a length that is no multiple of [`Caps::granularity`]; what a descriptor's own
-    /// `Err` says.
+    /// for no descriptor at all, and for a length that is not a multiple of [`Caps::granularity`]; a
+    /// descriptor's own `Err`.
     fn import_fds(
         &self,
         device: DeviceId,

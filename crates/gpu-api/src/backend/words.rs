@@ -18,7 +18,7 @@ pub unsafe trait GpuWords: GpuStreams + GpuEvents {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for an address or length that is no multiple of the page size.
+    /// [`Error::Invalid`] for an address or length that is not a multiple of the page size.
     ///
     /// # Safety
     ///

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Function = Box<dyn FnOnce() + Send>;
 
-/// A function that a stream calls once. The queue holds one count of it, who queued it another until it is known
+/// A function that a stream calls once. The queue holds one count of it, its caller another until it is known
 /// whether it was queued.
 #[derive(Clone)]
 pub struct QueuedFunction(Arc<Mutex<Option<Function>>>);

@@ -11,8 +11,8 @@ pub enum ClaimError {
     /// The producer took the grant back: cancelled, not claimed in time, or it went away.
     #[error("the grant was taken back by its producer; ask it to share again")]
     Revoked,
-    /// The descriptor was claimed before: a lease once, a ticket as often as it says. Who claimed it clones the block;
-    /// others have it shared again.
+    /// The descriptor was claimed before: a lease once, a ticket as often as it says. Clone the block that the claim
+    /// gave, or have it shared again.
     #[error(
         "the descriptor was claimed before, as often as it can be; clone the block that its claim gave, or have it shared again"
     )]

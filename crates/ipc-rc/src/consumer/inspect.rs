@@ -1,4 +1,4 @@
-//! Looking at a session from outside: what it holds, and who holds it.
+//! Inspects a session from outside: its blocks and their holders.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub struct SessionReport {
     pub device: DeviceUuid,
     /// Since when it is open.
     pub age: Duration,
-    /// What it holds and who holds it. The pids of holders are as the producer sees them.
+    /// Its counts and holders. The pids of holders are as the producer sees them.
     pub stats: Stats,
 }
 
@@ -46,11 +46,11 @@ pub fn sessions(runtime_dir: Option<&Path>) -> Result<Vec<PathBuf>> {
     socket::list(&dir)
 }
 
-/// Asks a session what it holds and who holds it, without becoming a participant.
+/// Asks a session for its counts and holders, without becoming a participant.
 ///
 /// # Errors
 ///
-/// [`Error::Connect`] when nobody listens there, [`Error::Deadline`] when the session does not answer within `timeout`
+/// [`Error::Connect`] when no process listens there, [`Error::Deadline`] when the session does not answer within `timeout`
 /// (its process hangs or is stopped), [`Error::Refused`] for a user that may not connect.
 ///
 /// # Examples

@@ -100,7 +100,7 @@ impl ParticipantBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when nobody listens there or the socket cannot be reached, [`Error::Refused`] with the
+    /// [`Error::Connect`] when no process listens there or the socket cannot be reached, [`Error::Refused`] with the
     /// producer's reason, [`Error::Deadline`] when it does not answer, [`Error::Mismatch`] for another protocol
     /// version.
     pub fn connect(self, path: impl AsRef<Path>) -> Result<Participant> {
@@ -114,14 +114,14 @@ impl ParticipantBuilder {
         self.join(socket, &kin, deadline)
     }
 
-    /// Joins by a connection that somebody else made: passed on by another process that connected, or one end of a
+    /// Joins by a connection that exists: passed on by another process that connected, or one end of a
     /// socket pair whose other end the session [accepts](crate::Session::accept).
     ///
     /// Every other copy of it must be closed: as long as one is open, this process' death is not proven.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what is no Unix socket of whole packets; otherwise as
+    /// [`Error::Invalid`] for anything but a Unix socket of whole packets; otherwise as
     /// [`connect`](ParticipantBuilder::connect).
     pub fn connect_by(self, connection: impl Into<OwnedFd>) -> Result<Participant> {
         let deadline = self.deadline();
@@ -208,7 +208,7 @@ impl ParticipantBuilder {
                 };
                 if !process::is_pidfd(producer_pidfd.as_fd())? {
                     return Err(refused(
-                        "the welcome's first descriptor is no pidfd",
+                        "the welcome's first descriptor is not a pidfd",
                         "connect to a session of gpu-ipc",
                     ));
                 }
@@ -227,7 +227,7 @@ impl ParticipantBuilder {
                     max_slots,
                 })
             }
-            _ => Err(refused("its first message is no welcome", "build both sides from one version")),
+            _ => Err(refused("its first message is not a welcome", "build both sides from one version")),
         }
     }
 }

@@ -26,7 +26,7 @@ enum Source {
     Other(Arc<dyn RegionSource>),
 }
 
-/// Opens a [`Session`]: where it listens, who may connect, where its memory comes from.
+/// Opens a [`Session`], with its socket, the users that may connect, and the source of its memory.
 ///
 /// # Examples
 ///
@@ -88,8 +88,8 @@ impl SessionBuilder {
         self
     }
 
-    /// Listens on this socket, which somebody else made, bound and set to listen (`SOCK_SEQPACKET`, as a service
-    /// manager passes it on) and who removes its name.
+    /// Listens on this socket, which is already bound and listening (`SOCK_SEQPACKET`, as a service manager passes it
+    /// on). Its maker removes its name.
     #[must_use]
     pub fn listener(mut self, socket: impl Into<OwnedFd>) -> Self {
         self.listener = Some(socket.into());
@@ -194,7 +194,7 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] when somebody alive listens on the path already, when it is too long, no socket, or in no
+    /// [`Error::Invalid`] when a living process listens on the path, when the path is too long, no socket, or in no
     /// directory, or for a runtime directory that others can enter or that cannot be made; [`Error::Unsupported`] on a
     /// device that shares no memory; [`Error::System`] for what the kernel refuses.
     pub fn open(self) -> Result<Session> {

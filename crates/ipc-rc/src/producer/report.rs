@@ -1,4 +1,4 @@
-//! What a session holds and who holds it, as data.
+//! A session's counts and holders, as data.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -53,9 +53,9 @@ pub struct Stats {
     pub quarantined: u64,
     /// Bytes of the blocks behind those.
     pub quarantined_bytes: u64,
-    /// Leases whose slot holds a word that makes no sense: their blocks are barred until the holder's death.
+    /// Leases whose slot holds an invalid word: their blocks are barred until the holder's death.
     pub poisoned: u64,
-    /// Blocks that are never used again, because nobody can say when the work on them ends. They stay live, and in
+    /// Blocks that are never used again, because the end of the work on them cannot be observed. They stay live, and in
     /// limbo once the producer dropped them.
     pub leaked_blocks: u64,
     /// Their bytes.
@@ -78,7 +78,7 @@ pub struct Stats {
     pub source: SourceUsage,
 }
 
-/// What was still held when a shutdown's time was over.
+/// The blocks and leases that were left when a shutdown's time was over.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ShutdownReport {
@@ -90,7 +90,7 @@ pub struct ShutdownReport {
     pub bytes: u64,
     /// Of those, blocks that this process itself has: their [`SentBlock`](crate::SentBlock) is not dropped.
     pub own_blocks: u64,
-    /// Those who hold leases or mappings.
+    /// Participants that hold leases or mappings.
     pub holders: Vec<Holder>,
 }
 
@@ -204,7 +204,7 @@ impl Core {
         Stats { holders: self.holders(), ..self.sums() }
     }
 
-    /// Answers who asks what the session holds, with the holders from a place on.
+    /// Answers an inspection of the session, with its holders from an index on.
     pub(crate) fn report(&self, request: u64, from: u32) -> ToParticipant {
         let now = Tick::now();
         let peers = self.roster.peers();

@@ -19,8 +19,8 @@ use channel::wire::descriptor::Descriptor;
 
 /// A block that this process produces: allocate, [`share`](SentBlock::share), drop.
 ///
-/// The drop never blocks. If somebody still holds the block, or the producer's own queued work may touch it, it waits
-/// in limbo and is given back by a later collect.
+/// The drop never blocks. While another process holds the block, or the producer's own queued work may touch it, the
+/// block is in limbo; a later collect frees it.
 pub struct SentBlock {
     core: ManuallyDrop<Arc<Core>>,
     block: ManuallyDrop<Arc<Block>>,

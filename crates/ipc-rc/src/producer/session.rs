@@ -23,7 +23,7 @@ use crate::producer::share::{After, ShareOptions, To};
 use channel::os::socket;
 use channel::wire::descriptor::{Descriptor, SessionId};
 
-/// A producer's session: blocks, who may have them, and when they are free.
+/// A producer's session: its blocks, their leases, and the moment when each is free.
 ///
 /// Cheap to clone, and to be used from several threads at once. When the last clone is dropped the socket closes; the
 /// session's thread goes on until nothing of it is held any more, or the process ends.
@@ -233,7 +233,7 @@ impl Session {
         self.core().share_many(&grants, after, options)
     }
 
-    /// Takes in memory that somebody else allocated, so that it can be shared. Its owner keeps it until
+    /// Takes in memory that other code allocated, so that it can be shared. Its owner keeps it until
     /// [`collect`](Session::collect) returns `token`.
     ///
     /// # Errors
@@ -298,11 +298,11 @@ impl Session {
         self.core().wakeups.wait_until(deadline, enough).ok_or(Error::Deadline { what: "participants to connect" })
     }
 
-    /// Looks for leases that have ended, gives back what nothing holds any more, and returns the tokens of adopted
-    /// memory that is its owner's again.
+    /// Finds leases that have ended, frees blocks without holders, and returns the tokens of adopted memory that belongs
+    /// to its owner again.
     ///
-    /// Costs what was released since the last look, not what is held. The session's thread collects too; this is for
-    /// who wants the tokens, or the memory at once.
+    /// The cost follows what was released since the last collect, not what is held. The session's thread collects too;
+    /// call this to get the tokens, or the memory at once.
     pub fn collect(&self) -> Collected {
         let core = self.core();
         if core.is_child() {

@@ -23,25 +23,25 @@ use channel::wire::descriptor::{Descriptor, Fence, Fields, GrantKind};
 use channel::wire::lease_address::LeaseAddress;
 use channel::wire::message::{TicketId, ToParticipant};
 
-/// Whom a lease is for.
+/// The addressee of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum To {
-    /// A participant that is connected: nobody else can claim it, and its claim is one atomic operation.
+    /// A connected participant: no other can claim the lease, and its claim is one atomic operation.
     Participant(ParticipantId),
     /// The session's participants that claim first, up to a number of claims: for queues and broadcasts whose readers
     /// are not known. Each claim asks the producer.
     Ticket(Claims),
 }
 
-/// After which work of the producer the contents may be read.
+/// The producer's work after which the contents may be read.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum After<'a> {
     /// All of it is done: nothing is queued.
     Done,
-    /// What is queued on this stream of the session's device at this moment, on the calling thread's if it is the
-    /// default stream of each (handle 2).
+    /// The work queued on this stream of the session's device at this moment; for the default stream of each thread
+    /// (handle 2) on the calling thread's.
     Stream(&'a Stream),
 }
 

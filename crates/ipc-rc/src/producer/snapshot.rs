@@ -7,7 +7,7 @@ use channel::shared::snapshot_file;
 use channel::wire::message::{MOST_SNAPSHOT, RefusalCode, ToParticipant};
 
 impl Core {
-    /// Answers who asks for a snapshot; the file goes with the message.
+    /// Answers a request for a snapshot; the file goes with the message.
     pub(crate) fn snapshot(&self, request: u64) -> (ToParticipant, Option<OwnedFd>) {
         let declined = |code, why: String| (ToParticipant::Declined { request, code, why }, None);
         let Some(text) = self.memory.ask_source(|source| source.snapshot(self, MOST_SNAPSHOT as usize)).flatten()

@@ -8,7 +8,7 @@ use gpu_api::Result;
 
 use channel::os::waker::Waker;
 
-/// Who sleeps until something happens.
+/// Threads that sleep until something happens.
 #[derive(Debug)]
 pub(crate) struct Wakeups {
     /// The session's thread.

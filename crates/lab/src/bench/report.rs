@@ -34,7 +34,7 @@ pub struct Machine {
     pub profile: String,
 }
 
-/// The profile for who measures.
+/// The profile for measurements.
 const MEASURES: &str = "dist";
 
 impl Machine {

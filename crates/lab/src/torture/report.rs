@@ -46,7 +46,7 @@ pub struct Report {
     pub half_closed: u64,
     /// Connects whose time was over.
     pub gave_up: u64,
-    /// Connections of a user who is not let in, and was told so.
+    /// Connections of a user that is not let in, and was told so.
     pub strangers: u64,
     /// Whether this process may connect as another user: root alone may.
     #[serde(skip)]

@@ -63,7 +63,7 @@ pub enum Count {
     HalfClosed,
     /// Connects whose time was over.
     GaveUp,
-    /// Connections of a user who is not let in.
+    /// Connections of a user that is not let in.
     Strangers,
     /// Connects as they should be, of processes that did all of that too.
     Visits,
@@ -269,7 +269,7 @@ impl Board {
         }
     }
 
-    /// Takes the time of those deaths whose participants are not among who still holds something.
+    /// Takes the time of deaths whose participants hold nothing more.
     pub fn time_reclaims(&self, producer: u64, holders: &[u64]) {
         for death in self.deaths.iter().filter(|death| death.producer.load(Ordering::Relaxed) == producer) {
             let at = death.at.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Who torments the others: starts them, kills them, stops them, and waits for the end.
+//! The supervisor: starts the other processes, kills them, stops them, and waits for the end.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::DirBuilderExt;
@@ -29,7 +29,7 @@ const PRODUCERS: usize = 2;
 const VISITORS: usize = 2;
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(5);
-/// Who does nothing for so long hangs. A claim that meets a stopped producer takes seconds.
+/// A process that does nothing for this long hangs. A claim that meets a stopped producer takes seconds.
 const SILENCE: Duration = Duration::from_secs(45);
 /// The folder's name, before the number of the process that made it.
 const FOLDER: &str = "gpu-ipc-torture-";
@@ -101,7 +101,7 @@ impl Drop for Dir {
     }
 }
 
-/// Removes the folders of runs that were killed: who cannot clean up leaves it to the next.
+/// Removes the folders of runs that were killed.
 fn sweep(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -300,7 +300,7 @@ impl Torment<'_> {
         self.report.stops += 1;
     }
 
-    /// Waits for who ended, and finds who hangs.
+    /// Waits for processes that ended, and finds those that hang.
     fn look_after(&mut self) -> Result<(), String> {
         if self.asked_to_end.load(Ordering::Relaxed) {
             return Err(INTERRUPTED.into());
@@ -377,7 +377,7 @@ impl Torment<'_> {
         self.until_none(|torment| torment.processes.len())
     }
 
-    /// Kills and waits for all of them: who lives on would write into a folder that is removed.
+    /// Kills and waits for all of them: a living one would write into a folder that is removed.
     fn kill_everybody(&mut self) {
         for process in &self.processes {
             process.signal(Signal::KILL);

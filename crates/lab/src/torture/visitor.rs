@@ -92,7 +92,7 @@ fn dial(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Sends bytes with descriptors; who hung up has not heard them.
+/// Sends bytes with descriptors; a peer that hung up has not heard them.
 fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -207,7 +207,7 @@ impl Visitor {
         Ok(true)
     }
 
-    /// Connects as a user that the session does not let in, who must be told so.
+    /// Connects as a user that the session does not let in, and must be refused.
     fn pass_for_nobody(&self) -> Result<bool, String> {
         if !can_be_nobody() {
             return Ok(true);

@@ -31,7 +31,7 @@ use crate::interpreter::{keeper, logging};
 ///         process' context.
 ///
 /// Raises:
-///     ConnectFailed: nobody listens there.
+///     ConnectFailed: no process listens there.
 ///     Refused: the producer says why.
 ///     Timeout: it does not answer.
 #[pyfunction]

@@ -1,4 +1,4 @@
-//! What sessions hold and who holds it, under the names that the Rust library has.
+//! Counts and holders of sessions, under the names of the Rust library.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::addressee::ParticipantId;
 use crate::interpreter::errors::OrRaise;
 use crate::interpreter::waiting::duration;
 
-/// Who holds memory of a session.
+/// A participant that holds memory of a session.
 #[pyclass(frozen, get_all, module = "gpu_ipc")]
 pub(crate) struct Holder {
     /// Its number in the session.
@@ -133,7 +133,7 @@ stats! {
     quarantined
     /// Bytes of the blocks behind those.
     quarantined_bytes
-    /// Leases whose slot holds a word that makes no sense: their blocks are barred until the holder's death.
+    /// Leases whose slot holds an invalid word: their blocks are barred until the holder's death.
     poisoned
     /// Blocks that are never used again, because nobody can say when the work on them ends.
     leaked_blocks
@@ -186,7 +186,7 @@ pub(crate) struct ShutdownReport {
     blocks: u64,
     /// Their bytes.
     bytes: u64,
-    /// Those who hold leases or mappings.
+    /// Participants that hold leases or mappings.
     holders: Vec<Py<Holder>>,
 }
 
@@ -219,7 +219,7 @@ pub(crate) struct SessionReport {
     device: String,
     /// For how many seconds it is open.
     age: f64,
-    /// What it holds and who holds it.
+    /// Its counts and holders.
     stats: Py<Stats>,
 }
 
@@ -241,10 +241,10 @@ pub(crate) fn sessions(py: Python<'_>, runtime_dir: Option<PathBuf>) -> PyResult
     Ok(found.into_iter().map(|path| path.display().to_string()).collect())
 }
 
-/// Ask a session what it holds and who holds it, without becoming a participant.
+/// Ask a session for its counts and holders, without becoming a participant.
 ///
 /// Raises:
-///     ConnectFailed: nobody listens there.
+///     ConnectFailed: no process listens there.
 ///     Timeout: its process does not answer; it hangs or is stopped.
 #[pyfunction]
 #[pyo3(signature = (path, timeout=10.0))]

@@ -101,7 +101,7 @@ impl<'a> BindLock<'a> {
         let (dir, unfinished) = (self.directory, self.unfinished());
         match rustix::fs::renameat_with(dir, &unfinished, dir, name, RenameFlags::NOREPLACE) {
             Ok(()) => Ok(()),
-            Err(Errno::EXIST) => Err(taken(path, "which somebody else has just made")),
+            Err(Errno::EXIST) => Err(taken(path, "which another process has just made")),
             // A file system that cannot refuse to replace: then the look before has to do.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 rustix::fs::renameat(dir, &unfinished, dir, name).map_err(|e| system_error("rename", e))

@@ -73,7 +73,7 @@ fn connect_error(path: &Path, e: Errno) -> Error {
     let is_socket = || std::fs::metadata(path).is_ok_and(|m| m.file_type().is_socket());
     let (why, remedy) = match e {
         Errno::NOENT => ("there is no such socket", "start the producer, or correct the path"),
-        Errno::CONNREFUSED if is_socket() => ("nobody listens there any more", "start the producer again"),
+        Errno::CONNREFUSED if is_socket() => ("no process listens there any more", "start the producer again"),
         Errno::CONNREFUSED => ("it is not a socket", "give the path of a session's socket"),
         Errno::ACCESS | Errno::PERM => {
             ("this user may not", "name the user in `allow_uids`, and let it enter the socket's directory")
@@ -109,7 +109,7 @@ mod tests {
             at("file", "it is not a socket; give the path of a session's socket");
 
             drop(UnixDatagram::bind(dir.join("dead")).expect("bind"));
-            at("dead", "nobody listens there any more; start the producer again");
+            at("dead", "no process listens there any more; start the producer again");
 
             let _stream = UnixListener::bind(dir.join("stream")).expect("bind");
             at("stream", "another kind of socket listens there; give the path of a session's socket");

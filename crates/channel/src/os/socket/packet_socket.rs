@@ -68,7 +68,7 @@ pub(super) fn open_directory(dir: &Path) -> Result<OwnedFd> {
     opened.map_err(|e| match e {
         Errno::NOENT | Errno::NOTDIR => Error::Invalid {
             what: "the socket's directory",
-            got: format!("{}, which is none", dir.display()),
+            got: format!("{}, which is missing or not a directory", dir.display()),
             must: "a directory that exists; make it, or choose another path",
         },
         e => system_error("opening the socket's directory", e),

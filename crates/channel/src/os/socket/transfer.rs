@@ -109,7 +109,7 @@ pub fn receive(fd: impl AsFd, packet: &mut [u8; MOST_BYTES], fds: &mut Vec<Owned
     Ok(ReceiveOutcome::Packet(got.bytes))
 }
 
-/// Receives one packet of somebody who may mean harm; nothing that comes with it is closed by this thread.
+/// Receives one packet from a sender that may be hostile; this thread closes no descriptor that comes with it.
 ///
 /// The descriptors are taken while the packet still has its own copies, so that none of those is the last. What finds
 /// no room among this process' descriptors stays in the socket's queue.

@@ -72,7 +72,7 @@ impl Files {
         self.add(gpu, index, CounterFile::open(fd, slots)?)
     }
 
-    /// Adds a counter file. For who has the turn to read the socket.
+    /// Adds a counter file. Called by the thread whose turn it is to read the socket.
     pub fn add(&self, gpu: &Gpu, index: u32, counters: CounterFile) -> Result<()> {
         let place = self.files.get(index as usize).ok_or_else(|| Error::Invalid {
             what: "a counter file's number",

@@ -61,7 +61,7 @@ impl<W: Tally> HandleCount<W> {
 
     /// Counts one more (a holder).
     ///
-    /// Who forgets more handles than a 64-bit word counts has spent centuries on it.
+    /// Overflowing a 64-bit word with forgotten handles would take centuries.
     #[inline]
     pub fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);

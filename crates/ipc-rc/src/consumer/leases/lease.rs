@@ -1,7 +1,7 @@
 //! Leases that this process holds.
 //!
-//! A lease is a slot of this participant's own; what its handles share lies in a [`Record`] beside the slot. Who is the
-//! last to hold it is counted there: [`handle_count`](crate::consumer::leases::handle_count).
+//! A lease is a slot of this participant's own; what its handles share lies in a [`Record`] beside the slot. It
+//! counts the handles: [`handle_count`](crate::consumer::leases::handle_count).
 
 use std::fmt;
 use std::mem::ManuallyDrop;

@@ -116,7 +116,7 @@ impl<H: Home> Mapping<H> {
         true
     }
 
-    /// Ends one use. Neither the mapping nor its home may be touched after it by who does not keep the home.
+    /// Ends one use. After it, only a caller that keeps the home may touch the mapping or its home.
     ///
     /// By pointer: a reference would promise a mapping until this returns.
     #[inline]

@@ -1,4 +1,4 @@
-//! Memory that somebody else allocated, as regions of a session.
+//! Memory that other code allocated, as regions of a session.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -2,7 +2,7 @@
 //!
 //! A block is an [`Arc`]: the producer's [`SentBlock`](crate::SentBlock) holds one, every row of a ledger holds one,
 //! and so does every piece of the producer's own work that is not finished. The block's count *is* the number of these,
-//! private to this process, and who drops the last one gives the bytes back. Between the drop of the `SentBlock` and
+//! private to this process; the drop of the last gives the bytes back. Between the drop of the `SentBlock` and
 //! that moment the block is in limbo.
 
 use std::fmt;

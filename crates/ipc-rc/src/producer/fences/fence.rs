@@ -152,7 +152,7 @@ impl Words {
         former.for_each(|debt| debt.line.wanted.store(true, Ordering::Relaxed));
     }
 
-    /// Says whether somebody may wait for a value, as far as the shared words tell: what the participant writes there
+    /// Says whether a stream may wait for a value, as far as the shared words tell: what the participant writes there
     /// decides how soon a broken context is noticed for it, and nothing else. Never waits.
     pub fn are_awaited(&self) -> bool {
         self.taken().cells.iter().any(|cell| try_lock(cell).is_none_or(|cell| self.is_awaited(&cell)))

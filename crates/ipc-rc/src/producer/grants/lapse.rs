@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use channel::os::clock::Tick;
 
-/// The time of the next look. Lowered by who grants what lapses earlier.
+/// The time of the next look. A grant that lapses earlier lowers it.
 #[derive(Debug)]
 pub(crate) struct NextLapse(AtomicU64);
 

@@ -64,7 +64,7 @@ struct Shard<B, F> {
 #[repr(align(128))]
 struct Locked<B, F> {
     /// Some lease is outstanding. Written under the lock; read without it, to pass over a shard that has nothing to
-    /// look at: who reads an old `false` misses a lease that was granted at the same moment, and so not yet released.
+    /// look at: an old `false` misses a lease that was granted at the same moment, and so not yet released.
     busy: AtomicBool,
     /// The shard that the threads whose own this is found room in last. Theirs while it has room; when it is full they
     /// do not try it, and all after it, each time anew.

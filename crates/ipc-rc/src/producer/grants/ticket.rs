@@ -209,7 +209,7 @@ impl Tickets {
         Ok(Plan { block, point: live.point.clone(), time_to_live: live.time_to_live })
     }
 
-    /// Notes what a claimant was granted, and counts the claim. `connected` says who still is.
+    /// Notes what a claimant was granted, and counts the claim. `connected` says whether a participant still is.
     ///
     /// # Errors
     ///

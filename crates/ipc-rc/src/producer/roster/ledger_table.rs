@@ -2,8 +2,8 @@
 //!
 //! A place's ledger is made when a participant first sits there and stays as long as the session, so a thread that
 //! finds one needs no lock and no count to keep it alive: sharing looks a ledger up and takes its shard's lock, which
-//! tells whose the ledger is at that moment. A place is given to another participant only when nobody but this table
-//! knows the ledger any more: nobody who meant the one before can reach the one after.
+//! tells whose the ledger is at that moment. A place is given to another participant only when nothing but this
+//! table knows the ledger: a grant for the participant before cannot reach the one after.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};

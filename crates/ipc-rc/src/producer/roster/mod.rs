@@ -1,4 +1,4 @@
-//! The roster: who is connected, where each one's leases are, what each was told, and what waits to be sent to it.
+//! The roster: the connected participants, their ledgers, what each was told, and what waits to be sent to it.
 
 pub(crate) mod ledger_table;
 pub(crate) mod outbox;

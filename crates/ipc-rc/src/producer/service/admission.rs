@@ -174,7 +174,7 @@ impl Service {
         };
         for fd in &fds {
             if !process::is_pidfd(fd.as_fd()).map_err(|e| internal(&e))? {
-                return Err((RefusalCode::Protocol, "a descriptor of the hello is no pidfd".into()));
+                return Err((RefusalCode::Protocol, "a descriptor of the hello is not a pidfd".into()));
             }
         }
         let mut fds = fds.into_iter();

@@ -1,4 +1,4 @@
-//! The state of the session's thread: what it waits for, and who is in between.
+//! The state of the session's thread: what it waits for, and participants that are joining or leaving.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

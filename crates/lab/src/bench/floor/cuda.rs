@@ -38,7 +38,7 @@ struct Operation {
 }
 const _: () = assert!(size_of::<Operation>() == size_of::<sys::CUstreamBatchMemOpParams>());
 
-/// Who may reach a mapping, and how (`CUmemAccessDesc`).
+/// Which device may reach a mapping, and how (`CUmemAccessDesc`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Access {

@@ -66,7 +66,7 @@ pub struct ObjectMemberOptions {
     pub device: String,
 }
 
-/// Who a process of a run is, and where.
+/// The role of a process of a run, and its place.
 struct Place {
     gpu: Gpu,
     /// The broker's directory.

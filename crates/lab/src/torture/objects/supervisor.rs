@@ -1,4 +1,4 @@
-//! Who torments the others: starts them, kills them, stops them, and waits for the end.
+//! The supervisor: starts the other processes, kills them, stops them, and waits for the end.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -24,7 +24,7 @@ const READERS: usize = 4;
 const EPOCHS: usize = 2;
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(5);
-/// Who does nothing for so long hangs: a commit that meets a stopped broker and then a new keeper takes seconds.
+/// A process that does nothing for this long hangs: a commit may meet a stopped broker and a new keeper.
 const SILENCE: Duration = Duration::from_secs(45);
 
 /// Runs until the time is over, or until the control's fault shows, and says what was found and who crashed.
@@ -230,7 +230,7 @@ impl Torment<'_> {
         self.whole = listing.keeper == "fed" && holder == Some(listing.pid);
     }
 
-    /// Waits for who ended, and finds who hangs.
+    /// Waits for processes that ended, and finds those that hang.
     fn look_after(&mut self) -> Result<(), String> {
         let mut at = 0;
         while at < self.members.len() {
