@@ -110,9 +110,22 @@ impl<B> GpuBackend for B where
 // Object-safe on purpose: one process may hold several vendors at once.
 const _: Option<&dyn GpuBackend> = None;
 
-/// One device of one backend: what sessions, participants and allocators are opened on.
+/// One device of one backend. Sessions, participants and allocators are opened on it.
 ///
-/// Cheap to clone.
+/// Cheap to clone. `gpu_ipc::detect` finds those of a machine.
+///
+/// # Examples
+///
+/// ```
+/// use gpu_api::{BackendKind, Gpu};
+///
+/// fn describe(gpu: &Gpu) -> String {
+///     let place = if gpu.kind() == BackendKind::Host { "in host memory" } else { "a GPU" };
+///     let access = if gpu.caps().read_only { "consumers can map read-only" } else { "consumers can write" };
+///     format!("{} ({place}), {} bytes; {access}", gpu.info().name, gpu.info().total_bytes)
+/// }
+/// # let _ = describe;
+/// ```
 #[derive(Clone)]
 pub struct Gpu {
     backend: Arc<dyn GpuBackend>,
@@ -120,7 +133,7 @@ pub struct Gpu {
     caps: Caps,
 }
 
-/// Which device it is: its backend knows every allocation.
+/// Shows the device alone: its backend knows every allocation.
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut gpu = f.debug_struct("Gpu");
@@ -139,7 +152,7 @@ impl PartialEq for Gpu {
 impl Eq for Gpu {}
 
 impl Gpu {
-    /// Takes a device of a backend, asking once for what it is and what it can do.
+    /// Takes a device of a backend, and asks once for its description and capabilities.
     ///
     /// # Errors
     ///
@@ -194,7 +207,7 @@ impl Gpu {
         &self.caps
     }
 
-    /// Chooses how regions are shared when nobody says: by file descriptor where the device can, else by handle.
+    /// Returns the default way of sharing regions: by file descriptor where the device can, else by handle.
     ///
     /// # Errors
     ///
