@@ -307,8 +307,8 @@ pub struct DemoOptions {
 /// Which sessions to ask, and for how long.
 #[derive(Arguments, Debug)]
 pub struct Where {
-    /// The sessions: the path of a socket, or the beginning of its name in the runtime directory; without one all that
-    /// are there
+    /// Sessions to ask, each by the path of its socket or the beginning of its name in the runtime directory
+    /// [default: all of that directory]
     #[arg(value_name = "SESSION")]
     pub sessions: Vec<PathBuf>,
     /// Seconds that each session has to answer

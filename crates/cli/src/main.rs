@@ -1,9 +1,9 @@
 //! The `gpu-ipc` program.
 //!
-//! 1. `args`: what it can be told.
+//! 1. `args`: its arguments.
 //! 2. `demo`: the main job with real processes.
-//! 3. `doctor`: what this machine can do, and what it lacks.
-//! 4. `sessions`: those on this host, and who holds what.
+//! 3. `doctor`: what works on this machine, and why the rest does not.
+//! 4. `sessions`: the sessions on this host and their holders.
 //! 5. `objects`: memory that outlives the process that filled it.
 //!
 //! `torture` and `bench` are in the crate `lab`, and so is what all commands share.

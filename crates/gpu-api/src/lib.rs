@@ -19,13 +19,13 @@
 //! |---|---|
 //! | producer | the process that allocated the memory and decides when it is freed |
 //! | participant, consumer | a process that a producer shares with, connected once |
-//! | region | what the driver allocated, and the unit in which it is mapped elsewhere |
+//! | region | one allocation of the driver: the unit that another process maps |
 //! | block | a piece of a region: the unit of sharing and of reuse |
 //! | lease | the right of one participant to one block, until it releases it |
-//! | slot | the 64-bit word in shared memory that says where one lease stands |
+//! | slot | the 64-bit word in shared memory that holds the state of one lease |
 //! | descriptor | the plain bytes that travel from producer to consumer |
-//! | limbo | where dropped blocks wait until their last lease has ended |
-//! | collect | finding ended leases, and freeing what waits in limbo for nothing else |
+//! | limbo | the state of a dropped block until its last lease has ended |
+//! | collect | finding ended leases, and freeing the blocks in limbo that had no others |
 //! | timeline word | a 64-bit word in shared memory that only rises, stored and waited for by GPU queues |
 //!
 //! # Example
@@ -37,8 +37,8 @@
 //! assert_eq!(e.to_string(), "the cuda backend is not compiled in; build with the feature `cuda`");
 //! ```
 //!
-//! [`vendor`] has what every vendor's backend would write the same way. A backend's own type has its methods by the
-//! traits of the groups, which [`groups`] has all of.
+//! [`vendor`] holds the code that all vendors' backends share. [`groups`] re-exports every trait, for calls on a
+//! backend's own type.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod backend;

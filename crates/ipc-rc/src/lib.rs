@@ -1,5 +1,5 @@
-//! Leases on GPU memory for other processes, limbo for dropped blocks that they still hold, and collect for those that
-//! they released.
+//! Leases on GPU memory for other processes, limbo for dropped blocks that they still hold, and collect for released
+//! ones.
 //!
 //! Read in this order:
 //!

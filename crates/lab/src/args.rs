@@ -135,7 +135,7 @@ pub struct BenchOptions {
     /// Replay an allocator's log instead (CSV with the columns Action, Pointer and Size)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "svg", "quick"])]
     pub replay: Option<PathBuf>,
-    /// Show what an earlier run wrote with --json instead
+    /// Show the table of an earlier run's --json instead of measuring
     #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "quick", "replay"])]
     pub from: Option<PathBuf>,
     /// Only check that everything can be measured: too few samples for figures

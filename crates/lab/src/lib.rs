@@ -1,12 +1,11 @@
-//! Where the library is put to the test by the program `gpu-ipc`: what it costs, and what becomes of it when processes
-//! die.
+//! Benchmarks and torture of the program `gpu-ipc`.
 //!
-//! 1. `torture`: whatever dies, nothing is lost or freed early; and methods of which that is not true.
-//! 2. `bench`: what sharing costs, beside the raw calls.
+//! 1. `torture`: kills processes at random and checks that nothing is lost or freed early; with wrong controls.
+//! 2. `bench`: measures what sharing costs beside the raw driver calls.
 //! 3. What they and the program's other commands share: `args`, `device` (which one), `child` (this program in other
 //!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks), `output`, `hex`, `size`.
 //!
-//! No part of the library: its one user is the program.
+//! Not a part of the library: only the program uses it.
 
 pub mod args;
 pub mod bench;
