@@ -8,8 +8,8 @@
 //!    behind them; [`Visited`]: any of them, with a [`RegionVisitor`].
 //! 3. [`Bfc`]: best fit with coalescing over any upstream.
 //!    [`Recorded`]: work on a stream, after which memory is free.
-//! 4. [`Trim`]: who keeps free memory and returns it on request. [`Relief`], [`Relieved`]: the way from 'nothing is
-//!    free' to an error that explains itself.
+//! 4. [`Trim`]: returning kept memory on request. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error
+//!    that explains itself.
 //! 5. [`Arena`]: memory for the blocks of sessions.
 //! 6. [`Direct`], [`BasicCpu`], [`PinnedHost`], [`Pool`]: host memory. [`DriverPool`]: the driver's own pool.
 //!    [`GraphPool`]: memory that belongs to a graph.
