@@ -51,8 +51,8 @@
 //! | tensors shared with PyTorch | `torch` | `TensorMessage` |
 //!
 //! `examples/tensor.rs` is a whole program of two processes. `docs/EMBEDDING.md` says what the library does inside a
-//! process: its threads, which call runs where, forks, containers. Sessions, participants, streams and what they give are `Send + Sync`, and
-//! all but [`SentBlock`] are cheap to clone. Sizes and offsets are bytes.
+//! process: its threads, which call runs where, forks, containers. Sessions, participants, streams and what they give
+//! are `Send + Sync`, and all but [`SentBlock`] are cheap to clone. Sizes and offsets are bytes.
 //!
 //! # Features
 //!

@@ -264,8 +264,8 @@ fn drivers_pool() {
     for round in 0..200_u8 {
         let placed = pool.alloc(Request::new(2 * REGION).on(known[0])).expect("room");
         let ptr = gpu_ipc::backend::DevicePtr(placed.address);
-        // SAFETY: `fill` asks for a live stream and a range that stays valid until the fill is done: the allocation goes
-        // back behind it.
+        // SAFETY: `fill` asks for a live stream and a range that stays valid until the fill is done: the allocation
+        // goes back behind it.
         unsafe { gpu.backend().fill(streams[0].raw(), ptr, round, 2 * REGION) }.expect("it is queued");
         // SAFETY: `work_on` asks for a live stream of the device: it lives until the end.
         let work = unsafe { Recorded::work_on(&gpu, streams[0].raw()) }.expect("it is recorded");
