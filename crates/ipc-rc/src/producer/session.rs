@@ -298,8 +298,8 @@ impl Session {
         self.core().wakeups.wait_until(deadline, enough).ok_or(Error::Deadline { what: "participants to connect" })
     }
 
-    /// Finds leases that have ended, frees blocks without holders, and returns the tokens of adopted memory that belongs
-    /// to its owner again.
+    /// Finds leases that have ended, frees blocks without holders, and returns the tokens of adopted memory that its
+    /// owner has back.
     ///
     /// The cost follows what was released since the last collect, not what is held. The session's thread collects too;
     /// call this to get the tokens, or the memory at once.
