@@ -50,8 +50,8 @@ pub fn sessions(runtime_dir: Option<&Path>) -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 ///
-/// [`Error::Connect`] when no process listens there, [`Error::Deadline`] when the session does not answer within `timeout`
-/// (its process hangs or is stopped), [`Error::Refused`] for a user that may not connect.
+/// [`Error::Connect`] when no process listens there, [`Error::Deadline`] when the session does not answer within
+/// `timeout` (its process hangs or is stopped), [`Error::Refused`] for a user that may not connect.
 ///
 /// # Examples
 ///
