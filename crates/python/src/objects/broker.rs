@@ -208,7 +208,7 @@ impl Broker {
         coroutine(slf.py(), "watch", (slf, name, seen))
     }
 
-    /// Take a name away with all its epochs, or one epoch of it. Who has it mapped keeps it.
+    /// Remove a name with all its epochs, or one epoch. A process that has it mapped keeps it.
     ///
     /// Returns:
     ///     The last epoch that it had.
@@ -219,7 +219,7 @@ impl Broker {
         Ok(removed.or_raise()?.0)
     }
 
-    /// What the broker holds, and who reads it: a dictionary, with ``objects`` as a list of dictionaries.
+    /// The broker's objects and their readers: a dictionary, with ``objects`` as a list of dictionaries.
     fn listing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let client = self.client()?;
         let listing = aside(py, move || client.list())?.or_raise()?;

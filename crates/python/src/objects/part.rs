@@ -78,8 +78,8 @@ impl Array for Part {
     }
 }
 
-/// Asks a reader something, with no lock of Python's held. A move that Ctrl-C gave up on has the reader until its broker
-/// answers, and Ctrl-C ends this wait for it as well.
+/// Asks a reader something, with no lock of Python's held. A move that Ctrl-C gave up on has the reader until its
+/// broker answers, and Ctrl-C ends this wait for it as well.
 pub(crate) fn ask<T: Send>(
     py: Python<'_>,
     reader: &Mutex<Reader>,
