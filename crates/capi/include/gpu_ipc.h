@@ -715,11 +715,11 @@ const char *gpu_ipc_last_error_remedy(void);
 // Keeps: nothing. Thread: any. Blocks: no. Errors: none.
 const char *gpu_ipc_error_name(int32_t code);
 
-// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere (the default). `level`
-// is `GPU_IPC_LOG_...`.
+// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere (the default).
+// `level` is `GPU_IPC_LOG_...`.
 //
-// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full descriptor blocks the thread
-// that logs. Errors: `INVALID`, `SYSTEM`.
+// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full descriptor blocks the
+// thread that logs. Errors: `INVALID`, `SYSTEM`.
 //
 // Caller: `fd` is below 0, or open, and nobody closes it during the call.
 int32_t gpu_ipc_log_to(int fd, uint32_t level);
@@ -802,8 +802,8 @@ int32_t gpu_ipc_object_watch(struct gpu_ipc_client *client,
 // Caller: `name` ends with a zero byte.
 int32_t gpu_ipc_object_remove(struct gpu_ipc_client *client, const char *name, uint64_t epoch, uint64_t *last);
 
-// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets the epoch of one
-// that was committed, else 0, and may be null.
+// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets the epoch of
+// one that was committed, else 0, and may be null.
 //
 // Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`.
 int32_t gpu_ipc_object_outcome(struct gpu_ipc_client *client,

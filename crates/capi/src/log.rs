@@ -27,11 +27,11 @@ pub const GPU_IPC_LOG_DEBUG: u32 = 4;
 
 static TO: Mutex<Option<(File, Level)>> = Mutex::new(None);
 
-/// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere (the default). `level`
-/// is `GPU_IPC_LOG_...`.
+/// Writes the library's log to a descriptor, a line each: 2 for standard error, below 0 for nowhere (the default).
+/// `level` is `GPU_IPC_LOG_...`.
 ///
-/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full descriptor blocks the thread
-/// that logs. Errors: `INVALID`, `SYSTEM`.
+/// Keeps: nothing; the library has a copy of its own. Thread: any. Blocks: no; later a full descriptor blocks the
+/// thread that logs. Errors: `INVALID`, `SYSTEM`.
 ///
 /// # Safety
 ///

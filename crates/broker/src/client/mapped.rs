@@ -61,7 +61,7 @@ pub(super) fn read_part(
     let Some(part) = found.filter(|part| end.is_some_and(|end| end <= part.spec.len)) else {
         let has = found.map_or("no such part".into(), |part| format!("{} bytes", part.spec.len));
         let got = format!("{} bytes at {offset} of {name}, which has {has}", bytes.len());
-        return Err(Error::Invalid { what: "what is read of a part", got, must: "inside it" }.into());
+        return Err(Error::Invalid { what: "the range to read of a part", got, must: "inside it" }.into());
     };
     if bytes.is_empty() {
         return Ok(());

@@ -36,7 +36,7 @@ impl Scratch {
         self.writer.used_on(stream)
     }
 
-    /// Returns what it is.
+    /// Returns the parts' names, types, shapes and offsets.
     pub fn layout(&self) -> &Layout {
         self.writer.layout()
     }

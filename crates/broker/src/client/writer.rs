@@ -25,7 +25,7 @@ use crate::wire::{LeaseSlot, ToBroker, ToClient};
 /// How an object is made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CreateOptions {
-    /// Who beside the owner may open it. Who may open it could write to it: no driver gives a descriptor that only
+    /// Users besides the owner that may open it. They could also write to it: no driver gives a descriptor that only
     /// reads.
     pub readers: Readers,
     /// The epoch that the name must have when this object becomes visible; 0 for a name that has none.
@@ -127,7 +127,7 @@ impl Writer {
         self.manifest.identity
     }
 
-    /// Returns what it is.
+    /// Returns the parts' names, types, shapes and offsets.
     pub fn layout(&self) -> &Layout {
         &self.manifest.layout
     }
@@ -180,7 +180,7 @@ impl Writer {
         let Some(part) = found.filter(fits) else {
             let has = found.map_or("no such part".into(), |part| format!("{} bytes", part.spec.len));
             let got = format!("{} bytes at {offset} for {name}, which has {has}", bytes.len());
-            return Err(Error::Invalid { what: "what is written to a part", got, must: "as long as the part" }.into());
+            return Err(Error::Invalid { what: "the data for a part", got, must: "as long as the part" }.into());
         };
         self.check_own(part)?;
         if bytes.is_empty() {

@@ -1,8 +1,8 @@
 //! The keeper's loop: serves its socket, and starts the broker again when it dies.
 //!
-//! If the broker dies, the keeper starts it again, and it reads everything back. If the keeper dies, the broker lives on
-//! and gives everything to the next keeper that listens in its directory; that keeper's own broker waits for the lock
-//! meanwhile. If both die, mappings stay valid, and the rest is gone.
+//! If the broker dies, the keeper starts it again, and it reads everything back. If the keeper dies, the broker lives
+//! on and gives everything to the next keeper that listens in its directory; the next keeper's own broker waits for the
+//! lock meanwhile. If both die, mappings stay valid, and the rest is gone.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};

@@ -255,8 +255,8 @@ pub unsafe extern "C" fn gpu_ipc_object_remove(
     })
 }
 
-/// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets the epoch of one
-/// that was committed, else 0, and may be null.
+/// Asks for the outcome of a commit, by the identity of its object: `GPU_IPC_OUTCOME_...`. `epoch` gets the epoch of
+/// one that was committed, else 0, and may be null.
 ///
 /// Keeps: nothing. Thread: any. Blocks: for the broker. Errors: `BAD_HANDLE`, `DEADLINE`, `INVALID`.
 #[unsafe(no_mangle)]
