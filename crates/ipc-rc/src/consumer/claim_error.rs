@@ -5,31 +5,34 @@ use gpu_api::Error;
 /// Why a claim gave no block. Closed, so that callers handle each.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// The call would have to wait, and was asked not to.
+    /// The call would have to wait, and was asked not to: only from [`try_claim`](crate::Participant::try_claim). Wait
+    /// for [`Notice::TryAgain`](crate::Notice::TryAgain) and call it again within 30 s, or
+    /// [`abandon`](crate::Participant::abandon) it.
     #[error("the claim would have to wait; try again when the participant's descriptor is readable")]
     WouldBlock,
-    /// The producer took the grant back: cancelled, not claimed in time, or it went away.
+    /// The producer took the grant back: cancelled, not claimed in time, or it went away. Have the block shared again.
     #[error("the grant was taken back by its producer; ask it to share again")]
     Revoked,
-    /// The descriptor was claimed before: a lease once, a ticket as often as it says. Clone the block that the claim
-    /// gave, or have it shared again.
+    /// The descriptor was claimed before. If by this participant, clone or slice the block that the first claim gave; a
+    /// ticket may also have no claims left. Else have the block shared again.
     #[error(
         "the descriptor was claimed before, as often as it can be; clone the block that its claim gave, or have it shared again"
     )]
     AlreadyClaimed,
-    /// The lease ended long ago, and its slot serves another.
+    /// The lease ended long ago, and its slot serves another. Have the block shared again.
     #[error("the descriptor is stale: its lease has ended; ask the producer to share again")]
     Stale,
-    /// The producer is dead or has closed its session.
+    /// The producer is dead or has closed its session. Held blocks stay readable. Connect to its successor.
     #[error("the producer is gone; connect to its successor")]
     ProducerGone,
-    /// The stream is being captured into a graph, which may run more than once.
+    /// The stream is being captured into a graph, which may run more than once. Claim before the capture begins, or on
+    /// another stream.
     #[error("the stream is being captured into a graph; claim before the capture")]
     Capturing,
-    /// This is a forked child of the process that connected.
+    /// This is a forked child of the process that connected. Connect anew in the child.
     #[error("the participant belongs to the parent process; connect anew in the child")]
     Forked,
-    /// The descriptor is not for this participant.
+    /// The descriptor is for another participant, or the other side is broken: the text says which.
     #[error("{why}; {remedy}")]
     Refused {
         /// Both sides of what differs.
@@ -39,13 +42,14 @@ pub enum ClaimError {
     },
     /// The descriptor is malformed, the deadline passed, or the driver or the system failed. Nothing is held. The same
     /// claim can be tried again, unless the driver refused the wait on a stream, which comes last: that ends the lease.
+    /// After [`Error::Deadline`] nothing is lost; a grant that is not claimed lapses.
     #[error(transparent)]
     Backend(Error),
 }
 
 impl ClaimError {
-    /// Returns a number that stays the same in every version, for other languages. What is an [`Error`] too has its
-    /// number.
+    /// Returns a number that stays the same in every version, for other languages. Variants that [`Error`] has too have
+    /// its number.
     pub fn code(&self) -> i32 {
         match self {
             ClaimError::WouldBlock => 101,
