@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! cargo run --features torch,cuda --example torch_producer -- [--backend cuda] [--python python3]
-//!     [--consumer examples/torch/consumer.py] [--count 10000] [--big-mib 1024]
+//!     [--consumer examples/torch/consumer.py] [--count 10000] [--big-mib 1024] [--sharing handle|fd]
 //! ```
 //!
 //! This program binds a socket, starts the consumer, and sends it tensors of every type, views with offsets and
-//! strides, one of no bytes and a large one; then many in a row; then it kills consumers that hold something. The
-//! frames are those of `gpu_tensors.py`. Each check is a line; the last line sums up.
+//! strides, one of no bytes and a large one; then many in a row; then it kills consumers that hold something. With
+//! `--sharing fd` the consumer opens them as expandable segments. The frames are those of `gpu_tensors.py`. Each check
+//! is a line; the last line sums up.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -44,6 +45,7 @@ struct Options {
     consumer: String,
     count: usize,
     big: u64,
+    sharing: Sharing,
 }
 
 impl Options {
@@ -54,9 +56,12 @@ impl Options {
             consumer: "examples/torch/consumer.py".into(),
             count: 10_000,
             big: 1 << 30,
+            sharing: Sharing::Handle,
         };
         for pair in std::env::args().skip(1).collect::<Vec<_>>().chunks(2) {
             match pair {
+                [name, value] if name == "--sharing" && value == "handle" => options.sharing = Sharing::Handle,
+                [name, value] if name == "--sharing" && value == "fd" => options.sharing = Sharing::Fd,
                 [name, value] if name == "--backend" => options.backend.clone_from(value),
                 [name, value] if name == "--python" => options.python.clone_from(value),
                 [name, value] if name == "--consumer" => options.consumer.clone_from(value),
@@ -64,7 +69,8 @@ impl Options {
                 [name, value] if name == "--big-mib" => options.big = value.parse::<u64>()? << 20,
                 _ => {
                     return Err(
-                        "usage: torch_producer [--backend B] [--python P] [--consumer FILE] [--count N] [--big-mib N]"
+                        "usage: torch_producer [--backend B] [--python P] [--consumer FILE] [--count N] [--big-mib N] \
+                         [--sharing handle|fd]"
                             .into(),
                     );
                 }
@@ -176,7 +182,7 @@ fn view(dtype: Dtype, offset: u64, shape: &[u64], strides: &[u64]) -> Layout {
 fn produce(options: &Options) -> Result<bool> {
     let gpu = open(&options.backend)?;
     let dir = tempfile::tempdir()?;
-    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(Sharing::Handle).open()?;
+    let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(options.sharing).open()?;
     let producer = Producer { sender: Sender::new(gpu.clone()), stream: Stream::create(&gpu)?, session, gpu };
     let mut consumer = Consumer::start(options)?;
     let torch = consumer.torch.clone();

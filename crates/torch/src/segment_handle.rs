@@ -126,6 +126,32 @@ impl ExpandableSegment {
         self.chunk_bytes.saturating_mul(count as u64)
     }
 
+    /// Writes the bytes that PyTorch from 2.5 on reads. A fabric handle's bytes are not kept: such chunks are left out.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use gpu_ipc_torch::{Chunks, ExpandableSegment, SegmentHandle};
+    ///
+    /// let chunks = Chunks::Descriptors(vec![5, 6]);
+    /// let segment = ExpandableSegment { pid: 100, chunk_bytes: 2 << 20, chunks };
+    /// assert_eq!(SegmentHandle::decode(&segment.encode())?, SegmentHandle::Expandable(segment));
+    /// # Ok::<(), gpu_api::Error>(())
+    /// ```
+    pub fn encode(&self) -> Vec<u8> {
+        let numbers = match &self.chunks {
+            Chunks::Descriptors(numbers) => numbers.as_slice(),
+            Chunks::Fabric(_) => &[],
+        };
+        let mut bytes = vec![VERSION, b'e'];
+        bytes.extend(self.pid.to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(self.chunk_bytes.to_ne_bytes());
+        bytes.extend((numbers.len() as u64).to_ne_bytes());
+        bytes.extend(numbers.iter().flat_map(|number| number.to_ne_bytes()));
+        bytes
+    }
+
     fn decode(bytes: &[u8]) -> Result<ExpandableSegment> {
         let invalid = |got: String, must| Error::Invalid { what: "a PyTorch expandable segment", got, must };
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {

@@ -1,17 +1,21 @@
 //! To PyTorch: send a block as a storage, keep it while it is counted, have it back.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpu_api::{BackendKind, CaptureStatus, DeviceUuid, Error, EventHandle, EventKind, Gpu, RawEvent, Result, Sharing};
+use gpu_api::{
+    AddressRange, BackendKind, CaptureStatus, DeviceUuid, Error, EventHandle, EventKind, Gpu, RawEvent, Result, Sharing,
+};
 use ipc_rc::{After, SentBlock, Stream};
 
 use crate::counter_file::{CounterFile, SLOTS};
 use crate::fields::Fields;
 use crate::recipient::{Process, Recipient};
 use crate::releases::same_gpu;
+use crate::segment_handle::{Chunks, ExpandableSegment};
 
 /// How many sends may have an event of their own; those beyond wait for their stream, as PyTorch's do. Drivers give out
 /// a few thousand (3,896 on an H200, driver 580), PyTorch in the same process among the takers.
@@ -71,6 +75,8 @@ struct Sent {
     event: Option<RawEvent>,
     process: Option<Arc<Process>>,
     since: Instant,
+    /// The descriptor that the receiver takes out of this process, of a block that is shared so.
+    export: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +88,8 @@ struct Ledger {
     /// Up to where the last send looked.
     cursor: u64,
     events: usize,
+    /// One descriptor a region, by its base, while a send of it is counted.
+    exports: BTreeMap<u64, Weak<OwnedFd>>,
 }
 
 /// Sends blocks to PyTorch processes.
@@ -107,7 +115,7 @@ struct Ledger {
 ///
 /// let dir = tempfile::tempdir()?;
 /// let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
-/// // PyTorch opens memory by handle.
+/// // What every version of PyTorch opens. By descriptor it would be an expandable segment.
 /// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(Sharing::Handle).open()?;
 /// let sender = Sender::new(gpu);
 /// let block = Arc::new(session.alloc(1 << 20)?);
@@ -156,8 +164,8 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// - [`Error::Unsupported`] for a block that is shared by file descriptor; open its session with
-    ///   [`Sharing::Handle`].
+    /// - [`Error::Unsupported`] for a block that cannot be shared, and on HIP for one that is shared by file descriptor:
+    ///   open its session with [`Sharing::Handle`].
     /// - [`Error::Mismatch`] for a block or a stream of another device.
     /// - [`Error::Capturing`], [`Error::Forked`], [`Error::System`], [`Error::Driver`].
     ///
@@ -179,18 +187,11 @@ impl Sender {
                 remedy: "make a sender for that device",
             });
         }
-        if info.sharing != Some(Sharing::Handle) {
-            return Err(Error::Unsupported {
-                what: "sending this block to PyTorch",
-                why: "it is not shared by handle, which is how PyTorch opens memory".into(),
-                remedy: "open its session with `.sharing(Sharing::Handle)`",
-            });
-        }
         let range = match info.range {
             Some(range) => range,
             None => backend.address_range(block.device_ptr())?,
         };
-        let handle = backend.export_handle(range.base)?;
+        let (handle, export) = self.name(range, info.sharing)?;
         let event = match after {
             After::Done => None,
             After::Stream(stream) => {
@@ -207,7 +208,7 @@ impl Sender {
                 });
             }
         };
-        let counted = self.count(block, to, event.map(|(event, _)| event));
+        let counted = self.count(block, to, event.map(|(event, _)| event), export);
         let (id, file, slot) = match counted {
             Ok(counted) => counted,
             Err(error) => {
@@ -217,8 +218,7 @@ impl Sender {
         };
         let fields = Fields {
             device: i64::from(self.gpu.device().0),
-            // The driver's handle alone: every version of PyTorch reads that.
-            handle: Some(handle.0.to_vec()),
+            handle: Some(handle),
             size_bytes: block.len(),
             offset_bytes: block.device_ptr().0 - range.base.0,
             ref_counter_handle: Some(file.name().as_str().as_bytes().to_vec()),
@@ -227,6 +227,39 @@ impl Sender {
             event_sync_required: event.is_some(),
         };
         Ok(Sending { id, fields, uuid: self.gpu.uuid() })
+    }
+
+    /// Names a region as PyTorch does: by the driver's handle, or as an expandable segment of one chunk, by the number of
+    /// a descriptor that stays open while a send of it is counted.
+    fn name(&self, range: AddressRange, sharing: Option<Sharing>) -> Result<(Vec<u8>, Option<Arc<OwnedFd>>)> {
+        match sharing {
+            // The driver's handle alone: every version of PyTorch reads that.
+            Some(Sharing::Handle) => Ok((self.gpu.backend().export_handle(range.base)?.0.to_vec(), None)),
+            Some(Sharing::Fd) if self.gpu.kind() != BackendKind::Hip => {
+                let fd = self.descriptor(range)?;
+                let numbers = vec![fd.as_raw_fd().cast_unsigned()];
+                let chunks = Chunks::Descriptors(numbers);
+                Ok((ExpandableSegment { pid: self.pid, chunk_bytes: range.len, chunks }.encode(), Some(fd)))
+            }
+            _ => Err(Error::Unsupported {
+                what: "sending this block to PyTorch",
+                why: "it is not shared in a way in which PyTorch opens memory of this device".into(),
+                remedy: "open its session with `.sharing(Sharing::Handle)`",
+            }),
+        }
+    }
+
+    /// Returns the descriptor of a region; exports it if no send of it is counted.
+    fn descriptor(&self, range: AddressRange) -> Result<Arc<OwnedFd>> {
+        // A region with a counted send has a block that lives, so its base is no other's.
+        if let Some(fd) = self.ledger().exports.get(&range.base.0).and_then(Weak::upgrade) {
+            return Ok(fd);
+        }
+        let fd = Arc::new(self.gpu.backend().export_fd(range.base)?);
+        let mut ledger = self.ledger();
+        ledger.exports.retain(|_, export| export.strong_count() > 0);
+        ledger.exports.insert(range.base.0, Arc::downgrade(&fd));
+        Ok(fd)
     }
 
     /// Makes the receiver wait for a stream: by an event, or by waiting here.
@@ -273,6 +306,7 @@ impl Sender {
         block: &Arc<SentBlock>,
         to: Recipient,
         event: Option<RawEvent>,
+        export: Option<Arc<OwnedFd>>,
     ) -> Result<(SendId, Arc<CounterFile>, u32)> {
         let mut ledger = self.ledger();
         let (file, slot) = match ledger.current.take() {
@@ -290,7 +324,8 @@ impl Sender {
         };
         let id = ledger.next;
         ledger.next += 1;
-        let sent = Sent { file: file.clone(), slot, block: block.clone(), event, process, since: Instant::now() };
+        let (block, since) = (block.clone(), Instant::now());
+        let sent = Sent { file: file.clone(), slot, block, event, process, since, export };
         ledger.sent.insert(id, sent);
         Ok((SendId(id), file, slot))
     }
@@ -420,7 +455,7 @@ impl Drop for Sender {
         }
         for (_, sent) in sent {
             // Somebody may be using it; only the file's count is ours to give back.
-            std::mem::forget(sent.block);
+            std::mem::forget((sent.block, sent.export));
         }
     }
 }

@@ -3,14 +3,15 @@
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, DevicePtr, DeviceUuid, Error, Gpu, Sharing};
-use gpu_ipc_torch::{CounterFile, ReceivedStorage, Receiver, TensorMessage};
+use gpu_ipc_torch::{CounterFile, ReceivedStorage, Receiver, Recipient, Sender, TensorMessage};
 use harness::{Child, WATCHDOG, say};
-use ipc_rc::{Participant, ReceivedBlock, Stream, Wait};
+use ipc_rc::{After, Participant, ReceivedBlock, Session, Stream, Wait};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 /// What this program can be started as.
@@ -60,6 +61,8 @@ pub enum Command {
     },
     /// Counts how often that is open.
     Exported,
+    /// Sends a block that is shared by descriptor while this process can open none.
+    SendWithoutDescriptors,
 }
 
 /// What it answers.
@@ -289,7 +292,24 @@ impl Life {
                 let (_, file) = self.exported.as_ref().expect("exported first");
                 Answer::Count(file.count(0))
             }
+            Command::SendWithoutDescriptors => self.send_without_descriptors()?,
         })
+    }
+
+    /// Answers why it cannot be sent, and what is outstanding then, and once there are descriptors again.
+    fn send_without_descriptors(&self) -> Result<Answer, Error> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let gpu = self.receiver.gpu();
+        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(Sharing::Fd).open()?;
+        let block = Arc::new(session.alloc(4096)?);
+        let sender = Sender::new(gpu.clone());
+        let before = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum: before.maximum }).expect("less is allowed");
+        let refused = sender.send(&block, Recipient::Unknown, After::Done);
+        setrlimit(Resource::Nofile, before).expect("as it was");
+        let (why, none) = (refused.expect_err("no descriptor is left"), sender.outstanding().len());
+        sender.send(&block, Recipient::Unknown, After::Done)?;
+        Ok(Answer::Failed(format!("{why}; outstanding {none}, then {}", sender.outstanding().len())))
     }
 
     /// In a forked child every call says so, and every drop does nothing.

@@ -5,6 +5,7 @@
 mod agent;
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use std::time::Duration;
 use agent::{Agent, Answer, Command, bytes, fill, open_gpu, stop};
 use gpu_api::{Error, Gpu, Sharing};
 use gpu_ipc_torch::{
-    Collected, CounterFile, Dtype, Fields, Layout, Receiver, Recipient, Released, SLOTS, SendId, Sender, TensorMessage,
+    Chunks, Collected, CounterFile, Dtype, Fields, Layout, Receiver, Recipient, Released, SLOTS, SegmentHandle, SendId,
+    Sender, TensorMessage,
 };
 use harness::{WATCHDOG, wait_until};
 use ipc_rc::{After, Claims, SentBlock, Session, Stream, To, Wait};
@@ -35,7 +37,8 @@ const CASES: &[(&str, fn())] = &[
     ("what_is_declined_comes_back", what_is_declined_comes_back),
     ("bad_fields_are_refused_and_stay_counted", bad_fields_are_refused_and_stay_counted),
     ("files_rotate_and_go_with_their_last_counter", files_rotate_and_go_with_their_last_counter),
-    ("a_block_of_another_kind_is_refused_with_the_remedy", a_block_of_another_kind_is_refused),
+    ("a_block_shared_by_descriptor_is_an_expandable_segment", a_block_shared_by_descriptor_is_an_expandable_segment),
+    ("a_send_whose_export_fails_counts_nothing", a_send_whose_export_fails_counts_nothing),
     ("an_expandable_segment_is_opened_by_pidfd", an_expandable_segment_is_opened_by_pidfd),
     (
         "chunks_that_cannot_be_opened_are_refused_and_stay_counted",
@@ -376,17 +379,62 @@ fn files_rotate_and_go_with_their_last_counter() {
     assert!(files.iter().all(|file| !file.exists()));
 }
 
-fn a_block_of_another_kind_is_refused() {
+/// Returns which file a descriptor of this process is.
+fn file_of(number: u32) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(format!("/proc/self/fd/{number}")).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+fn a_block_shared_by_descriptor_is_an_expandable_segment() {
     let (gpu, dir) = (open_gpu(), tempfile::tempdir().expect("a directory"));
     let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).sharing(Sharing::Fd);
-    let session = builder.open().expect("a session");
-    let block = Arc::new(session.alloc(4096).expect("room"));
-    let sender = Sender::new(gpu);
-    match sender.send(&block, Recipient::Unknown, After::Done) {
-        Err(Error::Unsupported { remedy, .. }) => assert!(remedy.contains("Sharing::Handle"), "{remedy}"),
-        other => panic!("{other:?}"),
+    let (session, stream) = (builder.open().expect("a session"), Stream::create(&gpu).expect("a stream"));
+    let sender = Sender::new(gpu.clone()).quarantine(Duration::ZERO);
+    let side = Side { sender, stream, session, gpu, _dir: dir };
+    let mut agent = Agent::start();
+    // Where Yama lets only a parent take descriptors (`ptrace_scope` 1), it lets whoever is named here.
+    // SAFETY: `prctl(PR_SET_PTRACER)` takes a process' number; without Yama it is refused, and not needed.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(agent.pid())) };
+    let blocks = [side.block(5), side.block(6)];
+    let mut descriptors = BTreeSet::new();
+    let messages = blocks.each_ref().map(|block| side.send(block, Recipient::Unknown).1);
+    for (message, block) in messages.iter().zip(&blocks) {
+        let place = message.fields.decode().expect("good").place.expect("it has bytes");
+        let SegmentHandle::Expandable(segment) = place.segment else { panic!("{place:?}") };
+        let Chunks::Descriptors(numbers) = &segment.chunks else { panic!("{segment:?}") };
+        assert_eq!((segment.pid, numbers.len()), (std::process::id(), 1));
+        let range = side.gpu.backend().address_range(block.device_ptr()).expect("it is known");
+        assert_eq!(segment.chunk_bytes, range.len);
+        descriptors.insert(numbers[0]);
     }
-    assert!(sender.outstanding().is_empty());
+    assert_eq!(descriptors.len(), 1, "one for the region of both");
+    let number = *descriptors.first().expect("there is one");
+    let file = file_of(number).expect("it is open");
+    drop(blocks);
+    for (message, byte) in messages.iter().zip([5, 6]) {
+        match agent.ask(&Command::Open(coded(message))) {
+            Answer::Content(bytes) => assert!(bytes.iter().all(|&found| found == byte), "{bytes:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((side.sender.collect(), side.session.stats().live_blocks), (Collected::default(), 2));
+    assert_eq!(agent.ask(&Command::DropAll), settled(2, 0, 0));
+    assert!(side.sender.wait_released(WATCHDOG));
+    wait_until("their blocks to go back", || {
+        side.session.collect();
+        side.session.stats().live_blocks == 0
+    });
+    assert_ne!(file_of(number), Some(file), "it goes with the last send");
+    // The descriptor of a later send is its own.
+    let (_, message) = side.send(&side.block(7), Recipient::Unknown);
+    assert!(matches!(agent.ask(&Command::Open(coded(&message))), Answer::Content(bytes) if bytes[0] == 7));
+    assert_eq!(agent.ask(&Command::DropAll), settled(3, 0, 0));
+}
+
+fn a_send_whose_export_fails_counts_nothing() {
+    // In a process of its own: others here need descriptors.
+    let why = Agent::start().cannot(&Command::SendWithoutDescriptors);
+    assert!(why.contains("RLIMIT_NOFILE") && why.ends_with("; outstanding 0, then 1"), "{why}");
 }
 
 /// What `_share_cuda_` writes of a storage in chunks of another process, each named by `word`.
