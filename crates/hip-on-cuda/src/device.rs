@@ -12,6 +12,7 @@ const INVALID_DEVICE: u32 = 101;
 const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 /// Of `hipDeviceAttribute_t`.
 const VIRTUAL_MEMORY: u32 = 89;
+const HOST_NUMA_NODE: u32 = 92;
 
 /// Returns the machine if it has this device.
 fn with(device: c_int) -> Outcome<&'static dyn Machine> {
@@ -77,6 +78,8 @@ hip! {
         let machine = with(device)?;
         match attribute {
             VIRTUAL_MEMORY => Ok(c_int::from(machine.granularity(device).is_ok())),
+            // Of headers from 7.2 on.
+            HOST_NUMA_NODE if Settings::get().at_least(7, 2) => Ok(Settings::get().numa_node),
             _ => Err(INVALID_VALUE),
         }
     }

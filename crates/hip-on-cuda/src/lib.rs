@@ -13,6 +13,7 @@
 //! | `GPU_IPC_SHIM_VERSION` | the runtime's version and so its rules, `70253211` without it |
 //! | `GPU_IPC_SHIM_INJECT` | names of [`Fault`]s, separated by commas |
 //! | `GPU_IPC_SHIM_KFD` | a folder in place of `/sys/class/kfd/kfd/proc`; `/dev/shm` without it |
+//! | `GPU_IPC_SHIM_NUMA_NODE` | the host's NUMA node that the devices are closest to; none without it |
 //! | `GPU_MAX_HW_QUEUES` | as of AMD's: over how many hardware queues the streams of a device are spread, 4 |
 //!
 //! Which rules begin or end with which version stands where they are kept. Over CUDA streams have queues of their own:

@@ -79,6 +79,8 @@ pub(crate) struct Settings {
     pub(crate) version: u32,
     /// The hardware queues of a device.
     pub(crate) queues: usize,
+    /// The host's NUMA node that every device is closest to; -1 for none.
+    pub(crate) numa_node: i32,
     faults: Vec<Fault>,
 }
 
@@ -97,6 +99,7 @@ impl Settings {
                 host: text("GPU_IPC_SHIM") == "host",
                 version: text("GPU_IPC_SHIM_VERSION").parse().unwrap_or(70_253_211),
                 queues: text("GPU_MAX_HW_QUEUES").parse().ok().filter(|queues| *queues > 0).unwrap_or(4),
+                numa_node: text("GPU_IPC_SHIM_NUMA_NODE").parse().unwrap_or(-1),
                 faults: faults.collect(),
             }
         })

@@ -15,6 +15,17 @@ macro_rules! refused {
     };
 }
 
+macro_rules! numa_node {
+    ($name:ident, $environment:expr, $expected:expr) => {
+        Case {
+            name: stringify!($name),
+            library: WHOLE,
+            environment: $environment,
+            run: || assert_eq!(hip().host_numa_node(GPU).expect("it can be asked"), $expected),
+        }
+    };
+}
+
 macro_rules! starts {
     ($name:ident, $version:literal, $text:literal) => {
         Case {
@@ -53,6 +64,13 @@ pub const CASES: &[Case] = &[
         "5.2.21153 gave 101"
     ),
     refused!(a_version_before_all_is_told, WHOLE, &[("GPU_IPC_SHIM_VERSION", "40400000")], "older"),
+    numa_node!(the_runtime_names_the_numa_node, &[("GPU_IPC_SHIM_NUMA_NODE", "1")], Some(1)),
+    numa_node!(a_machine_of_one_node_names_none, &[], None),
+    numa_node!(
+        a_runtime_before_7_2_is_not_asked_for_the_node,
+        &[("GPU_IPC_SHIM_NUMA_NODE", "1"), ("GPU_IPC_SHIM_VERSION", "70051831")],
+        None
+    ),
     starts!(version_5_2_starts, "50221153", "5.2.21153"),
     starts!(version_5_7_starts, "50731921", "5.7.31921"),
     starts!(version_6_4_starts, "60443484", "6.4.43484"),
