@@ -4,9 +4,9 @@
 //! allocated there is usable by anybody once that stream has passed it, which takes the host microseconds.
 //!
 //! ```text
-//! alloc                 ─► the own stream, passed             free                  ─► the own stream
-//! alloc on a known one  ─► that stream, in its order          free after its work   ─► that stream, in its order
-//!                                                             free after other work ─► pending ─ done ─► the own stream
+//! alloc                 ─► the own stream, passed       free                  ─► the own stream
+//! alloc on a known one  ─► that stream, in its order    free after its work   ─► that stream, in its order
+//!                                                       free after other work ─► pending ─ done ─► the own stream
 //! ```
 //!
 //! A stream is known once it was [named](DriverPool::know_stream). The driver's order then replaces our waiting for its
@@ -41,8 +41,8 @@ const LATE_NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::fro
 ///
 /// It counts, refuses foreign addresses, keeps to a budget and waits as the other allocators do; the most that it had
 /// reserved is the driver's count, which `clear_stats` leaves. What it does not have
-/// is regions: the driver says nothing of them, so there is no snapshot, and visitors hear of none. Its memory cannot be
-/// shared with another process. For a process that shares memory or wants to see how it lies, best fit is the better
+/// is regions: the driver says nothing of them, so there is no snapshot, and visitors hear of none. Its memory cannot
+/// be shared with another process. For a process that shares memory or wants to see how it lies, best fit is the better
 /// choice.
 ///
 /// # Examples

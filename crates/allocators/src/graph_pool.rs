@@ -31,8 +31,8 @@ const GROWTH: Growth = Growth::Fixed(2 << 20);
 ///
 /// # Dropping
 ///
-/// Says that the graph is gone and has no launch under way, as [`release`](GraphPool::release) without work. Memory that
-/// is still in use then is leaked.
+/// Says that the graph is gone and has no launch under way, as [`release`](GraphPool::release) without work. Memory
+/// that is still in use then is leaked.
 ///
 /// # Examples
 ///
@@ -92,8 +92,8 @@ struct State {
     number: u64,
 }
 
-// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is an allocation of the allocator
-// beneath, which promises that, and goes back once. `memory` is its memory.
+// SAFETY: `SubAllocator` asks that extents overlap nothing that is not yet freed: each is an allocation of the
+// allocator beneath, which promises that, and goes back once. `memory` is its memory.
 unsafe impl SubAllocator for Leased {
     type Token = ();
 
@@ -144,8 +144,8 @@ impl GraphPool {
     ///
     /// # Errors
     ///
-    /// What the allocator beneath gives, such as [`Error::Unsupported`] of one that cannot keep memory until work is done.
-    /// What it did not take is leaked.
+    /// What the allocator beneath gives, such as [`Error::Unsupported`] of one that cannot keep memory until work is
+    /// done. What it did not take is leaked.
     pub fn release(&self, after: Vec<Work>) -> Result<u64> {
         self.lease.inner.check_owner()?;
         if !self.lease.is_over() {
@@ -228,8 +228,8 @@ unsafe impl Allocator for GraphPool {
         self.free_after(address, Vec::new())
     }
 
-    /// As [`free`](Allocator::free): work of the allocation's own stream is in its order, and other work keeps the bytes
-    /// until the graph is gone as well.
+    /// As [`free`](Allocator::free): work of the allocation's own stream is in its order, and other work keeps the
+    /// bytes until the graph is gone as well.
     fn free_after(&self, address: u64, work: Vec<Work>) -> Result<()> {
         self.check_owner()?;
         let (placed, own) = {

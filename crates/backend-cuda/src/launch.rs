@@ -290,8 +290,8 @@ impl Application {
 
     fn destroy(&self, graph: *mut c_void) -> Result<()> {
         self.call(&self.symbols.cuGraphDestroy, |function| {
-            // SAFETY: `cuGraphDestroy` asks for a graph that is alive: the callers made it, and what was made of it is a
-            // copy.
+            // SAFETY: `cuGraphDestroy` asks for a graph that is alive: the callers made it, and what was made of it is
+            // a copy.
             unsafe { function(graph) }
         })
     }

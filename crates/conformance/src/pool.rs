@@ -141,8 +141,8 @@ fn managed(gpu: &Gpu) {
     let DevicePtr(base) = memory.base;
     queue.write(memory.base, 8);
     let word: *mut u64 = std::ptr::with_exposed_provenance_mut(base as usize);
-    // SAFETY: `read` asks for eight aligned bytes that nobody writes: the host reaches managed memory by its address, and
-    // the stream is done.
+    // SAFETY: `read` asks for eight aligned bytes that nobody writes: the host reaches managed memory by its address,
+    // and the stream is done.
     assert_eq!(unsafe { word.read() }, 8);
     // SAFETY: `write`: as above.
     unsafe { word.write(9) };

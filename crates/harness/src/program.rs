@@ -27,8 +27,8 @@ pub fn example(name: &str) -> PathBuf {
     program
 }
 
-/// Runs a program to its end, without input, and returns what it printed. Its children end with it, or when their inputs
-/// do.
+/// Runs a program to its end, without input, and returns what it printed. Its children end with it, or when their
+/// inputs do.
 ///
 /// # Panics
 ///

@@ -164,8 +164,8 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// - [`Error::Unsupported`] for a block that cannot be shared, and on HIP for one that is shared by file descriptor:
-    ///   open its session with [`Sharing::Handle`].
+    /// - [`Error::Unsupported`] for a block that cannot be shared, and on HIP for one that is shared by file
+    ///   descriptor: open its session with [`Sharing::Handle`].
     /// - [`Error::Mismatch`] for a block or a stream of another device.
     /// - [`Error::Capturing`], [`Error::Forked`], [`Error::System`], [`Error::Driver`].
     ///
@@ -229,8 +229,8 @@ impl Sender {
         Ok(Sending { id, fields, uuid: self.gpu.uuid() })
     }
 
-    /// Names a region as PyTorch does: by the driver's handle, or as an expandable segment of one chunk, by the number of
-    /// a descriptor that stays open while a send of it is counted.
+    /// Names a region as PyTorch does: by the driver's handle, or as an expandable segment of one chunk, by the number
+    /// of a descriptor that stays open while a send of it is counted.
     fn name(&self, range: AddressRange, sharing: Option<Sharing>) -> Result<(Vec<u8>, Option<Arc<OwnedFd>>)> {
         match sharing {
             // The driver's handle alone: every version of PyTorch reads that.

@@ -266,8 +266,8 @@ impl ProcessOptions {
         self
     }
 
-    /// Makes private device memory managed ([`ManagedMemory`](crate::ManagedMemory)), so that a limit may go beyond what
-    /// the device has: in bytes, or as a fraction above 1.
+    /// Makes private device memory managed ([`ManagedMemory`](crate::ManagedMemory)), so that a limit may go beyond
+    /// what the device has: in bytes, or as a fraction above 1.
     #[must_use]
     pub fn managed(mut self, managed: bool) -> ProcessOptions {
         self.managed = managed;

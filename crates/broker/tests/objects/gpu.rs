@@ -65,8 +65,8 @@ impl Eye {
     }
 
     fn launch(&self, kernel: &Kernel, shape: (u32, u32), arguments: &[u64]) {
-        // SAFETY: `launch` asks for a live stream and for arguments of the kernel's: this value's stream and memory, and
-        // memory that the caller has mapped until the work was waited for.
+        // SAFETY: `launch` asks for a live stream and for arguments of the kernel's: this value's stream and memory,
+        // and memory that the caller has mapped until the work was waited for.
         unsafe { self.application.launch(kernel, self.stream.raw(), shape, arguments) }.expect("a launch");
     }
 
@@ -193,8 +193,8 @@ pub fn write_for_ever(dir: &std::path::Path) {
     std::io::stdin().lines().next();
 }
 
-/// All memory that the device has left, so that the next that it gives out is the dead writer's. The writer's context comes
-/// back with its object, and is half as large: at least a third of the next piece is the object's.
+/// All memory that the device has left, so that the next that it gives out is the dead writer's. The writer's context
+/// comes back with its object, and is half as large: at least a third of the next piece is the object's.
 struct Hoard {
     gpu: Gpu,
     held: Vec<RawMemory>,
@@ -306,8 +306,8 @@ impl Control {
     }
 
     fn launch(&self, at: DevicePtr, words: u64, nanoseconds: u64) {
-        // SAFETY: `launch` asks for a live stream and for arguments of the kernel's: memory of this many words, which is
-        // mapped until the drop has waited.
+        // SAFETY: `launch` asks for a live stream and for arguments of the kernel's: memory of this many words, which
+        // is mapped until the drop has waited.
         unsafe { self.application.launch(&self.write, self.stream.raw(), (4, 256), &[at.0, words, nanoseconds, 0]) }
             .expect("a launch");
     }

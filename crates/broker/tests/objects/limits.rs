@@ -38,7 +38,8 @@ fn refused(raw: &Raw, bytes: &[u8]) -> String {
 /// name, the user bytes, the first part of 42 bytes, and 8 bytes of the second.
 const SECOND_OFFSET: usize = 96 + 8 + "model".len() + 8 + 42 + 8;
 
-/// A draft of which some bytes were changed, with the checksum that belongs to it: what only a participant that lies sends.
+/// A draft of which some bytes were changed, with the checksum that belongs to it: what only a participant that lies
+/// sends.
 fn forged(at: usize, with: &[u8]) -> Vec<u8> {
     let mut bytes = draft(Identity([1; 16]), "model", layout(1)).encode().expect("bytes");
     bytes[at..at + with.len()].copy_from_slice(with);

@@ -1,7 +1,7 @@
 //! Real processes: keeper, broker, writers, readers, through the public interface.
 //!
-//! With `GPU_IPC_TEST_BACKEND=cuda` they run on a GPU; what only the host backend can be made to do shows as ignored, and
-//! so does without one what only a GPU can show.
+//! With `GPU_IPC_TEST_BACKEND=cuda` they run on a GPU; what only the host backend can be made to do shows as ignored,
+//! and so does without one what only a GPU can show.
 //!
 //! Each case starts this binary again as an [`agent`], and kills or stops it. Nothing here sleeps to be in time: a case
 //! waits for a condition, under a watchdog.
