@@ -6,20 +6,32 @@
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use gpu_ipc::hip::{self, Proof, Step, Version};
-use gpu_ipc::{After, BackendKind, Error, Gpu, Participant, Session, Stream, To, Wait, detect};
+use gpu_ipc::{After, BackendKind, Error, Gpu, Participant, ParticipantId, Session, Stream, To, Wait, detect};
+use harness::{Child, say};
 use libtest_mimic::{Arguments, Failed, Trial};
+use serde::{Deserialize, Serialize};
 
-/// Set in the process that consumes: the directory with the sockets.
-const CONSUMER: &str = "GPU_IPC_VENDORS_CONSUMER";
+/// The process that consumes.
+#[derive(Serialize, Deserialize)]
+struct Consumer {
+    /// Where the sockets are, each named after its vendor.
+    sockets: PathBuf,
+}
+
+/// What it says.
+#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+enum Said {
+    Joined(u64),
+    Stamp(u64),
+}
+
 const VENDORS: [BackendKind; 2] = [BackendKind::Host, BackendKind::Hip];
 
 fn main() {
-    if let Some(directory) = env::var_os(CONSUMER) {
-        consume(Path::new(&directory));
-        return;
+    if let Some(Consumer { sockets }) = harness::role() {
+        return consume(&sockets);
     }
     let proof = Proof::new(Version(71_400_000), [Step::Vmm, Step::Words]);
     for (name, value) in [
@@ -67,54 +79,44 @@ fn both() {
         let stream = Stream::create(&gpu).expect("a stream");
         sessions.push((kind, gpu, session, stream));
     }
-    let mut child = Command::new(env::current_exe().expect("a program has a path"))
-        .env(CONSUMER, directory.path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("it can be started again");
-    let mut input = child.stdin.take().expect("piped");
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("piped")));
-    let mut next = || lines.next().expect("it says something").expect("text");
+    let mut consumer = Child::<Vec<u8>, Said>::start(&Consumer { sockets: directory.path().into() });
     let mut blocks = Vec::new();
     for (kind, gpu, session, stream) in &sessions {
-        let participant = gpu_ipc::ParticipantId(next().parse().expect("a number"));
+        let said = consumer.answer();
+        let Some(Said::Joined(id)) = said else { panic!("it does not connect: {said:?}") };
+        let participant = ParticipantId(id);
         let block = session.alloc(4096).expect("there is room");
         let stamp = (*kind as u64).to_le_bytes();
         // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: it is waited for.
         unsafe { gpu.backend().copy_to_device(stream.raw(), block.device_ptr(), stamp.as_ptr(), 8) }
             .expect("it queues");
         let descriptor = block.share(To::Participant(participant), After::Stream(stream)).expect("shared");
-        let hex: String = descriptor.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        std::io::Write::write_all(&mut input, format!("{hex}\n").as_bytes()).expect("it reads");
+        consumer.tell(&descriptor.as_bytes().to_vec());
         stream.synchronize().expect("it runs");
         blocks.push(block);
     }
     for kind in VENDORS {
-        assert_eq!(next(), (kind as u64).to_string());
+        assert_eq!(consumer.answer(), Some(Said::Stamp(kind as u64)));
     }
-    assert!(child.wait().expect("it ends").success());
+    assert!(consumer.wait().success());
 }
 
-/// Connects to both sessions, and prints what it finds in the block of each.
+/// Connects to both sessions, and says what it finds in the block of each.
 fn consume(directory: &Path) {
     let sides = VENDORS.map(|kind| {
         let gpu = gpu(kind);
         let participant = Participant::builder(gpu.clone()).connect(directory.join(kind.name())).expect("connected");
-        println!("{}", participant.id().0);
+        say(&Said::Joined(participant.id().0));
         (Stream::create(&gpu).expect("a stream"), gpu, participant)
     });
     for (stream, gpu, participant) in &sides {
-        let mut line = String::new();
-        std::io::stdin().read_line(&mut line).expect("a descriptor");
-        let byte = |at| u8::from_str_radix(&line[at..at + 2], 16).expect("hex");
-        let bytes: Vec<u8> = (0..line.trim().len()).step_by(2).map(byte).collect();
+        let bytes: Vec<u8> = harness::next().expect("a descriptor");
         let block = participant.claim(&bytes, Wait::Stream(stream), None).expect("claimed");
         let mut stamp = [0; 8];
         // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done: it is waited for.
         unsafe { gpu.backend().copy_to_host(stream.raw(), stamp.as_mut_ptr(), block.device_ptr(), 8) }.expect("queued");
         stream.synchronize().expect("it runs");
-        println!("{}", u64::from_le_bytes(stamp));
+        say(&Said::Stamp(u64::from_le_bytes(stamp)));
     }
 }
 

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+
+use harness::wait_until;
 
 fn program(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
@@ -37,15 +38,8 @@ impl Keeper {
             .spawn()
             .expect("the program");
         let keeper = Keeper { child, dir };
-        keeper.until("the broker answers", || run(keeper.dir.path(), &["objects"]).status.success());
+        wait_until("the broker answers", || run(keeper.dir.path(), &["objects"]).status.success());
         keeper
-    }
-
-    fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !holds() {
-            assert!(start.elapsed() < Duration::from_secs(120), "not within two minutes: {what}");
-        }
     }
 
     fn broker(&self) -> i32 {
@@ -84,7 +78,7 @@ fn files_go_in_and_bytes_come_out_also_after_the_broker_was_killed() {
     assert_eq!(listing["objects"][0]["name"], "model");
     let first = keeper.broker();
     keeper.kill_broker();
-    keeper.until("another broker", || keeper.broker() != first && run(dir, &["objects"]).status.success());
+    wait_until("another broker", || keeper.broker() != first && run(dir, &["objects"]).status.success());
     assert!(run(dir, &get).stdout == contents, "the object is still there");
     assert_eq!(text(&run(dir, &put)).trim(), "2");
     let late = run(dir, &["put", "model", path, "--backend", "host", "--expect", "1"]);
@@ -100,7 +94,11 @@ fn tensors_become_parts_with_their_types() {
     let keeper = Keeper::start();
     let dir = keeper.dir.path();
     let file = dir.join("model.safetensors");
-    let header = r#"{"__metadata__":{"format":"pt"},"a.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]}}"#;
+    let header = concat!(
+        r#"{"__metadata__":{"format":"pt"},"#,
+        r#""a.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"#,
+        r#""b":{"dtype":"BF16","shape":[4],"data_offsets":[24,32]}}"#,
+    );
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
     bytes.extend(0..32u8);

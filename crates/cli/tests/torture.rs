@@ -1,9 +1,10 @@
 //! The torture, for a few seconds, and what it must find: the controls.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
+use harness::program::Running;
+use harness::{WATCHDOG, wait_until};
 use serde_json::Value;
 
 /// Runs it, and returns its exit status and what it said.
@@ -98,17 +99,12 @@ fn a_run_that_is_interrupted_leaves_nothing() {
     std::fs::create_dir(dir.path().join("gpu-ipc-torture-4294967295")).expect("a folder");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
     command.args(["torture", "--backend", "host", "--seconds", "3600", "--json"]).env("TMPDIR", dir.path());
-    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it was built");
-    let folder = dir.path().join(format!("gpu-ipc-torture-{}", run.id()));
+    let run = Running::start(&mut command);
+    let folder = dir.path().join(format!("gpu-ipc-torture-{}", run.pid()));
     // Its processes are at work: sockets lie beside the board.
-    let end = Instant::now() + Duration::from_secs(120);
-    while !folder.exists() || names(&folder).len() < 2 {
-        assert!(Instant::now() < end, "the torture does not begin");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let pid = rustix::process::Pid::from_raw(run.id() as i32).expect("a number");
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
-    let output = run.wait_with_output().expect("it ends");
+    wait_until("the torture to begin", || folder.exists() && names(&folder).len() >= 2);
+    run.signal(rustix::process::Signal::INT);
+    let output = run.end(WATCHDOG);
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     let value: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert!(value["error"].as_str().is_some_and(|why| why.contains("interrupted")), "{value}");

@@ -1,22 +1,31 @@
 //! Runs the list on every device of every backend that this machine has.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process::Command;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use conformance::{Pipe, cases, peer_cases};
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::{BackendKind, Gpu};
+use harness::Child;
+use harness::program::this_program;
+use harness::surroundings::keep_open;
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde::{Deserialize, Serialize};
 
-/// Set in the second process of a case: its name, backend, device and descriptor.
-const PEER: &str = "GPU_IPC_CONFORMANCE_PEER";
+/// The second process of a case.
+#[derive(Serialize, Deserialize)]
+struct Peer {
+    case: String,
+    backend: String,
+    device: u32,
+    /// The descriptor that it says everything by.
+    pipe: RawFd,
+}
 
 /// Runs the list here, or the second side of one case.
 pub fn main() {
-    if let Ok(task) = std::env::var(PEER) {
-        peer(&task);
-        return;
+    if let Some(peer) = harness::role() {
+        return consume(&peer);
     }
     if std::env::var_os("GPU_IPC_HOST_DEVICES").is_none() {
         // SAFETY: `set_var` asks that no other thread reads the environment: this is the only thread.
@@ -71,26 +80,26 @@ fn absent(kind: BackendKind, why: &str) -> Vec<Trial> {
 
 /// Runs the producer's side here and the consumer's in this program, started again.
 fn with_peer(gpu: &Gpu, name: &str, producer: fn(&Gpu, &mut Pipe)) -> Result<(), Failed> {
-    let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::empty(), None);
+    let pair = || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, theirs) = pair().map_err(|e| e.to_string())?;
-    rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).map_err(|e| e.to_string())?;
-    let task = format!("{name} {} {} {}", gpu.kind(), gpu.device().0, theirs.as_raw_fd());
-    let mut child = Command::new(std::env::current_exe()?).env(PEER, task).spawn()?;
+    let (backend, device) = (gpu.kind().name().to_owned(), gpu.device().0);
+    let peer = Peer { case: name.to_owned(), backend, device, pipe: theirs.as_raw_fd() };
+    let mut program = this_program();
+    keep_open(&mut program, &theirs);
+    let mut child = Child::<(), ()>::run(program, &peer);
     // Closed here, so that the death of either side is the other's end of file.
     drop(theirs);
     producer(gpu, &mut Pipe::new(ours));
-    let status = child.wait()?;
+    let status = child.wait();
     if status.success() { Ok(()) } else { Err(Failed::from(format!("the other process ended with {status}"))) }
 }
 
-fn peer(task: &str) {
-    let words: Vec<&str> = task.split(' ').collect();
-    let [name, kind, device, socket] = words[..] else { panic!("not a task: {task}") };
-    let kind = BackendKind::ALL.into_iter().find(|k| k.name() == kind).expect("a backend's name");
+fn consume(peer: &Peer) {
+    let kind = BackendKind::ALL.into_iter().find(|kind| kind.name() == peer.backend).expect("a backend's name");
     let backend = gpu_ipc::detect().and_then(|found| found.backend(kind)).expect("it is there in the other process");
-    let gpu = Gpu::new(backend, DeviceId(device.parse().expect("a number"))).expect("there is the device");
-    let case = peer_cases().into_iter().find(|case| case.name == name).expect("a case of the list");
+    let gpu = Gpu::new(backend, DeviceId(peer.device)).expect("there is the device");
+    let case = peer_cases().into_iter().find(|case| case.name == peer.case).expect("a case of the list");
     // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: it was left open for this process.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket.parse().expect("a number")) };
-    (case.consumer)(&gpu, &mut Pipe::new(socket));
+    let pipe = unsafe { OwnedFd::from_raw_fd(peer.pipe) };
+    (case.consumer)(&gpu, &mut Pipe::new(pipe));
 }

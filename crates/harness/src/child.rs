@@ -1,19 +1,17 @@
 //! A process, as the test that started it sees it.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::marker::PhantomData;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::WATCHDOG;
-use crate::program::this_program;
+use crate::process::Process;
+use crate::program::{Text, this_program};
 use crate::role::{ROLE, TESTS, decode, encode};
 
 /// A process that is told values of `T` and says values of `A`. Killed when dropped.
@@ -21,10 +19,10 @@ use crate::role::{ROLE, TESTS, decode, encode};
 /// It hears nothing more, and ends if it only waits for commands, when the process of the tests ends in any way.
 #[derive(Debug)]
 pub struct Child<T, A> {
-    child: std::process::Child,
+    process: Process,
     to: Option<ChildStdin>,
     from: Receiver<String>,
-    complaint: Option<JoinHandle<String>>,
+    complaint: Option<Text>,
     speaks: PhantomData<fn(T) -> A>,
 }
 
@@ -44,21 +42,13 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
     #[track_caller]
     pub fn run(mut command: Command, role: &impl Serialize) -> Child<T, A> {
         command.env(ROLE, encode(role)).env(TESTS, std::process::id().to_string());
-        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = started.unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
-        let to = child.stdin.take();
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut process = Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let to = process.0.stdin.take();
+        let lines = BufReader::new(process.0.stdout.take().expect("piped")).lines();
         let (sender, from) = channel();
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let complaint = child.stderr.take().map(|mut stderr| {
-            std::thread::spawn(move || {
-                let mut text = Vec::new();
-                // What came before an error is what can be told.
-                let _ = stderr.read_to_end(&mut text);
-                String::from_utf8_lossy(&text).into_owned()
-            })
-        });
-        Child { child, to, from, complaint, speaks: PhantomData }
+        let complaint = process.0.stderr.take().map(Text::of);
+        Child { process, to, from, complaint, speaks: PhantomData }
     }
 
     /// Tells it something. One that has died hears nothing, which some tests want: [`answer`](Child::answer) says so.
@@ -95,18 +85,18 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
 
     /// Returns its number.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it is a child of ours");
+        self.process.signal(signal);
     }
 
     /// Kills it at once, and waits until it is gone.
     #[track_caller]
     pub fn kill(&mut self) {
-        self.child.kill().expect("it is a child of ours");
+        self.process.0.kill().expect("it is a child of ours");
         self.wait();
     }
 
@@ -124,33 +114,12 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
     /// When it does not go within the [`WATCHDOG`].
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
-        if let Ok(Some(status)) = self.child.try_wait() {
-            return status;
-        }
-        assert!(self.goes_within(WATCHDOG), "process {} does not end", self.pid());
-        self.child.wait().expect("it is a child of ours")
+        self.process.wait(WATCHDOG)
     }
 
     /// Returns what it wrote to its standard error, if that was a pipe, once it is gone.
     pub fn complaint(&mut self) -> String {
-        self.complaint.take().map_or_else(String::new, |complaint| complaint.join().expect("it only reads"))
-    }
-
-    fn goes_within(&self, time: Duration) -> bool {
-        let pidfd = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty()).expect("it is a child of ours");
-        let time = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: 0 };
-        loop {
-            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&time)) {
-                Err(rustix::io::Errno::INTR) => {}
-                polled => return polled.is_ok_and(|ready| ready > 0),
-            }
-        }
-    }
-}
-
-impl<T, A> Drop for Child<T, A> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let text = self.complaint.take().map(|text| text.end(WATCHDOG));
+        String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
     }
 }

@@ -6,13 +6,14 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`child`](Child) | starts a process, tells it, hears it, stops it, kills it; whatever is left of it goes with the test |
+//! | [`child`](Child) | starts, tells, hears, stops and kills a process; what is left of it goes with the test |
 //! | [`role`] | that process' own side |
 //! | [`surroundings`] | namespaces, small file systems, other users, inherited descriptors |
-//! | [`program`] | programs that are run to their end |
+//! | [`program`] | programs that run beside a test, or to their end |
 //! | [`watchdog`](WATCHDOG) | waits for a condition, and for no time |
 
 mod child;
+mod process;
 mod role;
 mod watchdog;
 
@@ -20,5 +21,5 @@ pub mod program;
 pub mod surroundings;
 
 pub use child::Child;
-pub use role::{die_with_the_tests, next, obey, role, say};
+pub use role::{die_with_the_tests, next, obey, play, role, say};
 pub use watchdog::{WATCHDOG, comes, wait_until};

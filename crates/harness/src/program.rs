@@ -1,11 +1,14 @@
 //! Programs that tests run.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
+
+use crate::process::Process;
 
 /// A command that runs this program.
 #[track_caller]
@@ -35,16 +38,75 @@ pub fn example(name: &str) -> PathBuf {
 /// When it takes longer than `watchdog`; then it is killed.
 #[track_caller]
 pub fn run_to_end(command: &mut Command, watchdog: Duration) -> Output {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let child = child.unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
-    let pid = Pid::from_child(&child);
-    let (sender, ended) = channel();
-    std::thread::spawn(move || sender.send(child.wait_with_output()));
-    let Ok(output) = ended.recv_timeout(watchdog) else {
-        kill_process(pid, Signal::KILL).expect("it is a child of ours");
-        panic!("{command:?} hangs");
-    };
-    output.expect("a child can be waited for")
+    Running::start(command.stdin(Stdio::null())).end(watchdog)
+}
+
+/// A program that runs, and whose standard output and error are kept. Killed when dropped.
+#[derive(Debug)]
+pub struct Running {
+    process: Process,
+    stdout: Text,
+    stderr: Text,
+}
+
+impl Running {
+    /// Starts a command.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Running {
+        let mut process = Process::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+        let stdout = Text::of(process.0.stdout.take().expect("piped"));
+        let stderr = Text::of(process.0.stderr.take().expect("piped"));
+        Running { process, stdout, stderr }
+    }
+
+    /// Returns its number.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Waits until it ends, and returns what it printed.
+    ///
+    /// # Panics
+    ///
+    /// When it does not end in time; then it is killed.
+    #[track_caller]
+    pub fn end(mut self, watchdog: Duration) -> Output {
+        let status = self.process.wait(watchdog);
+        Output { status, stdout: self.stdout.end(watchdog), stderr: self.stderr.end(watchdog) }
+    }
+}
+
+/// What comes out of a pipe until its end.
+#[derive(Debug)]
+pub(crate) struct Text(Receiver<Vec<u8>>);
+
+impl Text {
+    /// Reads a pipe.
+    pub fn of(mut pipe: impl Read + Send + 'static) -> Text {
+        let (sender, text) = channel();
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            // What came before an error is what can be told.
+            let _ = pipe.read_to_end(&mut text);
+            sender.send(text)
+        });
+        Text(text)
+    }
+
+    /// Waits for the end.
+    #[track_caller]
+    pub fn end(self, watchdog: Duration) -> Vec<u8> {
+        self.0.recv_timeout(watchdog).expect("a process that it left keeps its pipe open")
+    }
 }
 
 /// Says whether a command that prints for nobody ends well.

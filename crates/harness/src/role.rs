@@ -1,6 +1,7 @@
 //! The other process' own side: what it was started to be, what it is told, what it answers.
 
 use std::io::{BufRead, Write};
+use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
@@ -11,6 +12,11 @@ use serde::de::DeserializeOwned;
 pub(crate) const ROLE: &str = "GPU_IPC_TEST_ROLE";
 /// Holds the number of the process of the tests.
 pub(crate) const TESTS: &str = "GPU_IPC_TEST_TESTS";
+
+/// Has a command run this program in a role: for a process that starts others itself.
+pub fn play(command: &mut Command, role: &impl Serialize) {
+    command.env(ROLE, encode(role));
+}
 
 /// Returns what this process was started to be by a [`Child`](crate::Child); nothing in the process of the tests.
 ///

@@ -15,8 +15,8 @@ use crate::program::{ends_well, this_program};
 /// A user that owns nothing.
 pub const NOBODY: u32 = 65_534;
 
-/// Opens the folder of the program (`$1`), hides what is under /tmp and, under /mnt, behind a directory (`$0`), and
-/// shows the folder again where it was, read only, in case it lay there: the program finds itself and its libraries.
+/// Opens the folder of the program (`$1`), hides /mnt behind a directory (`$0`) and /tmp behind nothing, and shows the
+/// folder again where it was, read only, in case it lay there: the program finds itself and its libraries.
 const CONTAIN: &str = r#"
 set -e
 folder=${1%/*}

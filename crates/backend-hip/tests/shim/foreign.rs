@@ -1,58 +1,49 @@
 //! Another process: this program again, which exports memory and waits.
 
-use std::env;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdin, Command, Stdio};
-
 use gpu_api::groups::*;
 use gpu_api::{MemHandle, Sharing};
+use harness::{Child, say};
+use serde::{Deserialize, Serialize};
 
 use crate::GPU;
 
-const EXPORTER: &str = "HIP_SHIM_EXPORTER";
+/// What this program can be started as, beside a case.
+#[derive(Serialize, Deserialize)]
+enum Role {
+    Exporter,
+}
 
 /// Memory of another process, until it is dropped.
 pub struct Exporter {
-    child: Child,
-    /// Its end tells the process to end.
-    input: Option<ChildStdin>,
+    process: Child<(), Vec<u8>>,
     pub handle: MemHandle,
 }
 
 impl Exporter {
     pub fn start() -> Exporter {
-        let mut child = Command::new(env::current_exe().expect("a program has a path"))
-            .env(EXPORTER, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it can be started again");
-        let input = child.stdin.take();
-        let mut line = String::new();
-        let out = child.stdout.take().expect("piped");
-        BufReader::new(out).read_line(&mut line).expect("it writes");
-        let bytes: Vec<u8> = line.split_whitespace().map(|word| word.parse().expect("a byte")).collect();
-        Exporter { child, input, handle: MemHandle(bytes.try_into().expect("64 bytes")) }
+        let mut process = Child::<(), Vec<u8>>::start(&Role::Exporter);
+        let handle = process.answer().expect("it exports");
+        Exporter { process, handle: MemHandle(handle.try_into().expect("64 bytes")) }
     }
 }
 
 impl Drop for Exporter {
     fn drop(&mut self) {
-        drop(self.input.take());
-        let _ = self.child.wait();
+        if !std::thread::panicking() {
+            self.process.end();
+        }
     }
 }
 
 /// Is that process, if it was started as such.
 pub fn run_if_asked() -> bool {
-    if env::var_os(EXPORTER).is_none() {
-        return false;
-    }
+    let Some(Role::Exporter) = harness::role() else { return false };
     let hip = crate::hip();
     let memory = hip.alloc(GPU, 1 << 20, Sharing::Handle).expect("there is room");
     let handle = hip.export_handle(memory.base).expect("it has a handle");
-    println!("{}", handle.0.map(|byte| byte.to_string()).join(" "));
-    std::io::stdin().read_to_end(&mut Vec::new()).expect("a pipe can be read");
+    say(&handle.0.to_vec());
+    // Until the test lets it go.
+    harness::next::<()>();
     // SAFETY: `free` asks for memory that nobody uses or has open: the other process said so.
     unsafe { hip.free(memory.base) }.expect("it frees");
     true

@@ -1,32 +1,90 @@
-//! This binary in other processes: keeper, broker, writer. Lines in, lines out.
+//! This binary in other processes: keeper, broker, clients.
 
-use std::io::{BufRead, BufReader, Write};
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Command as Program, Stdio};
 use std::sync::Arc;
 
 use backend_host::{HostBackend, HostConfig};
 use broker::keeper::process::Keeper;
-use broker::{Broker, Client, CreateOptions, Epoch, Layout, Limits, Options, PartSpec, Writer};
+use broker::{Broker, Client, CreateOptions, Epoch, Layout, Limits, Options, PartSpec, Reader, Selector, Writer};
 use gpu_api::{DeviceId, Gpu};
+use harness::program::this_program;
+use harness::{Child, say};
+use serde::{Deserialize, Serialize};
 
 use crate::step;
 
-/// The variable that makes this binary an agent.
-pub const ROLE: &str = "GPU_IPC_BROKER_ROLE";
-/// The process of the tests.
-const TESTS: &str = "GPU_IPC_BROKER_TESTS";
-const DIR: &str = "GPU_IPC_BROKER_DIR";
-/// Kills the first broker that a keeper starts, and none after it.
-const KILL_BROKER_AT: &str = "GPU_IPC_KILL_BROKER_AT";
-const MOST_KEPT: &str = "GPU_IPC_MOST_KEPT";
-const LIMIT: &str = "GPU_IPC_LIMIT";
-/// Another user who may connect.
-const ALLOW: &str = "GPU_IPC_ALLOW";
-/// Participants at a time.
-const PARTICIPANTS: &str = "GPU_IPC_PARTICIPANTS";
-/// Makes a broker that publishes without reading the slots.
-const BLIND: &str = "GPU_IPC_BLIND";
+/// What this binary is started as.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Role {
+    dir: PathBuf,
+    does: Does,
+    /// The step at which it dies.
+    dies_at: Option<String>,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug)]
+enum Does {
+    Keep(Kept),
+    Serve(Rules),
+    /// What it is told, as a client.
+    Obey,
+    /// Writes into an object until it is killed.
+    WriteForEver,
+}
+
+/// What a keeper keeps, and for which brokers.
+#[derive(Serialize, Deserialize, Clone, Default, Debug)]
+pub struct Kept {
+    /// So many files, if not as many as it may.
+    most: Option<usize>,
+    /// The step at which its first broker dies, and none after it.
+    kill_broker_at: Option<String>,
+    rules: Rules,
+}
+
+/// What a broker allows.
+#[derive(Serialize, Deserialize, Clone, Default, Debug)]
+pub struct Rules {
+    bytes: Option<u64>,
+    participants: Option<usize>,
+    /// Another user who may connect.
+    allowed: Option<u32>,
+    /// Publishes without reading the slots.
+    blind: bool,
+}
+
+/// What a client is told.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub enum Command {
+    Put {
+        name: String,
+        seed: u64,
+    },
+    Remove(String),
+    List,
+    /// Opens, checks and holds.
+    Open(String),
+    Advance,
+    Sleep,
+    Wake,
+    /// Counts a word in as many bytes of memory that it was given and has not written to.
+    Look {
+        bytes: u64,
+        word: u64,
+    },
+}
+
+/// What an agent says.
+#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+pub enum Said {
+    Ready,
+    Epoch(u64),
+    Names(Vec<String>),
+    Count(u64),
+    Failed(String),
+}
 
 /// Draws numbers that follow from a seed (xorshift).
 pub struct Draws(pub u64);
@@ -86,7 +144,7 @@ pub fn put(client: &Client, name: &str, seed: u64, options: &CreateOptions) -> b
 }
 
 /// Returns the seed of what a reader has mapped, all of which must be of one seed.
-pub fn seed_of(reader: &broker::Reader) -> u64 {
+pub fn seed_of(reader: &Reader) -> u64 {
     let seed = u64::from_le_bytes(reader.layout().user().try_into().expect("a seed"));
     for i in 0..PARTS {
         let part = reader.read(&format!("p{i}")).expect("a mapped part");
@@ -96,89 +154,116 @@ pub fn seed_of(reader: &broker::Reader) -> u64 {
 }
 
 /// A process of ours. Killed when dropped.
-pub struct Agent {
-    child: Child,
-    to: ChildStdin,
-    from: BufReader<ChildStdout>,
+pub struct Agent(Child<Command, Said>);
+
+impl Deref for Agent {
+    type Target = Child<Command, Said>;
+    fn deref(&self) -> &Child<Command, Said> {
+        &self.0
+    }
+}
+
+impl DerefMut for Agent {
+    fn deref_mut(&mut self) -> &mut Child<Command, Said> {
+        &mut self.0
+    }
 }
 
 impl Agent {
-    pub fn start(role: &str, dir: &Path, more: &[(&str, String)]) -> Agent {
-        Agent::run(Command::new(std::env::current_exe().expect("this binary")), role, dir, more)
+    fn start(program: Program, dir: &Path, does: Does, dies_at: Option<&str>) -> Agent {
+        Agent(Child::run(program, &Role { dir: dir.into(), does, dies_at: dies_at.map(str::to_owned) }))
     }
 
-    /// Starts an agent by a command that runs this binary in the end.
-    pub fn run(mut command: Command, role: &str, dir: &Path, more: &[(&str, String)]) -> Agent {
-        command
-            .env(ROLE, role)
-            .env(DIR, dir)
-            .env(TESTS, std::process::id().to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        command.envs(more.iter().map(|(name, value)| (*name, value.as_str())));
-        let mut child = command.spawn().expect("a process");
-        let to = child.stdin.take().expect("piped");
-        let from = BufReader::new(child.stdout.take().expect("piped"));
-        Agent { child, to, from }
+    #[track_caller]
+    fn ready(mut self) -> Agent {
+        assert_eq!(self.answer(), Some(Said::Ready));
+        self
     }
 
+    #[track_caller]
+    fn keep(dir: &Path, kept: Kept) -> Agent {
+        Agent::start(this_program(), dir, Does::Keep(kept), None).ready()
+    }
+
+    #[track_caller]
     pub fn keeper(dir: &Path) -> Agent {
-        Agent::keeper_with(dir, &[])
+        Agent::keep(dir, Kept::default())
     }
 
-    pub fn keeper_with(dir: &Path, more: &[(&str, String)]) -> Agent {
-        let mut agent = Agent::start("keeper", dir, more);
-        assert_eq!(agent.line(), "ready");
-        agent
+    #[track_caller]
+    pub fn keeper_dying_at(dir: &Path, step: &str) -> Agent {
+        Agent::start(this_program(), dir, Does::Keep(Kept::default()), Some(step)).ready()
     }
 
+    #[track_caller]
     pub fn keeper_killing_broker_at(dir: &Path, step: &str) -> Agent {
-        Agent::keeper_with(dir, &[(KILL_BROKER_AT, step.into())])
+        Agent::keep(dir, Kept { kill_broker_at: Some(step.to_owned()), ..Kept::default() })
     }
 
+    #[track_caller]
     pub fn small_keeper(dir: &Path, most: usize) -> Agent {
-        Agent::keeper_with(dir, &[(MOST_KEPT, most.to_string())])
+        Agent::keep(dir, Kept { most: Some(most), ..Kept::default() })
     }
 
-    pub fn limited(dir: &Path, limit: u64) -> Agent {
-        Agent::keeper_with(dir, &[(LIMIT, limit.to_string())])
+    #[track_caller]
+    pub fn limited(dir: &Path, bytes: u64) -> Agent {
+        Agent::ruled(dir, Rules { bytes: Some(bytes), ..Rules::default() })
     }
 
+    #[track_caller]
     pub fn crowded(dir: &Path, participants: usize) -> Agent {
-        Agent::keeper_with(dir, &[(PARTICIPANTS, participants.to_string())])
+        Agent::ruled(dir, Rules { participants: Some(participants), ..Rules::default() })
     }
 
+    #[track_caller]
+    pub fn open_to(dir: &Path, user: u32) -> Agent {
+        Agent::ruled(dir, Rules { allowed: Some(user), ..Rules::default() })
+    }
+
+    #[track_caller]
     pub fn blind(dir: &Path) -> Agent {
-        Agent::keeper_with(dir, &[(BLIND, "1".into())])
+        Agent::ruled(dir, Rules { blind: true, ..Rules::default() })
     }
 
-    pub fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.from.read_line(&mut line).expect("a line");
-        line.trim_end().to_owned()
+    #[track_caller]
+    fn ruled(dir: &Path, rules: Rules) -> Agent {
+        Agent::keep(dir, Kept { rules, ..Kept::default() })
     }
 
-    pub fn tell(&mut self, line: &str) {
-        // An agent that is dead hears nothing.
-        let _ = writeln!(self.to, "{line}");
+    #[track_caller]
+    pub fn client(dir: &Path) -> Agent {
+        Agent::client_by(this_program(), dir).ready()
     }
 
-    pub fn kill(&mut self) {
-        self.child.kill().expect("a process of ours");
-        self.child.wait().expect("a process of ours");
+    #[track_caller]
+    pub fn client_dying_at(dir: &Path, step: &str) -> Agent {
+        Agent::start(this_program(), dir, Does::Obey, Some(step)).ready()
     }
 
-    /// Waits for its end.
-    pub fn wait(&mut self) {
-        self.child.wait().expect("a process of ours");
+    /// Starts a client by a command that runs this binary in the end. It says whether it was let in.
+    #[track_caller]
+    pub fn client_by(program: Program, dir: &Path) -> Agent {
+        Agent::start(program, dir, Does::Obey, None)
+    }
+
+    #[track_caller]
+    pub fn late_writer(dir: &Path) -> Agent {
+        Agent::start(this_program(), dir, Does::WriteForEver, None).ready()
+    }
+
+    /// Tells it something that must fail, and returns why.
+    #[track_caller]
+    pub fn cannot(&mut self, command: &Command) -> String {
+        match self.ask(command) {
+            Said::Failed(why) => why,
+            other => panic!("{command:?}: {other:?}"),
+        }
     }
 }
 
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Puts an object of a seed.
+pub fn to_put(name: &str, seed: u64) -> Command {
+    Command::Put { name: name.to_owned(), seed }
 }
 
 /// A directory of a broker, whose last broker is killed with it.
@@ -209,78 +294,50 @@ impl Drop for Dir {
     }
 }
 
-impl std::ops::Deref for Dir {
+impl Deref for Dir {
     type Target = Path;
     fn deref(&self) -> &Path {
         self.0.path()
     }
 }
 
-/// Dies with the tests, however they end.
-fn die_with(tests: u64) {
-    if rustix::process::getpid().is_init() {
-        // In a namespace of its own, where nobody has that number: it dies with who made the namespace.
-        return;
-    }
-    let pid = rustix::process::Pid::from_raw(tests as i32).expect("a process");
-    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
-        std::process::exit(1);
-    };
-    std::thread::spawn(move || {
-        use rustix::event::{PollFd, PollFlags, poll};
-        while poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None) == Err(rustix::io::Errno::INTR) {}
-        std::process::exit(1);
-    });
-}
-
-pub fn run() {
-    die_with(number(TESTS).expect("started by the tests"));
-    step::listen();
-    let dir = PathBuf::from(std::env::var_os(DIR).expect("a directory"));
-    match std::env::var(ROLE).expect("a role").as_str() {
-        "keeper" => keep(&dir),
-        "broker" => serve(dir),
-        "writer" => write(&dir),
-        "reader" => read(&dir),
-        "stranger" => be_a_stranger(&dir),
-        "late_writer" => crate::gpu::write_for_ever(&dir),
-        role => panic!("no role {role}"),
+pub fn run(role: Role) {
+    harness::die_with_the_tests();
+    step::listen(role.dies_at);
+    match role.does {
+        Does::Keep(kept) => keep(&role.dir, kept),
+        Does::Serve(rules) => serve(role.dir, rules),
+        Does::Obey => obey(&role.dir),
+        Does::WriteForEver => crate::gpu::write_for_ever(&role.dir),
     }
 }
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
-}
-
-fn keep(dir: &Path) {
-    let mut keeper = Keeper::open(dir, number(MOST_KEPT).map(|most| most as usize)).expect("a directory of its own");
-    println!("ready");
-    let mut kill_at = std::env::var(KILL_BROKER_AT).ok();
+fn keep(dir: &Path, kept: Kept) {
+    let mut keeper = Keeper::open(dir, kept.most).expect("a directory of its own");
+    say(&Said::Ready);
+    let mut kill_at = kept.kill_broker_at;
     let start = || {
-        let mut command = Command::new(std::env::current_exe().expect("this binary"));
-        command.env(ROLE, "broker").stdin(Stdio::null());
-        command.env_remove(KILL_BROKER_AT);
-        match kill_at.take() {
-            Some(step) => command.env(step::KILL_AT, step),
-            None => command.env_remove(step::KILL_AT),
-        };
-        command
+        let mut program = this_program();
+        let role = Role { dir: dir.into(), does: Does::Serve(kept.rules.clone()), dies_at: kill_at.take() };
+        harness::play(program.stdin(Stdio::null()), &role);
+        program
     };
     let status = keeper.run(start);
     panic!("the broker ended by itself: {status:?}");
 }
 
-fn serve(dir: PathBuf) {
+fn serve(dir: PathBuf, rules: Rules) {
+    let usual = Limits::default();
     let options = Options {
         dir,
         gpus: Arc::new(|| Ok(vec![gpu()])),
         limits: Limits {
-            bytes: number(LIMIT).unwrap_or(u64::MAX),
-            participants: number(PARTICIPANTS).map_or(Limits::default().participants, |most| most as usize),
-            reads_slots: std::env::var_os(BLIND).is_none(),
-            ..Limits::default()
+            bytes: rules.bytes.unwrap_or(u64::MAX),
+            participants: rules.participants.unwrap_or(usual.participants),
+            reads_slots: !rules.blind,
+            ..usual
         },
-        allowed: number(ALLOW).into_iter().map(|uid| uid as u32).collect(),
+        allowed: rules.allowed.into_iter().collect(),
         keeper: std::env::var_os("NOTIFY_SOCKET").map(PathBuf::from),
     };
     match Broker::open(options) {
@@ -289,77 +346,43 @@ fn serve(dir: PathBuf) {
     }
 }
 
-/// Puts one object for each line `name seed`, and answers with its epoch or an error.
-fn write(dir: &Path) {
-    let client = client(dir);
-    println!("ready");
-    for line in std::io::stdin().lines() {
-        let line = line.expect("a line");
-        let (name, seed) = line.split_once(' ').expect("name and seed");
-        match put(&client, name, seed.parse().expect("a seed"), &CreateOptions::default()) {
-            Ok(epoch) => println!("ok {epoch}"),
-            Err(error) => println!("error {error}"),
-        }
-    }
-}
-
-/// Opens, advances, sleeps and wakes, a step for each line, and answers with the epoch that it reaches.
-fn read(dir: &Path) {
-    let client = client(dir);
-    println!("ready");
-    let mut reader: Option<broker::Reader> = None;
-    for line in std::io::stdin().lines() {
-        let line = line.expect("a line");
-        match (line.as_str(), &mut reader) {
-            ("open", reader) => *reader = Some(client.open("model").expect("an object")),
-            ("advance", Some(reader)) => assert!(reader.advance().expect("a newer epoch")),
-            ("sleep", Some(reader)) => reader.sleep(true).expect("unmapped"),
-            ("wake", Some(reader)) => {
-                reader.wake_to(&broker::Selector::Latest("model".into())).expect("an object");
-            }
-            (line, _) => panic!("no such step, or nothing is open: {line}"),
-        }
-        let reader = reader.as_ref().expect("opened");
-        if !reader.is_asleep() {
-            seed_of(reader);
-        }
-        println!("ok {}", reader.epoch());
-    }
-}
-
-/// Does what it is told, and answers with `ok` or an error: a user to whom nothing belongs.
-fn be_a_stranger(dir: &Path) {
-    let connected = Client::builder(gpu()).dir(dir).name("stranger").connect();
-    let client = match connected {
+/// Does as a client what it is told.
+fn obey(dir: &Path) {
+    let client = match Client::builder(gpu()).dir(dir).name("agent").connect() {
         Ok(client) => client,
-        Err(error) => return println!("error {error}"),
+        Err(error) => return say(&Said::Failed(error.to_string())),
     };
-    println!("ready");
-    for line in std::io::stdin().lines() {
-        let line = line.expect("a line");
-        let words: Vec<&str> = line.split(' ').collect();
-        let done = match words[..] {
-            ["open", name] => client.open(name).map(|reader| {
-                seed_of(&reader);
-                reader.epoch().to_string()
-            }),
-            ["put", name] => put(&client, name, 9, &CreateOptions::default()).map(|epoch| epoch.to_string()),
-            ["remove", name] => client.remove(name).map(|epoch| epoch.to_string()),
-            ["list"] => client.list().map(|list| {
-                let names: Vec<String> = list.objects.into_iter().map(|row| row.name).collect();
-                names.join(" ")
-            }),
-            ["look", bytes, word] => {
-                let (bytes, word) = (bytes.parse().expect("a number"), word.parse().expect("a number"));
-                look_for(&client, bytes, word).map(|found| found.to_string())
-            }
-            _ => panic!("no such thing: {line}"),
-        };
-        match done {
-            Ok(answer) => println!("ok {answer}"),
-            Err(error) => println!("error {error}"),
+    say(&Said::Ready);
+    let mut held: Option<Reader> = None;
+    harness::obey(|command| {
+        carry_out(&client, &mut held, command).unwrap_or_else(|error| Said::Failed(error.to_string()))
+    });
+}
+
+fn carry_out(client: &Client, held: &mut Option<Reader>, command: Command) -> broker::Result<Said> {
+    match command {
+        Command::Put { name, seed } => {
+            return Ok(Said::Epoch(put(client, &name, seed, &CreateOptions::default())?.0));
+        }
+        Command::Remove(name) => return Ok(Said::Epoch(client.remove(&name)?.0)),
+        Command::List => return Ok(Said::Names(client.list()?.objects.into_iter().map(|row| row.name).collect())),
+        Command::Look { bytes, word } => return Ok(Said::Count(look_for(client, bytes, word)?)),
+        Command::Open(name) => *held = Some(client.open(&name)?),
+        Command::Advance => assert!(reader(held).advance()?, "there is no newer epoch"),
+        Command::Sleep => reader(held).sleep(true)?,
+        Command::Wake => {
+            reader(held).wake_to(&Selector::Latest("model".into()))?;
         }
     }
+    let reader = reader(held);
+    if !reader.is_asleep() {
+        seed_of(reader);
+    }
+    Ok(Said::Epoch(reader.epoch().0))
+}
+
+fn reader(held: &mut Option<Reader>) -> &mut Reader {
+    held.as_mut().expect("opened first")
 }
 
 /// Counts a word in memory that this process was given and has not written to.

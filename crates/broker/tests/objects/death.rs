@@ -3,8 +3,7 @@
 use broker::{Client, CreateOptions, Epoch, Standing};
 use rustix::process::Signal;
 
-use crate::agent::{Agent, Dir, Draws, client, fill, layout, put, seed_of};
-use crate::step::KILL_AT;
+use crate::agent::{Agent, Command, Dir, Draws, Said, client, fill, layout, put, seed_of, to_put};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -50,16 +49,15 @@ const BROKER_STEPS: &[&str] = &[
 /// Steps of a writer's.
 const WRITER_STEPS: &[&str] = &["created", "claimed", "commit.begun", "commit.queued", "commit.released"];
 
-/// Steps of a reader's, and what it is told before it comes to each.
-const READER_STEPS: &[(&str, &str)] = &[
-    ("opened", "open"),
-    ("mapped", "open"),
-    ("advance.imported", "advance"),
-    ("advance.done", "advance"),
-    ("sleep.unmapped", "sleep"),
-    ("wake.imported", "wake"),
-    ("wake.mapped", "wake"),
-];
+/// What a reader is told, one after the other, and the steps of each.
+fn reader_steps() -> [(Command, &'static [&'static str]); 4] {
+    [
+        (Command::Open("model".into()), &["opened", "mapped"]),
+        (Command::Advance, &["advance.imported", "advance.done"]),
+        (Command::Sleep, &["sleep.unmapped"]),
+        (Command::Wake, &["wake.imported", "wake.mapped"]),
+    ]
+}
 
 /// Steps of a keeper's.
 const KEEPER_STEPS: &[&str] =
@@ -200,9 +198,8 @@ fn a_writer_at_every_step() {
     let client = connected(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     for step in WRITER_STEPS {
-        let mut writer = Agent::start("writer", &dir, &[(KILL_AT, (*step).into())]);
-        assert_eq!(writer.line(), "ready");
-        writer.tell("model 2");
+        let mut writer = Agent::client_dying_at(&dir, step);
+        writer.tell(&to_put("model", 2));
         writer.wait();
         until("its memory is given back", || {
             let list = client.list().expect("a listing");
@@ -218,9 +215,8 @@ fn a_writers_memory_comes_back() {
     let bytes = layout(0).bytes().next_multiple_of(crate::agent::gpu().caps().granularity);
     let _keeper = Agent::limited(&dir, bytes);
     let client = connected(&dir);
-    let mut writer = Agent::start("writer", &dir, &[(KILL_AT, "claimed".into())]);
-    assert_eq!(writer.line(), "ready");
-    writer.tell("model 2");
+    let mut writer = Agent::client_dying_at(&dir, "claimed");
+    writer.tell(&to_put("model", 2));
     writer.wait();
     let mut object = None;
     until("there is room again", || {
@@ -245,13 +241,12 @@ fn at_random() {
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     let mut reader = client.open("model").expect("an object");
     let at = reader.device_ptr("p3");
-    let mut writer = Agent::start("writer", &dir, &[]);
-    assert_eq!(writer.line(), "ready");
+    let mut writer = Agent::client(&dir);
     let (mut seed, mut highest) = (1, Epoch(1));
     let mut fell = [0u64; 4];
     for _ in 0..kills {
         seed += 1;
-        writer.tell(&format!("model {seed}"));
+        writer.tell(&to_put("model", seed));
         // Anywhere in the put, from before its first message to after its end.
         std::thread::sleep(std::time::Duration::from_micros(draws.below(4_000)));
         let what = draws.below(8);
@@ -284,16 +279,18 @@ fn at_random() {
         seed_of(&reader);
         assert_eq!(reader.device_ptr("p3"), at);
         if what == 1 {
-            writer = Agent::start("writer", &dir, &[]);
-            assert_eq!(writer.line(), "ready");
+            writer = Agent::client(&dir);
         } else {
-            let answer = writer.line();
-            assert!(answer.starts_with("ok ") || answer.starts_with("error "), "{answer:?}");
-            if let Some(epoch) = answer.strip_prefix("ok ") {
-                let epoch = Epoch(epoch.parse().expect("an epoch"));
-                assert!(epoch > highest, "epoch {epoch} after {highest}");
-                let newest = client.open("model").expect("what was answered as committed is there");
-                assert!(newest.epoch() >= epoch && seed_of(&newest) == seed, "epoch {epoch} of seed {seed} is lost");
+            match writer.answer() {
+                Some(Said::Epoch(epoch)) => {
+                    let epoch = Epoch(epoch);
+                    assert!(epoch > highest, "epoch {epoch} after {highest}");
+                    let newest = client.open("model").expect("what was answered as committed is there");
+                    let lost = newest.epoch() < epoch || seed_of(&newest) != seed;
+                    assert!(!lost, "epoch {epoch} of seed {seed} is lost");
+                }
+                Some(Said::Failed(_)) => {}
+                other => panic!("{other:?}"),
             }
         }
         let newest = client.open("model").expect("a name that was never removed");
@@ -320,22 +317,22 @@ fn a_reader_at_every_step() {
     let client = connected(&dir);
     let mut seed = 1;
     put(&client, "model", seed, &CreateOptions::default()).expect("a commit");
-    for (step, at) in READER_STEPS {
-        let mut reader = Agent::start("reader", &dir, &[(KILL_AT, (*step).into())]);
-        assert_eq!(reader.line(), "ready");
-        for told in ["open", "advance", "sleep", "wake"] {
-            if told == "advance" {
+    let all = reader_steps();
+    let deaths = all.iter().enumerate().flat_map(|(last, (_, steps))| steps.iter().map(move |step| (last, *step)));
+    for (last, step) in deaths {
+        let mut reader = Agent::client_dying_at(&dir, step);
+        for (number, (told, _)) in all[..=last].iter().enumerate() {
+            if *told == Command::Advance {
                 seed += 1;
                 put(&client, "model", seed, &CreateOptions::default()).expect("a commit");
             }
             reader.tell(told);
-            if told == *at {
-                break;
+            if number < last {
+                assert!(matches!(reader.answer(), Some(Said::Epoch(_))), "{step}: alive until {:?}", all[last].0);
             }
-            assert!(reader.line().starts_with("ok "), "{step}: alive until {at}");
         }
         reader.wait();
-        assert_eq!(reader.line(), "", "{step}: it died there");
+        assert_eq!(reader.answer(), None, "{step}: it died there");
         until("its leases end", || {
             let list = client.list().expect("a listing");
             list.objects.iter().all(|row| row.readers.is_empty())
@@ -350,7 +347,7 @@ fn a_reader_at_every_step() {
 fn a_keeper_at_every_step() {
     for step in KEEPER_STEPS {
         let dir = Dir::new();
-        let mut keeper = Agent::keeper_with(&dir, &[(KILL_AT, (*step).into())]);
+        let mut keeper = Agent::keeper_dying_at(&dir, step);
         // Its broker serves without it, and goes on when another one is there. What was committed before is nowhere
         // else.
         let client = connected(&dir);
@@ -425,9 +422,8 @@ fn a_broker_that_buries_a_writer() {
     let client = connected(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     let first = dir.broker();
-    let mut writer = Agent::start("writer", &dir, &[(KILL_AT, "claimed".into())]);
-    assert_eq!(writer.line(), "ready");
-    writer.tell("model 2");
+    let mut writer = Agent::client_dying_at(&dir, "claimed");
+    writer.tell(&to_put("model", 2));
     writer.wait();
     until("another broker", || dir.broker() != first && client.list().is_ok());
     let listing = client.list().expect("a listing");
@@ -455,7 +451,7 @@ fn every_step_is_named_here() {
             steps.insert(call.split('"').next().expect("a name").to_owned());
         }
     }
-    let readers = READER_STEPS.iter().map(|(step, _)| *step);
+    let readers = reader_steps().into_iter().flat_map(|(_, steps)| steps).copied();
     let tried: std::collections::BTreeSet<&str> =
         [BROKER_STEPS, WRITER_STEPS, KEEPER_STEPS, FEED_STEPS, &["writer.buried"]]
             .concat()

@@ -11,7 +11,7 @@ use broker::{Client, CreateOptions, Layout, PartSpec, Reader};
 use gpu_api::{Access, DevicePtr, Error, Gpu, RawMemory, Sharing};
 use ipc_rc::Stream;
 
-use crate::agent::{Agent, Dir, client, gpu};
+use crate::agent::{Agent, Command, Dir, Said, client, gpu};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -189,8 +189,8 @@ pub fn write_for_ever(dir: &std::path::Path) {
     let at = writer.device_ptr("w").expect("a part");
     // The longest time that a clock of 64 bits can be asked for: until the process is killed.
     eye.launch(&write, SHAPE, &[at.0, WRITTEN / 8, u64::MAX, 0]);
-    println!("ready");
-    std::io::stdin().lines().next();
+    harness::say(&Said::Ready);
+    harness::next::<Command>();
 }
 
 /// All memory that the device has left, so that the next that it gives out is the dead writer's. The writer's context
@@ -229,8 +229,7 @@ fn foreign_words(with_control: bool) -> (u32, u32) {
     let eye = Eye::open();
     // What the kernels need is loaded before the memory is taken.
     assert_eq!(eye.look(eye.out.offset(4096), 0), (u64::MAX, 0));
-    let mut writer = Agent::start("late_writer", &dir, &[]);
-    assert_eq!(writer.line(), "ready");
+    let mut writer = Agent::late_writer(&dir);
     let mut control = with_control.then(|| Control::start(&eye));
     let mut hoard = Hoard { gpu: eye.gpu.clone(), held: Vec::new() };
     for bytes in [WRITTEN, 64 << 20] {

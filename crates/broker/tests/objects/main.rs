@@ -17,6 +17,8 @@ mod rules;
 mod step;
 mod takeover;
 
+use harness::surroundings::{has_namespaces, has_users};
+use harness::wait_until as until;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Cases that need what the host backend alone can be made to do: a shared context, a device that is nearly full.
@@ -30,9 +32,8 @@ const HOST_ONLY: &[&str] = &[
 type Case = (&'static str, fn());
 
 fn main() {
-    if std::env::var_os(agent::ROLE).is_some() {
-        agent::run();
-        return;
+    if let Some(role) = harness::role() {
+        return agent::run(role);
     }
     let arguments = Arguments::from_args();
     let trial = |(name, case): Case, ignored| {
@@ -47,7 +48,7 @@ fn main() {
     trials.extend(gpu::CASES.iter().map(|&case| trial(case, agent::is_host())));
     // Who lists them is asked whether it can be started at all, and must not ask the same of others.
     let (lacks_namespaces, lacks_users) =
-        if arguments.list { (false, false) } else { (!rules::has_namespaces(), !rules::has_users()) };
+        if arguments.list { (false, false) } else { (!has_namespaces(), !has_users()) };
     trials.extend(rules::NAMESPACES.iter().map(|&case| trial(case, lacks_namespaces)));
     trials.extend(rules::USERS.iter().map(|&case| trial(case, lacks_users)));
     libtest_mimic::run(&arguments, trials).exit();
@@ -56,13 +57,4 @@ fn main() {
 fn text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
-}
-
-/// Waits until a condition holds, for at most two minutes.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = std::time::Instant::now();
-    while !holds() {
-        assert!(start.elapsed().as_secs() < 120, "not within two minutes: {what}");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
 }

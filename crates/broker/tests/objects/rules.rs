@@ -1,14 +1,13 @@
 //! Who may do what: other users, other containers, a commit that was refused, memory that was another's.
 
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use broker::wire::Refusal;
 use broker::{CreateOptions, Epoch, ObjectError, Readers, Standing};
+use harness::surroundings::{NOBODY, as_user, contained, has_users};
 
-use crate::agent::{Agent, Dir, client, fill, layout, put, seed_of};
+use crate::agent::{Agent, Command, Dir, Said, client, fill, layout, put, seed_of, to_put};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -26,59 +25,23 @@ pub const USERS: &[Case] = &[
     ("rules::a_name_belongs_to_who_committed_it_first", a_name_belongs_to_who_committed_it_first),
 ];
 
-/// A user that owns nothing.
-const NOBODY: u32 = 65_534;
 /// What nobody else may find in memory that was given back.
 const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
-
-/// Says whether namespaces of pids, mounts and users can be made here.
-pub fn has_namespaces() -> bool {
-    ends_well(contained(&std::env::temp_dir()).arg("--list"))
-}
-
-/// Says whether a process of another user can run this binary.
-pub fn has_users() -> bool {
-    rustix::process::geteuid().is_root() && ends_well(this_binary().uid(NOBODY).arg("--list"))
-}
-
-fn ends_well(command: &mut Command) -> bool {
-    let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    quiet.status().is_ok_and(|status| status.success())
-}
-
-fn this_binary() -> Command {
-    Command::new(std::env::current_exe().expect("a test binary has a path"))
-}
-
-/// A command that runs this binary in namespaces of its own, with `shared` at /mnt and an empty /tmp: nothing else that
-/// can be written is seen by another. The binary is opened before the mounts, one of which may cover it.
-fn contained(shared: &Path) -> Command {
-    let script =
-        r#"exec 9<"$1" && shift && mount --bind "$0" /mnt && mount -t tmpfs none /tmp && exec /proc/self/fd/9 "$@""#;
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]);
-    command.args(["sh", "-c", script]).arg(shared).arg(std::env::current_exe().expect("a test binary has a path"));
-    command
-}
 
 fn containers_share_a_directory_alone() {
     let dir = Dir::new();
     let _keeper = Agent::keeper(&dir);
     until("the broker listens", || dir.join("broker").exists());
-    let container = |role: &str| {
-        let mut agent = Agent::run(contained(&dir), role, Path::new("/mnt"), &[]);
-        assert_eq!(agent.line(), "ready", "{role} in a container");
+    let container = || {
+        let mut agent = Agent::client_by(contained(&dir), Path::new("/mnt"));
+        assert_eq!(agent.answer(), Some(Said::Ready), "in a container");
         agent
     };
-    let (mut writer, mut reader) = (container("writer"), container("reader"));
-    writer.tell("model 7");
-    assert_eq!(writer.line(), "ok 1");
-    reader.tell("open");
-    assert_eq!(reader.line(), "ok 1", "every byte was compared");
-    writer.tell("model 8");
-    assert_eq!(writer.line(), "ok 2");
-    reader.tell("advance");
-    assert_eq!(reader.line(), "ok 2");
+    let (mut writer, mut reader) = (container(), container());
+    assert_eq!(writer.ask(&to_put("model", 7)), Said::Epoch(1));
+    assert_eq!(reader.ask(&Command::Open("model".into())), Said::Epoch(1), "every byte was compared");
+    assert_eq!(writer.ask(&to_put("model", 8)), Said::Epoch(2));
+    assert_eq!(reader.ask(&Command::Advance), Said::Epoch(2));
     // A death in a container is proven too.
     let outside = client(&dir);
     writer.kill();
@@ -93,16 +56,14 @@ fn containers_share_a_directory_alone() {
 fn open_to_others() -> (Dir, Agent) {
     let dir = Dir::new();
     std::fs::set_permissions(&*dir, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
-    let keeper = Agent::keeper_with(&dir, &[("GPU_IPC_ALLOW", NOBODY.to_string())]);
+    let keeper = Agent::open_to(&dir, NOBODY);
     until("the broker listens", || dir.join("broker").exists());
     (dir, keeper)
 }
 
-fn somebody_else(dir: &Dir, role: &str) -> Agent {
-    let mut command = this_binary();
-    command.uid(NOBODY);
-    let mut agent = Agent::run(command, role, dir, &[]);
-    assert_eq!(agent.line(), "ready", "another user's {role}");
+fn somebody_else(dir: &Dir) -> Agent {
+    let mut agent = Agent::client_by(as_user(NOBODY), dir);
+    assert_eq!(agent.answer(), Some(Said::Ready), "another user's");
     agent
 }
 
@@ -110,24 +71,19 @@ fn another_user_opens_what_was_said_at_the_create() {
     let (dir, _keeper) = open_to_others();
     let owner = client(&dir);
     put(&owner, "model", 1, &CreateOptions::default()).expect("a commit");
-    let mut other = somebody_else(&dir, "stranger");
-    other.tell("open model");
-    let answer = other.line();
-    assert!(answer.starts_with("error ") && answer.contains(&format!("not for uid {NOBODY}")), "{answer}");
+    let mut other = somebody_else(&dir);
+    let why = other.cannot(&Command::Open("model".into()));
+    assert!(why.contains(&format!("not for uid {NOBODY}")), "{why}");
     let shared = CreateOptions { readers: Readers::Uids(vec![NOBODY]), ..CreateOptions::default() };
     put(&owner, "shared", 2, &shared).expect("a commit");
-    other.tell("open shared");
-    assert_eq!(other.line(), "ok 1");
-    other.tell("list");
-    assert_eq!(other.line(), "ok shared", "it knows of nothing else");
+    assert_eq!(other.ask(&Command::Open("shared".into())), Said::Epoch(1));
+    assert_eq!(other.ask(&Command::List), Said::Names(vec!["shared".into()]), "it knows of nothing else");
     let strict = Dir::new();
     std::fs::set_permissions(&*strict, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
     let _keeper = Agent::keeper(&strict);
     until("the broker listens", || strict.join("broker").exists());
-    let mut command = this_binary();
-    command.uid(NOBODY);
-    let refused = Agent::run(command, "stranger", &strict, &[]).line();
-    assert!(refused.starts_with("error "), "a broker of one user alone: {refused:?}");
+    let refused = Agent::client_by(as_user(NOBODY), &strict).answer();
+    assert!(matches!(refused, Some(Said::Failed(_))), "a broker of one user alone: {refused:?}");
 }
 
 fn a_name_belongs_to_who_committed_it_first() {
@@ -135,14 +91,12 @@ fn a_name_belongs_to_who_committed_it_first() {
     let owner = client(&dir);
     put(&owner, "model", 1, &CreateOptions::default()).expect("a commit");
     owner.remove("model").expect("it is ours");
-    let mut other = somebody_else(&dir, "stranger");
-    for told in ["put model", "remove model"] {
-        other.tell(told);
-        let answer = other.line();
-        assert!(answer.starts_with("error ") && answer.contains("belongs to uid 0"), "{told}: {answer}");
+    let mut other = somebody_else(&dir);
+    for told in [to_put("model", 9), Command::Remove("model".into())] {
+        let why = other.cannot(&told);
+        assert!(why.contains("belongs to uid 0"), "{told:?}: {why}");
     }
-    other.tell("put theirs");
-    assert_eq!(other.line(), "ok 1");
+    assert_eq!(other.ask(&to_put("theirs", 9)), Said::Epoch(1));
     let error = owner.remove("theirs").expect_err("another user's").to_string();
     assert!(error.contains(&format!("belongs to uid {NOBODY}")), "{error}");
     assert_eq!(put(&owner, "model", 2, &CreateOptions::default()).expect("a commit"), Epoch(2));
@@ -207,14 +161,8 @@ fn memory_shows_nothing() {
             drop(writer);
         }
         until("the memory is given back", || owner.list().is_ok_and(|list| list.bytes == 0));
-        let mut next = if has_users() {
-            somebody_else(&dir, "stranger")
-        } else {
-            let mut same = Agent::start("stranger", &dir, &[]);
-            assert_eq!(same.line(), "ready");
-            same
-        };
-        next.tell(&format!("look {bytes} {SECRET}"));
-        assert_eq!(next.line(), "ok 0", "words of the last user in {bytes} bytes, committed: {committed}");
+        let mut next = if has_users() { somebody_else(&dir) } else { Agent::client(&dir) };
+        let seen = next.ask(&Command::Look { bytes, word: SECRET });
+        assert_eq!(seen, Said::Count(0), "words of the last user in {bytes} bytes, committed: {committed}");
     }
 }

@@ -9,12 +9,9 @@ use tracing::{Event, Metadata, Subscriber};
 
 static STEP: OnceLock<String> = OnceLock::new();
 
-/// The variable that names the step.
-pub const KILL_AT: &str = "GPU_IPC_KILL_AT";
-
-/// Dies when the step of [`KILL_AT`] is reached, if one is named.
-pub fn listen() {
-    if let Ok(step) = std::env::var(KILL_AT) {
+/// Dies when the step is reached, if there is one.
+pub fn listen(step: Option<String>) {
+    if let Some(step) = step {
         STEP.set(step).expect("told once");
         tracing::subscriber::set_global_default(Listener).expect("nobody else listens");
     }

@@ -1,0 +1,65 @@
+//! A process of ours, whatever it runs.
+
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// A process. Killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Process(pub Child);
+
+impl Process {
+    /// Starts a command.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Process {
+        Process(command.spawn().unwrap_or_else(|error| panic!("{command:?} does not start: {error}")))
+    }
+
+    /// Returns its number.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("it is a child of ours");
+    }
+
+    /// Waits until it is gone.
+    ///
+    /// # Panics
+    ///
+    /// When it does not go in time.
+    #[track_caller]
+    pub fn wait(&mut self, watchdog: Duration) -> ExitStatus {
+        if let Ok(Some(status)) = self.0.try_wait() {
+            return status;
+        }
+        assert!(self.goes_within(watchdog), "process {} does not end", self.pid());
+        self.0.wait().expect("it is a child of ours")
+    }
+
+    fn goes_within(&self, time: Duration) -> bool {
+        let pidfd = pidfd_open(Pid::from_child(&self.0), PidfdFlags::empty()).expect("it is a child of ours");
+        let time = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: 0 };
+        loop {
+            match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&time)) {
+                Err(rustix::io::Errno::INTR) => {}
+                polled => return polled.is_ok_and(|ready| ready > 0),
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
