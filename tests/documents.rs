@@ -151,3 +151,35 @@ fn the_readme_names_the_features_and_the_toolchain() {
         assert!(!read(&format!("docs/{document}.md")).is_empty());
     }
 }
+
+/// The map of a block's life names files that are there, and no step leads through more than two folders.
+#[test]
+fn the_map_of_a_blocks_life_is_the_trees() {
+    let design = read("docs/DESIGN.md");
+    let map = design.split("## ").find(|section| section.starts_with("One block's life")).expect("the map");
+    let rows: Vec<&str> = map.lines().filter(|line| line.ends_with("` |")).collect();
+    assert!(rows.len() >= 12, "{} steps", rows.len());
+    for row in rows {
+        let place = row.trim_end_matches(" |").rsplit("| ").next().expect("a last column");
+        let mut folders = BTreeSet::new();
+        let mut folder = "";
+        for path in place.split('`').skip(1).step_by(2) {
+            let name = match path.rsplit_once('/') {
+                Some((named, name)) => {
+                    folder = named;
+                    name
+                }
+                None => path,
+            };
+            folders.insert(folder);
+            let (first, rest) = folder.split_once('/').unwrap_or((folder, ""));
+            let source = match first {
+                "producer" | "consumer" => format!("crates/ipc-rc/src/{folder}"),
+                _ => format!("crates/{first}/src/{rest}"),
+            };
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(source).join(name);
+            assert!(path.exists(), "{} is not there: {row}", path.display());
+        }
+        assert!((1..=2).contains(&folders.len()), "{folders:?}: {row}");
+    }
+}
