@@ -22,12 +22,12 @@ const OFF: &str = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the 
 #[derive(Debug)]
 pub(crate) struct Segments {
     gpu: Gpu,
-    entries: Mutex<HashMap<Vec<u8>, Entry>>,
+    entries: Mutex<HashMap<Vec<u8>, SegmentUse>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-enum Entry {
+enum SegmentUse {
     /// Being opened or closed.
     Busy,
     Open {
@@ -51,7 +51,7 @@ impl Segments {
         Segments { gpu, entries: Mutex::default(), changed: Condvar::new() }
     }
 
-    fn entries(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, HashMap<Vec<u8>, SegmentUse>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -74,20 +74,20 @@ impl Segments {
         let mut entries = self.entries();
         loop {
             match entries.get_mut(&key) {
-                Some(Entry::Busy) => entries = self.changed.wait(entries).unwrap_or_else(PoisonError::into_inner),
-                Some(Entry::Open { base, len, users }) => {
+                Some(SegmentUse::Busy) => entries = self.changed.wait(entries).unwrap_or_else(PoisonError::into_inner),
+                Some(SegmentUse::Open { base, len, users }) => {
                     *users += 1;
                     return Ok(Mapped { base: *base, len: *len, key });
                 }
                 None => break,
             }
         }
-        entries.insert(key.clone(), Entry::Busy);
+        entries.insert(key.clone(), SegmentUse::Busy);
         drop(entries);
         let opened = self.open(&place.segment);
         let mut entries = self.entries();
         match &opened {
-            Ok((base, len)) => entries.insert(key.clone(), Entry::Open { base: *base, len: *len, users: 1 }),
+            Ok((base, len)) => entries.insert(key.clone(), SegmentUse::Open { base: *base, len: *len, users: 1 }),
             Err(_) => entries.remove(&key),
         };
         drop(entries);
@@ -99,11 +99,11 @@ impl Segments {
     pub(crate) fn release(&self, mapped: Mapped) -> Result<()> {
         let mut entries = self.entries();
         match entries.get_mut(&mapped.key) {
-            Some(Entry::Open { users, .. }) if *users > 1 => {
+            Some(SegmentUse::Open { users, .. }) if *users > 1 => {
                 *users -= 1;
                 return Ok(());
             }
-            Some(entry) => *entry = Entry::Busy,
+            Some(entry) => *entry = SegmentUse::Busy,
             None => return Ok(()),
         }
         drop(entries);
@@ -116,7 +116,7 @@ impl Segments {
         match &closed {
             Ok(()) => entries.remove(&mapped.key),
             // Mapped for all that anybody knows: with a user that never ends.
-            Err(_) => entries.insert(mapped.key, Entry::Open { base: mapped.base, len: mapped.len, users: 1 }),
+            Err(_) => entries.insert(mapped.key, SegmentUse::Open { base: mapped.base, len: mapped.len, users: 1 }),
         };
         drop(entries);
         self.changed.notify_all();
