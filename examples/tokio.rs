@@ -88,10 +88,9 @@ async fn listen(fd: AsyncFd<OwnedFd>, mut read_all: impl FnMut()) {
 
 /// Registers a copy of a session's or participant's descriptor with the runtime, which wants to own what it watches.
 fn watch(fd: impl AsFd) -> std::io::Result<AsyncFd<OwnedFd>> {
-    let fd = fd.as_fd().try_clone_to_owned()?;
-    // SAFETY: `register_with_interest` asks for a descriptor that stays open and the same while it is registered: the
-    // result owns this copy. Tokio has no safe way to register one.
-    Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
+    // What replaces it is unsafe, for types whose descriptor may change or be closed while it is registered.
+    #[expect(deprecated, reason = "an owned descriptor stays open and the same")]
+    AsyncFd::with_interest(fd.as_fd().try_clone_to_owned()?, Interest::READABLE)
 }
 
 // The producer.

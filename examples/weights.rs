@@ -141,7 +141,8 @@ fn trainer(options: &Options) -> Result<(), Box<dyn Error>> {
         return Err(format!("still held: {report:?}").into());
     }
     println!(
-        "weights: {} generations of {} KiB to {} readers, {killed} killed and replaced; {} KiB reserved from first to last",
+        "weights: {} generations of {} KiB to {} readers, {killed} killed and replaced; {} KiB reserved from first to \
+         last",
         options.rounds,
         WEIGHTS >> 10,
         options.readers,

@@ -6,9 +6,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use harness::program::{example, run_to_end};
+use harness::wait_until;
 
 /// Programs that start their other processes themselves.
 const WHOLE: [&str; 5] = ["camera", "kv_handoff", "poll", "tokio", "weights"];
@@ -161,11 +162,7 @@ fn the_consumer_prints_what_the_producer_shares() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("the producer starts");
-    let start = Instant::now();
-    while !socket.exists() {
-        assert!(start.elapsed().as_secs() < 60, "the producer never listens");
-        std::thread::yield_now();
-    }
+    wait_until("the producer to listen", || socket.exists());
     let descriptors = producer.stdout.take().expect("piped");
     let consumer = Command::new(example("consumer"))
         .arg(&socket)
@@ -177,4 +174,45 @@ fn the_consumer_prints_what_the_producer_shares() {
     let expected: String = (0..50).map(|number| format!("{number}\n")).collect();
     assert_eq!(String::from_utf8_lossy(&consumer.stdout), expected);
     assert!(!socket.exists(), "the socket was left behind");
+}
+
+/// Examples with `unsafe`, and why: only what puts work on a GPU, or promises what no library can know.
+const UNSAFE: [(&str, &str); 4] = [
+    ("examples/kv_handoff.rs", "plays a kernel that outlives its process"),
+    ("examples/objects", "launches kernels"),
+    ("examples/torch/producer.rs", "promises that a dead process held what it takes back"),
+    ("examples/torch/wire.rs", "plays a kernel by a fill"),
+];
+
+#[test]
+fn no_example_without_a_kernel_has_unsafe() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = vec![top.join("examples")];
+    for entry in std::fs::read_dir(top.join("crates")).expect("the crates") {
+        folders.push(entry.expect("a folder").path().join("examples"));
+    }
+    let (mut seen, mut used) = (0, BTreeSet::new());
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        for path in entries.map(|entry| entry.expect("an entry").path()) {
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            if path.extension().is_none_or(|extension| extension != "rs") {
+                continue;
+            }
+            seen += 1;
+            let text = std::fs::read_to_string(&path).expect("text");
+            let lines = text.lines().map(|line| line.split("//").next().unwrap_or(line));
+            if lines.into_iter().any(|line| line.split(|c: char| !c.is_alphanumeric()).any(|word| word == "unsafe")) {
+                let name = path.strip_prefix(top).expect("below it");
+                let known = UNSAFE.iter().find(|(known, _)| name.starts_with(known));
+                let (known, _) = known.unwrap_or_else(|| panic!("{} has `unsafe`", name.display()));
+                used.insert(*known);
+            }
+        }
+    }
+    assert!(seen > 10, "only {seen} examples were read");
+    assert_eq!(used.len(), UNSAFE.len(), "one of these needs no `unsafe`: {UNSAFE:?}");
 }

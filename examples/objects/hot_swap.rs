@@ -87,9 +87,9 @@ fn play(options: &Options) -> Result<(), Box<dyn Error>> {
     let numbers: Vec<f64> = last.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
     let [answers, advances, median, slowest, answer] = numbers[..] else { return Err(last.into()) };
     println!(
-        "hot_swap: {} in {parts} parts, {committed} epochs, {killed} trainers killed half-way; {answers} answers of {answer:.2} \
-         ms, each of exactly one epoch; {advances} advances at the same addresses, {median:.3} ms each, {slowest:.3} ms \
-         at most",
+        "hot_swap: {} in {parts} parts, {committed} epochs, {killed} trainers killed half-way; {answers} answers of \
+         {answer:.2} ms, each of exactly one epoch; {advances} advances at the same addresses, {median:.3} ms each, \
+         {slowest:.3} ms at most",
         shown(*bytes),
     );
     Ok(())

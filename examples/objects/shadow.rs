@@ -70,8 +70,8 @@ fn play(options: &Options) -> Result<(), Box<dyn Error>> {
     let over = killed.elapsed();
     shadow.end()?;
     println!(
-        "shadow: {} in {parts} parts, mapped by two engines; the second took {:.1} MiB more for them; when the first was \
-         killed it answered right within {:.1} ms",
+        "shadow: {} in {parts} parts, mapped by two engines; the second took {:.1} MiB more for them; when the first \
+         was killed it answered right within {:.1} ms",
         shown(*bytes),
         more as f64 / f64::from(1 << 20),
         over.as_secs_f64() * 1e3,

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use gpu_ipc::torch::{Layout, ReceivedStorage, Receiver, ReceiverStats, TensorMessage};
 use gpu_ipc::{BackendKind, Stream, Wait, detect};
-use wire::{PATIENCE, Result, Wire, download, fill, gather, open, pattern};
+use wire::{PATIENCE, Result, Wire, fill, gather, open, pattern};
 
 mod wire;
 
@@ -138,7 +138,7 @@ impl Consumer {
             "bytes" => {
                 let (frame, expected) = (self.wire.receive()?, self.wire.receive()?);
                 let (tensor, stream) = self.tensor(&frame)?;
-                let bytes = download(&stream, tensor.storage.device_ptr(), tensor.storage.len())?;
+                let bytes = contents(&tensor, &stream)?;
                 if gather(&tensor.layout, &bytes)? != expected {
                     return Err("the elements differ".into());
                 }
@@ -188,7 +188,7 @@ impl Consumer {
         for number in 0..count {
             let frame = self.wire.receive()?;
             let (tensor, stream) = self.tensor(&frame)?;
-            let bytes = download(&stream, tensor.storage.device_ptr(), tensor.storage.len())?;
+            let bytes = contents(&tensor, &stream)?;
             if bytes.is_empty() || bytes.iter().any(|&byte| u64::from(byte) != number % 251) {
                 return Err(format!("tensor {number} begins with {:?}", bytes.first()).into());
             }
@@ -202,9 +202,16 @@ impl Consumer {
     }
 }
 
+/// Reads a whole storage.
+fn contents(tensor: &Tensor, stream: &Stream) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(tensor.storage.len())?];
+    tensor.storage.read(stream, &mut bytes)?;
+    Ok(bytes)
+}
+
 /// Compares a whole storage with its pattern, and returns it.
 fn compare(tensor: &Tensor, stream: &Stream, seed: u64) -> Result<Vec<u8>> {
-    let bytes = download(stream, tensor.storage.device_ptr(), tensor.storage.len())?;
+    let bytes = contents(tensor, stream)?;
     if bytes != pattern(tensor.layout.dtype, bytes.len(), seed) {
         return Err(format!("the storage of {:?} differs", tensor.layout).into());
     }

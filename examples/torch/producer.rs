@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use gpu_ipc::backend::Sharing;
 use gpu_ipc::torch::{Collected, Dtype, Fields, Layout, Recipient, SendId, Sender, TensorMessage};
 use gpu_ipc::{After, Gpu, SentBlock, Session, Stream};
-use wire::{Checks, PATIENCE, Result, Wire, download, fill, gather, left_behind, open, pattern, upload};
+use wire::{Checks, PATIENCE, Result, Wire, fill, gather, left_behind, open, pattern};
 
 mod wire;
 
@@ -140,7 +140,7 @@ struct Producer {
 impl Producer {
     fn block(&self, bytes: &[u8]) -> Result<Arc<SentBlock>> {
         let block = Arc::new(self.session.alloc(bytes.len() as u64)?);
-        upload(&self.stream, block.device_ptr(), bytes)?;
+        self.stream.write(&*block, bytes)?;
         Ok(block)
     }
 
@@ -283,7 +283,9 @@ fn filled(producer: &Producer, consumer: &mut Consumer) -> Result<()> {
     for row in 0..20 {
         expected[1 + 20 * row] = 1;
     }
-    match download(&producer.stream, block.device_ptr(), 400)? == expected {
+    let mut read = [0; 400];
+    producer.stream.read(&*block, &mut read)?;
+    match read[..] == expected {
         true => Ok(()),
         false => Err("other bytes than those filled".into()),
     }

@@ -114,29 +114,7 @@ pub fn gather(layout: &Layout, storage: &[u8]) -> Result<Vec<u8>> {
     Ok(all)
 }
 
-/// Writes bytes to the device and waits for them.
-#[allow(dead_code, reason = "for the side that sends")]
-pub fn upload(stream: &Stream, to: DevicePtr, bytes: &[u8]) -> Result<()> {
-    // SAFETY: `copy_to_device` asks for a live stream and for ranges that are valid until the copy is done: the caller
-    // holds as many bytes there, and the stream is synchronised below.
-    unsafe { stream.gpu().backend().copy_to_device(stream.raw(), to, bytes.as_ptr(), bytes.len()) }?;
-    Ok(stream.synchronize()?)
-}
-
-/// Reads bytes of the device, after all that the stream waits for.
-pub fn download(stream: &Stream, from: DevicePtr, len: u64) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; usize::try_from(len)?];
-    if !bytes.is_empty() {
-        // SAFETY: `copy_to_host` asks for a live stream and for ranges that are valid until the copy is done: the
-        // caller holds as many bytes there, and the stream is synchronised below.
-        unsafe { stream.gpu().backend().copy_to_host(stream.raw(), bytes.as_mut_ptr(), from, bytes.len()) }?;
-        stream.synchronize()?;
-    }
-    Ok(bytes)
-}
-
-/// Queues a fill.
-#[allow(dead_code, reason = "for the side whose work is to be waited for")]
+/// Queues a fill: the kernel of these programs, which nobody waits for here.
 pub fn fill(stream: &Stream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
     // SAFETY: `fill` asks for a live stream and for a range that is valid until the fill is done: the caller holds it.
     unsafe { stream.gpu().backend().fill(stream.raw(), to, byte, len) }?;

@@ -193,13 +193,7 @@ impl Receiver {
     fn wait(&self, handle: &EventHandle, wait: Wait<'_>, timeout: Option<Duration>) -> Result<()> {
         let backend = self.0.gpu.backend();
         if let Wait::Stream(stream) = wait {
-            // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
-            if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
-                return Err(Error::Capturing {
-                    stream: stream.raw().handle,
-                    remedy: "open the storage before the capture",
-                });
-            }
+            refuse_capture(stream, "open the storage before the capture")?;
         }
         if matches!(wait, Wait::None) {
             return Ok(());
@@ -273,6 +267,46 @@ impl ReceivedStorage {
         self.0.len == 0
     }
 
+    /// Copies its first bytes until `bytes` is full, after the work that is queued on the stream, and returns when the
+    /// copy has finished.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for more bytes than the storage has, [`Error::Mismatch`] for a stream of another device,
+    /// [`Error::Capturing`], [`Error::Forked`], and what the driver gives: then the storage is kept until the process
+    /// ends, since nobody knows whether the copy still runs. After an error `bytes` are as they were.
+    pub fn read(&self, stream: &Stream, bytes: &mut [u8]) -> Result<()> {
+        self.0.receiver.check_process()?;
+        same_gpu(stream, self.0.receiver.gpu())?;
+        refuse_capture(stream, "copy before the capture begins or after it ended")?;
+        if bytes.len() as u64 > self.len() {
+            let got = format!("{} bytes of {}", bytes.len(), self.len());
+            return Err(Error::Invalid { what: "the bytes to read", got, must: "no more than the storage has" });
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut staged = vec![0; bytes.len()].into_boxed_slice();
+        // SAFETY: `copy_to_host` asks for
+        // - a live stream: the caller keeps it;
+        // - ranges that are valid until the copy has finished: `staged` and the storage are freed after the stream said
+        //   that it has, or never, and the lengths were compared.
+        let queued = unsafe {
+            stream.gpu().backend().copy_to_host(stream.raw(), staged.as_mut_ptr(), self.device_ptr(), staged.len())
+        };
+        match queued.and_then(|()| stream.synchronize()) {
+            Ok(()) => {
+                bytes.copy_from_slice(&staged);
+                Ok(())
+            }
+            Err(error) => {
+                Box::leak(staged);
+                std::mem::forget(self.clone());
+                Err(error)
+            }
+        }
+    }
+
     /// Names a stream whose queued work touches the storage.
     ///
     /// # Errors
@@ -287,6 +321,14 @@ impl ReceivedStorage {
             used.push(stream.clone());
         }
         Ok(())
+    }
+}
+
+fn refuse_capture(stream: &Stream, remedy: &'static str) -> Result<()> {
+    // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
+    match unsafe { stream.gpu().backend().capture_status(stream.raw()) }? {
+        CaptureStatus::None => Ok(()),
+        _ => Err(Error::Capturing { stream: stream.raw().handle, remedy }),
     }
 }
 

@@ -33,7 +33,8 @@ impl Options {
                 [name, value] if name == "--every" => options.every = value.parse()?,
                 _ => {
                     return Err(format!(
-                        "usage: {example} [--backend host|cuda|hip] [--bytes 40GiB] [--parts N] [--rounds N] [--every MS]"
+                        "usage: {example} [--backend host|cuda|hip] [--bytes 40GiB] [--parts N] [--rounds N] \
+                         [--every MS]"
                     )
                     .into());
                 }

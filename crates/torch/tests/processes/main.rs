@@ -44,6 +44,7 @@ const CASES: &[(&str, fn())] = &[
         "chunks_that_cannot_be_opened_are_refused_and_stay_counted",
         chunks_that_cannot_be_opened_are_refused_and_stay_counted,
     ),
+    ("a_read_is_checked_and_in_stream_order", a_read_is_checked_and_in_stream_order),
     (
         "a_stream_of_another_gpu_is_refused_and_nothing_is_counted_down",
         a_stream_of_another_gpu_is_refused_and_nothing_is_counted_down,
@@ -504,6 +505,33 @@ fn chunks_that_cannot_be_opened_are_refused_and_stay_counted() {
     }
     let fields = chunked(pid, 2, &numbers(&fds), &file, (0, 2 * agent::CHUNK));
     assert!(receiver.open(&fields.decode().expect("good"), Wait::None, None).is_ok());
+}
+
+fn a_read_is_checked_and_in_stream_order() {
+    let side = Side::new();
+    let (receiver, foreign) =
+        (Receiver::new(side.gpu.clone()).expect("a thread"), Stream::create(&open_gpu()).expect("a stream"));
+    let stream = Stream::create(&side.gpu).expect("a stream");
+    let mut agent = Agent::start();
+    let (file, fds) = exported(&mut agent, 1);
+    let fields = chunked(agent.pid(), 1, &numbers(&fds), &file, (512, 4096));
+    let storage = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect("a parent may");
+    let mut read = vec![0; 4097];
+    let refused = storage.read(&stream, &mut read);
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    let refused = storage.read(&foreign, &mut read[..4096]);
+    assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
+    assert_eq!(read, [0; 4097], "a read that failed left something");
+    let gate = stop(&stream);
+    fill(&stream, storage.device_ptr(), 9, 4096);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| storage.read(&stream, &mut read[..4096]));
+        assert!(!reading.is_finished(), "it did not wait for the stream");
+        drop(gate);
+        reading.join().expect("it waits").expect("it reads");
+    });
+    assert!(read[..4096] == [9; 4096] && read[4096] == 0);
+    storage.read(&stream, &mut []).expect("nothing is always there");
 }
 
 fn a_stream_of_another_gpu_is_refused_and_nothing_is_counted_down() {
