@@ -189,7 +189,7 @@ fn a_message_opens_once_in_a_process() {
     let (_, message) = side.send(&side.block(5), Recipient::Unknown);
     assert_eq!(agent.ask(&Command::Open(coded(&message))), Answer::Content(vec![5; 4]));
     let answer = agent.cannot(&Command::OpenByAnother(coded(&message)));
-    assert!(answer.contains("sent once"), "{answer}");
+    assert!(answer.contains("opened once"), "{answer}");
     // Another process cannot know; what both count down is never less than nothing.
     assert_eq!(other.ask(&Command::Open(coded(&message))), Answer::Content(vec![5; 4]));
     assert_eq!(agent.ask(&Command::DropAll), settled(1, 0, 0));
@@ -203,10 +203,10 @@ fn a_message_opens_once() {
     let (_, message) = side.send(&side.block(5), Recipient::Unknown);
     assert_eq!(agent.ask(&Command::Open(coded(&message))), Answer::Content(vec![5; 4]));
     let answer = agent.cannot(&Command::Open(coded(&message)));
-    assert!(answer.contains("sent once"), "{answer}");
+    assert!(answer.contains("opened once"), "{answer}");
     assert_eq!(agent.ask(&Command::DropAll), settled(1, 0, 0));
     let answer = agent.cannot(&Command::Open(coded(&message)));
-    assert!(answer.contains("sent once"), "{answer}");
+    assert!(answer.contains("opened once"), "{answer}");
     let (file, slot) = counter(&message);
     assert_eq!(file.count(slot), 0);
     // Sent anew by the same counter, as a sender could that uses them again.
@@ -340,7 +340,7 @@ fn bad_fields_are_refused_and_stay_counted() {
         (spoiled(|m| m.fields.size_bytes = 1 << 40), "inside its segment"),
         (spoiled(|m| m.fields.handle = Some(vec![1; 64])), "open_handle"),
         (spoiled(|m| m.fields.event_handle = Some(vec![1; 64])), "open_event"),
-        (spoiled(|m| m.fields.ref_counter_offset += 1), "sent once"),
+        (spoiled(|m| m.fields.ref_counter_offset += 1), "opened once"),
         (spoiled(|m| m.fields.ref_counter_handle = Some(b"/torch_0_0_0".to_vec())), "shm_open"),
     ] {
         let answer = agent.cannot(&Command::Open(coded(&message)));
