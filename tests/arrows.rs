@@ -65,9 +65,6 @@ fn every_crate_depends_only_on_those_below_it() {
     }
 }
 
-/// The crates with circles of more than two files, and the size of the largest: to be cut, and never to grow.
-const CIRCLES: &[(&str, usize)] = &[("capi", 9)];
-
 #[test]
 fn files_import_in_one_direction() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -82,10 +79,7 @@ fn files_import_in_one_direction() {
     for (name, source) in crates {
         let files = Files::read(&source);
         assert!(!files.0.is_empty(), "{name} has no files");
-        let known = CIRCLES.iter().find(|(of, _)| *of == name).map_or(2, |(_, size)| *size);
-        found.extend(
-            files.circles().into_iter().filter(|circle| circle.len() > known).map(|circle| (name.clone(), circle)),
-        );
+        found.extend(files.circles().into_iter().map(|circle| (name.clone(), circle)));
     }
     assert!(found.is_empty(), "circles of files: {found:#?}");
 }

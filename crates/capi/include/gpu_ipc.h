@@ -4,8 +4,10 @@
 //
 // Handles. What a function opens is a handle: a number in the shape of a pointer, never to be followed. Every kind has a
 // close, which takes null too. A handle that is null, closed, of another kind or of another library of the process gives
-// GPU_IPC_BAD_HANDLE. A handle may be closed while other threads are in calls with it: what it stands for goes with the last
-// of them. In a forked child handles of the parent give GPU_IPC_FORKED, and nothing is done; the child opens its own.
+// GPU_IPC_BAD_HANDLE. (Each library draws a number that its handles carry. Of 1,023 pairs of libraries one pair draws the
+// same: those two may take each other's handles for their own.) A handle may be closed while other threads are in calls
+// with it: what it stands for goes with the last of them. In a forked child handles of the parent give GPU_IPC_FORKED, and
+// nothing is done; the child opens its own.
 //
 // Errors. Functions return GPU_IPC_OK, which is 0, or a code; those that return a value return 0, null or -1 after an error.
 // gpu_ipc_last_error_text and _remedy tell more of the last failure on the calling thread. Codes and numbers of kinds that
@@ -530,6 +532,9 @@ typedef struct gpu_ipc_stats {
     uint64_t in_use_bytes;
     // Bytes in regions that other processes may have mapped.
     uint64_t pinned_bytes;
+    // Of the blocks in limbo, those that wait for streams on which no event could be recorded: a thread synchronises
+    // these.
+    uint64_t unmarked_blocks;
 } gpu_ipc_stats;
 
 #ifdef __cplusplus
@@ -1413,8 +1418,8 @@ GPU_IPC_SAME(sizeof(gpu_ipc_session_options), 64);
 GPU_IPC_SAME(offsetof(gpu_ipc_session_options, max_leases), 56);
 GPU_IPC_SAME(sizeof(gpu_ipc_share_options), 80);
 GPU_IPC_SAME(offsetof(gpu_ipc_share_options, user), 16);
-GPU_IPC_SAME(sizeof(gpu_ipc_stats), 176);
-GPU_IPC_SAME(offsetof(gpu_ipc_stats, pinned_bytes), 168);
+GPU_IPC_SAME(sizeof(gpu_ipc_stats), 184);
+GPU_IPC_SAME(offsetof(gpu_ipc_stats, unmarked_blocks), 176);
 #undef GPU_IPC_SAME
 
 #endif  /* GPU_IPC_H */

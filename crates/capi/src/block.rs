@@ -4,10 +4,11 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::num::NonZeroU32;
 
-use crate::boundary::{Outcome, array, call, null, out, put, timeout, value_or};
+use crate::boundary::{array, call, out, put, timeout, value_or};
+use crate::contents;
 use crate::descriptor::gpu_ipc_descriptor;
 use crate::engine::{After, Claims, ParticipantId, SentBlock, ShareOptions, To};
-use crate::failure::Failure;
+use crate::failure::{Outcome, null};
 use crate::kinds::{gpu_ipc_block, gpu_ipc_session, gpu_ipc_stream};
 use crate::sized::{self, sized_struct};
 
@@ -216,15 +217,8 @@ pub unsafe extern "C" fn gpu_ipc_block_write(
     len: usize,
     stream: *mut gpu_ipc_stream,
 ) -> i32 {
-    call(|process| {
-        // SAFETY: `array` asks for what this function asks for.
-        let bytes = unsafe { array(bytes.cast::<u8>(), len, "bytes") }?;
-        let (block, open) = (process.get(block)?, process.get(stream)?);
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        Ok(open.stream.write(&block.slice(offset..end(offset, len)?)?, bytes)?)
-    })
+    // SAFETY: `write` asks for what this function asks for.
+    unsafe { contents::write(block, offset, bytes, len, stream) }
 }
 
 /// Copies `len` bytes of a block from `offset` on to the host, after the work that is queued on the stream.
@@ -243,15 +237,8 @@ pub unsafe extern "C" fn gpu_ipc_block_read(
     len: usize,
     stream: *mut gpu_ipc_stream,
 ) -> i32 {
-    call(|process| {
-        let (block, open) = (process.get(block)?, process.get(stream)?);
-        // SAFETY: `room` asks for what this function asks for.
-        let bytes = unsafe { room(bytes, len) }?;
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        Ok(open.stream.read(&block.slice(offset..end(offset, len)?)?, bytes)?)
-    })
+    // SAFETY: `read` asks for what this function asks for.
+    unsafe { contents::read(block, offset, bytes, len, stream) }
 }
 
 /// Closes a block: nobody can be granted a lease on it any more. It is given back when its last lease has ended and the
@@ -281,9 +268,14 @@ unsafe fn grant(
         let block = process.get(block)?;
         let stream = process.get_opt(after)?;
         let after = stream.as_ref().map_or(After::Done, |open| After::Stream(&open.stream));
-        let made = block.share_with(to, after, &options)?;
-        descriptor.set(gpu_ipc_descriptor { bytes: *made.as_bytes() });
-        Ok(())
+        // By reference, so that its bytes are copied once.
+        match block.share_with(to, after, &options) {
+            Ok(ref made) => {
+                descriptor.set(gpu_ipc_descriptor { bytes: *made.as_bytes() });
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
     })
 }
 
@@ -314,27 +306,4 @@ fn claims_of(claims: u32) -> Claims {
         Some(NonZeroU32::MIN) => Claims::Once,
         Some(claims) => Claims::Times(claims),
     }
-}
-
-pub(crate) fn end(offset: u64, len: usize) -> Outcome<u64> {
-    offset
-        .checked_add(len as u64)
-        .ok_or_else(|| Failure::invalid("a range of bytes", format!("{len} at {offset}"), "inside the block"))
-}
-
-/// Takes a buffer of C's that is to be filled.
-///
-/// # Safety
-///
-/// Null with a length of 0, or `len` bytes that nobody else uses for `'a`.
-pub(crate) unsafe fn room<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut [u8]> {
-    if len == 0 {
-        return Ok(&mut []);
-    }
-    if bytes.is_null() || isize::try_from(len).is_err() {
-        return Err(null("bytes"));
-    }
-    // SAFETY: `from_raw_parts_mut` asks for this many bytes that nothing else uses: so does this function. Bytes have
-    // no alignment.
-    Ok(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) })
 }

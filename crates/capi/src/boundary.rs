@@ -1,15 +1,14 @@
 //! Where C's calls come in: panics end here, pointers are looked at, failures become codes.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use crate::failure::{Failure, GPU_IPC_OK, keep};
+use crate::engine::Error;
+use crate::failure::{Failure, GPU_IPC_OK, Outcome, keep, null};
 use crate::process::Process;
-
-/// What a call gives, before C gets a number.
-pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 /// Runs a call, and turns what it gives into a code.
 #[inline]
@@ -76,11 +75,6 @@ pub(crate) fn out_handle<'a, T>(
     Ok(Out(place))
 }
 
-#[cold]
-pub(crate) fn null(what: &'static str) -> Failure {
-    Failure::invalid(what, "null", "the address of one")
-}
-
 /// Reads a text of C's.
 ///
 /// # Safety
@@ -117,6 +111,40 @@ pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize, what: &'static 
     // SAFETY: `from_raw_parts` asks for an aligned array of this many values that nothing changes, of less than half of
     // the addresses: looked at above, and for the rest this function asks.
     Ok(unsafe { std::slice::from_raw_parts(first, count) })
+}
+
+/// Takes a buffer of C's that is to be filled.
+///
+/// # Safety
+///
+/// Null with a length of 0, or `len` bytes that nobody else uses for `'a`.
+pub(crate) unsafe fn room<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut [u8]> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    if bytes.is_null() || isize::try_from(len).is_err() {
+        return Err(null("bytes"));
+    }
+    // SAFETY: `from_raw_parts_mut` asks for this many bytes that nothing else uses: so does this function. Bytes have
+    // no alignment.
+    Ok(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) })
+}
+
+/// Copies a descriptor of the application's.
+///
+/// # Safety
+///
+/// `fd` is open, and nobody closes it during the call; what is below 0 is refused.
+pub(crate) unsafe fn copy_of(fd: c_int) -> Outcome<OwnedFd> {
+    if fd < 0 {
+        return Err(Failure::invalid("a descriptor", fd.to_string(), "an open one"));
+    }
+    // SAFETY: `borrow_raw` asks for a descriptor that stays open for as long as the borrow, and is not -1: looked at
+    // above, and for the rest this function asks.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    borrowed.try_clone_to_owned().map_err(|error| {
+        Error::system("fcntl(F_DUPFD_CLOEXEC)", "pass an open descriptor, or raise RLIMIT_NOFILE", error).into()
+    })
 }
 
 /// Reads a time in nanoseconds: below 0 for ever.

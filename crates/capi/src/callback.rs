@@ -6,10 +6,9 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::engine::{Error, Result};
-use crate::process::Process;
+use crate::engine::{Error, ForkGuard, Result};
 
 /// A function that C calls back, with what it gave along.
 #[derive(Clone, Copy, Debug)]
@@ -32,46 +31,50 @@ impl Callback {
     }
 }
 
-/// The queue of a process.
+/// The queue of a process, and the thread behind it from the first hold on.
 #[derive(Default)]
-pub(crate) struct Callbacks(Mutex<Option<Sender<Callback>>>);
+pub(crate) struct Callbacks(Mutex<Option<Arc<Queue>>>);
+
+/// Where a hold's end is told.
+#[derive(Debug)]
+struct Queue {
+    guard: ForkGuard,
+    sender: Sender<Callback>,
+}
 
 impl Callbacks {
-    /// Starts the thread, if it does not run: before something is held whose end must be told.
-    pub fn start(&self) -> Result<()> {
-        let mut queue = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.is_none() {
-            let (sender, receiver) = channel::<Callback>();
-            std::thread::Builder::new()
-                .name("gpu-ipc-callback".into())
-                .spawn(move || receiver.into_iter().for_each(Callback::run))
-                .map_err(|error| Error::system("clone", "raise the limit of threads (ulimit -u)", error))?;
-            *queue = Some(sender);
-        }
-        Ok(())
+    /// Makes a hold whose end is told by this callback, once it is armed.
+    pub fn hold(&self, callback: Callback) -> Result<Hold> {
+        let mut started = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = match &*started {
+            Some(queue) => queue.clone(),
+            None => started.insert(Queue::start()?).clone(),
+        };
+        Ok(Hold { queue, callback, armed: AtomicBool::new(false) })
     }
+}
 
-    fn queue(&self, callback: Callback) {
-        let queue = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(sender) = &*queue {
-            // Fails only when the thread is gone, with a callback that unwound: then nobody can be told.
-            let _ = sender.send(callback);
-        }
+impl Queue {
+    fn start() -> Result<Arc<Queue>> {
+        let guard = ForkGuard::new()?;
+        let (sender, receiver) = channel::<Callback>();
+        std::thread::Builder::new()
+            .name("gpu-ipc-callback".into())
+            .spawn(move || receiver.into_iter().for_each(Callback::run))
+            .map_err(|error| Error::system("clone", "raise the limit of threads (ulimit -u)", error))?;
+        Ok(Arc::new(Queue { guard, sender }))
     }
 }
 
 /// A hold whose end is told, once it is armed.
+#[derive(Debug)]
 pub(crate) struct Hold {
-    process: &'static Process,
+    queue: Arc<Queue>,
     callback: Callback,
     armed: AtomicBool,
 }
 
 impl Hold {
-    pub fn new(process: &'static Process, callback: Callback) -> Hold {
-        Hold { process, callback, armed: AtomicBool::new(false) }
-    }
-
     pub fn arm(&self) {
         self.armed.store(true, Ordering::Relaxed);
     }
@@ -80,8 +83,9 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         // A forked child ends no hold of its parent's.
-        if *self.armed.get_mut() && !self.process.is_child() {
-            self.process.callbacks.queue(self.callback);
+        if *self.armed.get_mut() && !self.queue.guard.is_child() {
+            // Fails only when the thread is gone, with a callback that unwound: then nobody can be told.
+            let _ = self.queue.sender.send(self.callback);
         }
     }
 }

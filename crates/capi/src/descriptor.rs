@@ -2,8 +2,9 @@
 
 use std::ffi::c_void;
 
-use crate::boundary::{Outcome, array, call};
+use crate::boundary::{array, call};
 use crate::engine::Descriptor;
+use crate::failure::Outcome;
 use crate::sized::{self, sized_struct};
 
 /// The bytes of a descriptor.

@@ -3,9 +3,9 @@
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
 
-use crate::boundary::{Outcome, call, out, out_handle};
+use crate::boundary::{call, out, out_handle};
 use crate::engine::{BackendKind, Error, Gpu};
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome, null};
 use crate::kinds::gpu_ipc_device;
 use crate::process::Process;
 use crate::sized::{self, sized_struct};
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn gpu_ipc_detect(
     call(|process| {
         let count = out(count, "count")?;
         if devices.is_null() && capacity > 0 {
-            return Err(crate::boundary::null("devices"));
+            return Err(null("devices"));
         }
         let found = all(process)?;
         count.set(found.len());

@@ -6,7 +6,7 @@ pub(crate) use gpu_ipc::broker::{
     Standing, Writer,
 };
 pub(crate) use gpu_ipc::participant::{Notice, ParticipantBuilder};
-pub(crate) use gpu_ipc::session::{AdoptToken, SessionNotice, ShareOptions, Stats};
+pub(crate) use gpu_ipc::session::{AdoptToken, Contents, SentSlice, SessionNotice, ShareOptions, Stats};
 pub(crate) use gpu_ipc::{
     After, BackendKind, ClaimError, Claims, Descriptor, Error, Gpu, Participant, ParticipantId, ReceivedBlock, Result,
     SentBlock, Session, State, Stream, To, Wait,

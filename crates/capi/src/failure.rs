@@ -196,6 +196,15 @@ impl From<ObjectError> for Failure {
     }
 }
 
+/// What a call gives, before C gets a number.
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+/// Makes the failure of an argument that is null.
+#[cold]
+pub(crate) fn null(what: &'static str) -> Failure {
+    Failure::invalid(what, "null", "the address of one")
+}
+
 /// The last failure of a thread, as C reads it.
 #[derive(Default)]
 struct Last {

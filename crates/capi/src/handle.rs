@@ -17,7 +17,7 @@ use std::ptr;
 
 const ROW_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 26;
-const KIND_BITS: u32 = 4;
+pub(crate) const KIND_BITS: u32 = 4;
 const INSTANCE_BITS: u32 = 10;
 const _: () = assert!(ROW_BITS + GENERATION_BITS + KIND_BITS + INSTANCE_BITS == usize::BITS);
 

@@ -2,17 +2,19 @@
 
 use std::sync::Mutex;
 
-use crate::engine::{Client, Gpu, Participant, ReceivedBlock, SentBlock};
-use crate::object::{OpenReader, OpenWriter};
-use crate::session::OpenSession;
-use crate::stream::OpenStream;
-use crate::table::Table;
+use crate::engine::{Client, Gpu, Participant, Reader, ReceivedBlock, SentBlock, Writer};
+use crate::handle::KIND_BITS;
+use crate::opened::{OpenSession, OpenStream};
+use crate::table::{FreeRow, Table};
+
+/// The numbers of kinds that fit into a handle, 0 among them, which no kind has.
+pub(crate) const KINDS: usize = 1 << KIND_BITS;
 
 /// A kind of handle, by the type that C sees.
 pub(crate) trait Kind: Sized + 'static {
     /// What a handle of it stands for.
     type Value: Send + Sync;
-    /// Its number in handles, from 1 to 15.
+    /// Its number in handles, from 1 to below [`KINDS`].
     const NUMBER: u8;
     /// What messages call it.
     const NAME: &'static str;
@@ -87,6 +89,16 @@ macro_rules! kinds {
             $($table: Table<$value>,)*
         }
 
+        impl Tables {
+            /// Puts a row on the list of its table.
+            pub fn put_back(&self, kind: u8, row: FreeRow) {
+                match kind {
+                    $($number => self.$table.put_back(row),)*
+                    _ => {}
+                }
+            }
+        }
+
         /// Names the kind of a number.
         pub(crate) fn name_of(kind: u8) -> Option<&'static str> {
             match kind {
@@ -105,12 +117,6 @@ kinds! {
     gpu_ipc_participant = 5, "a participant", participants: Participant;
     gpu_ipc_received = 6, "a received block", received: ReceivedBlock;
     gpu_ipc_client = 7, "a client of a broker", clients: Client;
-    gpu_ipc_writer = 8, "a writer", writers: Mutex<OpenWriter>;
-    gpu_ipc_reader = 9, "a reader", readers: Mutex<OpenReader>;
-}
-
-impl<T> Default for Table<T> {
-    fn default() -> Table<T> {
-        Table::new()
-    }
+    gpu_ipc_writer = 8, "a writer", writers: Mutex<Option<Writer>>;
+    gpu_ipc_reader = 9, "a reader", readers: Mutex<Reader>;
 }

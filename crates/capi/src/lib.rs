@@ -2,11 +2,12 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `boundary`, `failure` | where C's calls come in; what they fail with |
-//! | `handle`, `table`, `kinds`, `process` | what C holds in place of a pointer, and what stands behind it |
-//! | `sized`, `callback`, `log` | structures that begin with their size; calls back; lines on a descriptor |
+//! | `failure` | what a call fails with |
+//! | `handle`, `table` | what C holds in place of a pointer, and the rows behind it |
+//! | `callback`, `opened`, `pools`, `kinds`, `process` | what stands there, and what a process has one of |
+//! | `boundary`, `sized`, `log` | where C's calls come in; structures that begin with their size; lines on a descriptor |
 //! | `device`, `stream` | where memory lies, and what work is ordered on |
-//! | `session`, `block`, `stats` | the producer |
+//! | `contents`, `session`, `block`, `stats` | copies from and to the host; the producer |
 //! | `descriptor` | the bytes that travel |
 //! | `participant`, `received`, `notice` | the consumer |
 //! | `object` | memory that outlives the process that filled it |
@@ -15,9 +16,12 @@
 //! The header is written from this source and is the documentation: `include/gpu_ipc.h`. Rust programs use `gpu_ipc`
 //! itself.
 
+#![cfg(not(gpu_ipc_loom))]
+
 mod block;
 mod boundary;
 mod callback;
+mod contents;
 mod descriptor;
 mod device;
 mod engine;
@@ -27,7 +31,9 @@ mod kinds;
 mod log;
 mod notice;
 mod object;
+mod opened;
 mod participant;
+mod pools;
 mod process;
 mod received;
 mod session;

@@ -12,9 +12,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::boundary::call;
+use crate::boundary::{call, copy_of};
 use crate::failure::Failure;
-use crate::session::copy_of;
 
 /// Errors.
 pub const GPU_IPC_LOG_ERROR: u32 = 1;

@@ -4,14 +4,13 @@ use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 
-use crate::boundary::{Outcome, array, call, null, out_handle, text, timeout, value_or};
+use crate::boundary::{array, call, copy_of, out_handle, text, timeout, value_or};
 use crate::descriptor::gpu_ipc_descriptor;
-use crate::engine::{Participant, ParticipantBuilder, Wait};
-use crate::failure::{Failure, GPU_IPC_OK};
+use crate::engine::{Participant, ParticipantBuilder, ReceivedBlock, Wait};
+use crate::failure::{Failure, GPU_IPC_OK, Outcome, null};
 use crate::kinds::{gpu_ipc_device, gpu_ipc_participant, gpu_ipc_received, gpu_ipc_stream};
-use crate::session::copy_of;
+use crate::opened::OpenStream;
 use crate::sized::{self, sized_struct};
-use crate::stream::OpenStream;
 
 /// Wait for the producer's work on the calling thread, or queue the wait on the stream that is given.
 pub const GPU_IPC_WAIT: u32 = 0;
@@ -141,16 +140,10 @@ pub unsafe extern "C" fn gpu_ipc_claim(
     timeout_ns: i64,
     received: Option<&mut MaybeUninit<*mut gpu_ipc_received>>,
 ) -> i32 {
-    call(|process| {
-        let received = out_handle(received, "received")?;
-        // SAFETY: `array` asks for what this function asks for.
-        let bytes = unsafe { array(descriptor.cast::<u8>(), len, "descriptor") }?;
-        let participant = process.get(participant)?;
-        let stream = process.get_opt(stream)?;
-        let block = participant.claim(bytes, wait_of(wait, stream.as_deref())?, timeout(timeout_ns))?;
-        received.set(process.open(block)?);
-        Ok(())
-    })
+    let by =
+        |participant: &Participant, bytes: &[u8], wait: Wait<'_>| participant.claim(bytes, wait, timeout(timeout_ns));
+    // SAFETY: `claim` asks for what this function asks for.
+    unsafe { claim(participant, descriptor, len, wait, stream, received, by) }
 }
 
 /// Claims what a descriptor grants if that needs no waiting; otherwise asks for what it needs and answers
@@ -171,16 +164,8 @@ pub unsafe extern "C" fn gpu_ipc_try_claim(
     stream: *mut gpu_ipc_stream,
     received: Option<&mut MaybeUninit<*mut gpu_ipc_received>>,
 ) -> i32 {
-    call(|process| {
-        let received = out_handle(received, "received")?;
-        // SAFETY: `array` asks for what this function asks for.
-        let bytes = unsafe { array(descriptor.cast::<u8>(), len, "descriptor") }?;
-        let participant = process.get(participant)?;
-        let stream = process.get_opt(stream)?;
-        let block = participant.try_claim(bytes, wait_of(wait, stream.as_deref())?)?;
-        received.set(process.open(block)?);
-        Ok(())
-    })
+    // SAFETY: `claim` asks for what this function asks for.
+    unsafe { claim(participant, descriptor, len, wait, stream, received, Participant::try_claim) }
 }
 
 /// Claims several descriptors, with one question for up to 64 tickets among them.
@@ -316,6 +301,33 @@ pub extern "C" fn gpu_ipc_participant_leave(participant: *mut gpu_ipc_participan
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_participant_close(participant: *mut gpu_ipc_participant) -> i32 {
     call(|process| process.close(participant))
+}
+
+/// Claims by a call of the engine's.
+///
+/// # Safety
+///
+/// There are `len` bytes.
+#[inline]
+unsafe fn claim<E: Into<Failure>>(
+    participant: *mut gpu_ipc_participant,
+    descriptor: *const c_void,
+    len: usize,
+    wait: u32,
+    stream: *mut gpu_ipc_stream,
+    received: Option<&mut MaybeUninit<*mut gpu_ipc_received>>,
+    by: impl FnOnce(&Participant, &[u8], Wait<'_>) -> Result<ReceivedBlock, E>,
+) -> i32 {
+    call(|process| {
+        let received = out_handle(received, "received")?;
+        // SAFETY: `array` asks for what this function asks for.
+        let bytes = unsafe { array(descriptor.cast::<u8>(), len, "descriptor") }?;
+        let participant = process.get(participant)?;
+        let stream = process.get_opt(stream)?;
+        let block = by(&participant, bytes, wait_of(wait, stream.as_deref())?).map_err(Into::into)?;
+        received.set(process.open(block)?);
+        Ok(())
+    })
 }
 
 /// Reads how to wait.

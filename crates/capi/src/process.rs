@@ -3,7 +3,11 @@
 //! A forked child starts with fresh ones. The parent's may be locked by a thread that the child does not have, so the
 //! child never touches them, and leaks them; it only knows its ancestors' handles by their instance, to say what they
 //! are.
+//!
+//! A thread keeps one free row of each table, that of the handle it closed last, so that claiming and closing in turn
+//! takes no lock. It puts them back when it ends; a forked child forgets them.
 
+use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -13,9 +17,9 @@ use crate::callback::Callbacks;
 use crate::engine::{BackendKind, DeviceId, Error, ForkGuard, Gpu, GpuBackend, Result, detect_only};
 use crate::failure::Failure;
 use crate::handle::{Handle, MOST_INSTANCES};
-use crate::kinds::{Kind, Tables};
-use crate::table::{Full, Inside, Place, Taken};
-use crate::torch::Pools;
+use crate::kinds::{KINDS, Kind, Tables};
+use crate::pools::Pools;
+use crate::table::{Closed, FreeRow, Full, Inside, Place};
 
 /// What a process has one of.
 pub(crate) struct Process {
@@ -74,19 +78,15 @@ impl Process {
         }
     }
 
-    /// Says whether this is a forked child of the process that it belongs to.
-    pub fn is_child(&self) -> bool {
-        self.guard.is_child()
-    }
-
     /// Puts a value behind a new handle.
     #[inline]
     pub fn open<K: Kind>(&self, value: K::Value) -> Result<*mut K> {
-        match K::table(&self.tables).open(value) {
+        let row = self.with_spare::<K, _>(Cell::take).flatten();
+        match K::table(&self.tables).open(row, value) {
             Ok(Place { row, generation }) => {
                 Ok(Handle { instance: self.instance, kind: K::NUMBER, generation, row }.to_c())
             }
-            Err(Full(_)) => Err(Error::Exhausted {
+            Err(Full) => Err(Error::Exhausted {
                 what: "handles of a kind",
                 limit: crate::handle::MOST_ROWS.into(),
                 remedy: "close those that are done with",
@@ -115,20 +115,40 @@ impl Process {
         if handle.is_null() {
             return Ok(());
         }
-        match self.place(handle) {
-            Some(place) if K::table(&self.tables).close(place) => Ok(()),
-            _ => Err(self.why_not::<K>(handle)),
-        }
+        self.close_and_take(handle).map(drop)
     }
 
     /// Closes a handle and returns what it stands for; `None` while another call is in it, whose end drops it.
     #[inline]
     pub fn close_and_take<K: Kind>(&self, handle: *mut K) -> Result<Option<K::Value>, Failure> {
-        match self.place(handle).map(|place| K::table(&self.tables).close_and_take(place)) {
-            Some(Taken::Value(value)) => Ok(Some(value)),
-            Some(Taken::InUse) => Ok(None),
-            Some(Taken::NotOpen) | None => Err(self.why_not::<K>(handle)),
+        match self.place(handle).map(|place| K::table(&self.tables).close(place)) {
+            Some(Closed::Taken(value, row)) => {
+                self.keep::<K>(row);
+                Ok(Some(value))
+            }
+            Some(Closed::InUse) => Ok(None),
+            Some(Closed::NotOpen) | None => Err(self.why_not::<K>(handle)),
         }
+    }
+
+    /// Keeps a free row for the next open of this thread; the one that it had goes on the table's list.
+    #[inline]
+    fn keep<K: Kind>(&self, mut row: Option<FreeRow>) {
+        // A thread that is ending has no place for it any more.
+        self.with_spare::<K, _>(|spare| row = spare.replace(row.take()));
+        row.into_iter().for_each(|row| K::table(&self.tables).put_back(row));
+    }
+
+    /// Calls `run` with the place of this thread's free row of a kind; `None` while the thread is ending.
+    #[inline]
+    fn with_spare<K: Kind, R>(&self, run: impl FnOnce(&Cell<Option<FreeRow>>) -> R) -> Option<R> {
+        let run = |spares: &Spares| {
+            if spares.instance.get() != self.instance {
+                spares.forget(self.instance);
+            }
+            run(&spares.rows[usize::from(K::NUMBER)])
+        };
+        SPARES.try_with(run).ok()
     }
 
     #[inline]
@@ -189,6 +209,37 @@ impl Process {
             });
         }
         Gpu::new(backend, DeviceId(number))
+    }
+}
+
+thread_local! {
+    static SPARES: Spares =
+        const { Spares { instance: Cell::new(0), rows: [const { Cell::new(None) }; KINDS] } };
+}
+
+/// A thread's free rows, at most one of each kind's table.
+struct Spares {
+    /// The process that they belong to: not this one in a forked child, and none at first.
+    instance: Cell<u16>,
+    rows: [Cell<Option<FreeRow>>; KINDS],
+}
+
+impl Spares {
+    /// Forgets another process' rows.
+    #[cold]
+    fn forget(&self, instance: u16) {
+        self.rows.iter().for_each(|row| row.set(None));
+        self.instance.set(instance);
+    }
+}
+
+impl Drop for Spares {
+    fn drop(&mut self) {
+        let is_ours = |process: &&Process| process.instance == self.instance.get() && !process.guard.is_child();
+        let Some(process) = Process::made().filter(is_ours) else { return };
+        for (kind, row) in (0..).zip(&self.rows) {
+            row.take().into_iter().for_each(|row| process.tables.put_back(kind, row));
+        }
     }
 }
 

@@ -3,10 +3,12 @@
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-use crate::block::{end, room, whom};
-use crate::boundary::{Outcome, array, call, out, out_handle, timeout, value_or};
+use crate::block::whom;
+use crate::boundary::{array, call, out, out_handle, timeout, value_or};
+use crate::contents;
 use crate::descriptor::gpu_ipc_descriptor;
 use crate::engine::{ReceivedBlock, State};
+use crate::failure::Outcome;
 use crate::kinds::{gpu_ipc_received, gpu_ipc_stream};
 use crate::participant::wait_of;
 
@@ -130,15 +132,8 @@ pub unsafe extern "C" fn gpu_ipc_received_write(
     len: usize,
     stream: *mut gpu_ipc_stream,
 ) -> i32 {
-    call(|process| {
-        // SAFETY: `array` asks for what this function asks for.
-        let bytes = unsafe { array(bytes.cast::<u8>(), len, "bytes") }?;
-        let (block, open) = (process.get(received)?, process.get(stream)?);
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        Ok(open.stream.write(&block.slice(offset..end(offset, len)?)?, bytes)?)
-    })
+    // SAFETY: `write` asks for what this function asks for.
+    unsafe { contents::write(received, offset, bytes, len, stream) }
 }
 
 /// Copies `len` bytes of a received block from `offset` on to the host, after the work that is queued on the stream.
@@ -157,15 +152,8 @@ pub unsafe extern "C" fn gpu_ipc_received_read(
     len: usize,
     stream: *mut gpu_ipc_stream,
 ) -> i32 {
-    call(|process| {
-        let (block, open) = (process.get(received)?, process.get(stream)?);
-        // SAFETY: `room` asks for what this function asks for.
-        let bytes = unsafe { room(bytes, len) }?;
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        Ok(open.stream.read(&block.slice(offset..end(offset, len)?)?, bytes)?)
-    })
+    // SAFETY: `read` asks for what this function asks for.
+    unsafe { contents::read(received, offset, bytes, len, stream) }
 }
 
 /// Asks the producer for a descriptor of a received block for another participant: the one of that number in the same

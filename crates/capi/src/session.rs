@@ -1,17 +1,16 @@
 //! Sessions: what a producer opens.
 
-use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use crate::boundary::{Outcome, array, call, null, out, out_handle, put, put_text, text, timeout, value_or};
+use crate::boundary::{array, call, copy_of, out, out_handle, put, put_text, text, timeout, value_or};
 use crate::callback::Callback;
-use crate::engine::{AdoptToken, DevicePtr, Error, ParticipantId, Session};
-use crate::failure::Failure;
+use crate::engine::{DevicePtr, Error, ParticipantId, Session};
+use crate::failure::{Failure, null};
 use crate::kinds::{gpu_ipc_block, gpu_ipc_device, gpu_ipc_session};
+use crate::opened::OpenSession;
 use crate::sized::{self, sized_struct};
 use crate::stats::{gpu_ipc_collected, gpu_ipc_stats};
 use crate::stream::gpu_ipc_callback;
@@ -39,33 +38,6 @@ pub struct gpu_ipc_session_options {
     pub max_leases: u64,
 }
 sized_struct!(gpu_ipc_session_options: "gpu_ipc_session_options");
-
-/// A session, and whom to tell of adopted memory that is its owner's again.
-pub(crate) struct OpenSession {
-    pub session: Session,
-    pub adopted: Arc<Mutex<Adopted>>,
-}
-
-/// Callbacks by the token of their block.
-#[derive(Default)]
-pub(crate) struct Adopted {
-    next: u64,
-    waiting: HashMap<AdoptToken, Callback>,
-}
-
-impl OpenSession {
-    /// Collects, and calls back for what came home, on this thread and with no lock held.
-    fn collect(&self) -> (u64, u64, u64) {
-        let collected = self.session.collect();
-        let tokens = collected.tokens.len() as u64;
-        let callbacks: Vec<Callback> = {
-            let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
-            collected.tokens.iter().filter_map(|token| adopted.waiting.remove(token)).collect()
-        };
-        callbacks.into_iter().for_each(Callback::run);
-        (collected.blocks, collected.bytes, tokens)
-    }
-}
 
 /// Opens a session: binds its socket and starts its thread.
 ///
@@ -105,7 +77,7 @@ pub unsafe extern "C" fn gpu_ipc_session_open(
         if options.max_leases > 0 {
             builder = builder.max_slots(options.max_leases);
         }
-        session.set(process.open(OpenSession { session: builder.open()?, adopted: Arc::default() })?);
+        session.set(process.open(OpenSession::of(builder.open()?))?);
         Ok(())
     })
 }
@@ -189,19 +161,13 @@ pub unsafe extern "C" fn gpu_ipc_adopt(
         let block = out_handle(block, "block")?;
         let open = process.get(session)?;
         let function = returned.ok_or_else(|| null("returned"))?;
-        let token = {
-            let mut adopted = open.adopted.lock().unwrap_or_else(PoisonError::into_inner);
-            adopted.next += 1;
-            let token = AdoptToken(adopted.next);
-            adopted.waiting.insert(token, Callback { function, context });
-            token
-        };
+        let token = open.expect(Callback { function, context });
         // SAFETY: `adopt` asks that the memory stays allocated until a collect returned the token, and that no other
         // block overlaps it: so does this function, which tells of the token by `returned`.
         let made = unsafe { open.session.adopt(DevicePtr(memory.addr() as u64), len, token) };
         let made = made.map_err(Failure::from).and_then(|made| Ok(process.open(made)?));
         if made.is_err() {
-            open.adopted.lock().unwrap_or_else(PoisonError::into_inner).waiting.remove(&token);
+            open.expect_no_more(token);
         }
         block.set(made?);
         Ok(())
@@ -384,23 +350,6 @@ pub extern "C" fn gpu_ipc_session_shutdown(session: *mut gpu_ipc_session, timeou
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_ipc_session_close(session: *mut gpu_ipc_session) -> i32 {
     call(|process| process.close(session))
-}
-
-/// Copies a descriptor of the application's.
-///
-/// # Safety
-///
-/// `fd` is open, and nobody closes it during the call; what is below 0 is refused.
-pub(crate) unsafe fn copy_of(fd: c_int) -> Outcome<std::os::fd::OwnedFd> {
-    if fd < 0 {
-        return Err(Failure::invalid("a descriptor", fd.to_string(), "an open one"));
-    }
-    // SAFETY: `borrow_raw` asks for a descriptor that stays open for as long as the borrow, and is not -1: looked at
-    // above, and for the rest this function asks.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    borrowed.try_clone_to_owned().map_err(|error| {
-        Error::system("fcntl(F_DUPFD_CLOEXEC)", "pass an open descriptor, or raise RLIMIT_NOFILE", error).into()
-    })
 }
 
 #[cfg(test)]

@@ -6,9 +6,8 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use crate::boundary::{Outcome, null};
 use crate::engine::Error;
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome, null};
 
 /// A structure of C's that begins with its size.
 ///

@@ -68,6 +68,9 @@ pub struct gpu_ipc_stats {
     pub in_use_bytes: u64,
     /// Bytes in regions that other processes may have mapped.
     pub pinned_bytes: u64,
+    /// Of the blocks in limbo, those that wait for streams on which no event could be recorded: a thread synchronises
+    /// these.
+    pub unmarked_blocks: u64,
 }
 sized_struct!(gpu_ipc_stats: "gpu_ipc_stats");
 
@@ -96,6 +99,36 @@ impl gpu_ipc_stats {
             reserved_bytes: stats.source.reserved,
             in_use_bytes: stats.source.in_use,
             pinned_bytes: stats.source.pinned,
+            unmarked_blocks: stats.unmarked_blocks,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::sized;
+
+    /// Lists the names of a structure's fields.
+    fn fields(of: &impl std::fmt::Debug) -> BTreeSet<String> {
+        let text = format!("{of:?}");
+        let names = text.split([' ', '{', ',', '(']).filter_map(|word| word.strip_suffix(':'));
+        names.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn every_number_of_a_session_has_a_field() {
+        let source = [("reserved", "reserved_bytes"), ("in_use", "in_use_bytes"), ("pinned", "pinned_bytes")];
+        let mut expected = fields(&Stats::default());
+        assert!(expected.len() > 20 && expected.contains("unmarked_blocks"), "{expected:?}");
+        // Lists of what is behind the numbers: of participants there are functions.
+        assert!(expected.remove("holders") && expected.remove("source"));
+        for (here, there) in source {
+            assert!(expected.remove(here) && expected.insert(there.to_owned()), "{here}");
+        }
+        expected.insert("size".to_owned());
+        assert_eq!(fields(&sized::zeroed::<gpu_ipc_stats>()), expected);
     }
 }

@@ -6,16 +6,10 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use crate::boundary::{call, out_handle};
-use crate::callback::{Callback, Hold};
+use crate::callback::Callback;
 use crate::engine::Stream;
 use crate::kinds::{gpu_ipc_device, gpu_ipc_stream};
-
-/// A stream, and the application's hold on one that it lent: the library lets go of a stream sooner when that has
-/// ended.
-pub(crate) struct OpenStream {
-    pub stream: Stream,
-    _hold: Option<Arc<Hold>>,
-}
+use crate::opened::OpenStream;
 
 /// A function that the library calls with the context that came with it.
 #[allow(non_camel_case_types, reason = "the name that C has for it")]
@@ -68,10 +62,7 @@ pub unsafe extern "C" fn gpu_ipc_stream_borrow(
         let handle = handle.addr() as u64;
         let hold = match released {
             None => None,
-            Some(function) => {
-                process.callbacks.start()?;
-                Some(Arc::new(Hold::new(process, Callback { function, context })))
-            }
+            Some(function) => Some(Arc::new(process.callbacks.hold(Callback { function, context })?)),
         };
         let keep: Arc<dyn Any + Send + Sync> = match &hold {
             None => Arc::new(()),

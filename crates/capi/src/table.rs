@@ -12,32 +12,68 @@
 //!
 //! | step | who | operation | ordering |
 //! |---|---|---|---|
-//! | open | the thread that was given the free row | store | Release A |
-//! | enter | any call with the handle | compare-and-swap | Acquire B |
-//! | leave | the same call at its end | `fetch_sub` | AcqRel C |
-//! | close | one call | compare-and-swap | AcqRel D |
+//! | open | the thread that has the row's [`FreeRow`] | store | [`OPENED`] Release |
+//! | enter | any call with the handle | compare-and-swap | [`ENTER`] Acquire |
+//! | leave | the same call at its end | `fetch_sub` | [`LEAVE`] AcqRel |
+//! | close | one call | compare-and-swap | [`CLOSE`] Acquire |
 //!
-//! - **A pairs with B and D:** who finds the row open sees the value.
-//! - **C pairs with C and D:** who takes the value sees all that the calls inside did with it; every change of the word
-//!   since it was opened is a read-modify-write, so each earlier one is seen.
-//! - **A row is not free before its value is moved out,** and the list of free rows has a lock, so the next `open`
-//!   comes after.
+//! A call that meets no other is one compare-and-swap and one subtraction, without a lock.
+//!
+//! - **`OPENED` pairs with `ENTER` and `CLOSE`:** a call that finds the row open sees the value.
+//! - **`LEAVE` pairs with `LEAVE` and `CLOSE`:** the thread that takes the value sees all that the calls inside did
+//!   with it. Every change of the word since it was opened is a read-modify-write, so each earlier one is seen.
+//! - **A handle of an earlier use changes nothing:** enter and close swap only a word of their own generation, and the
+//!   next open only stores over a free one.
+//! - **A row is free only when its value was moved out.** Its [`FreeRow`] is then one thread's, which opens it again or
+//!   puts it on the list of free rows. The list has a lock, so a thread that takes it from there comes after.
 //! - **Not covered:** a thread that is killed inside a call (by `pthread_cancel` or a `longjmp` out of a callback): the
-//!   value stays for ever.
+//!   value stays for ever. A forked child must leave its parent's tables alone, as `process` does.
 //!
-//! Checked by the tests at the foot, under Miri and the thread sanitizer too.
+//! Checked by `tests/loom_table.rs`, which fails when any of the orderings is weakened, and by the tests at the foot,
+//! under Miri too.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use cfg_if::cfg_if;
 
 use crate::handle::{LAST_GENERATION, MOST_ROWS};
 
+cfg_if! {
+    if #[cfg(gpu_ipc_loom)] {
+        use loom::sync::atomic::{AtomicPtr, AtomicU64};
+        use loom::sync::{Mutex, MutexGuard};
+    } else {
+        use std::sync::atomic::{AtomicPtr, AtomicU64};
+        use std::sync::{Mutex, MutexGuard};
+    }
+}
+
+/// Pairs with [`ENTER`] and [`CLOSE`].
+const OPENED: Ordering = ordering("opened", Ordering::Release);
+/// Pairs with [`OPENED`].
+const ENTER: Ordering = ordering("enter", Ordering::Acquire);
+/// Pairs with [`CLOSE`], and with itself.
+const LEAVE: Ordering = ordering("leave", Ordering::AcqRel);
+/// Pairs with [`OPENED`] and [`LEAVE`].
+const CLOSE: Ordering = ordering("close", Ordering::Acquire);
+
+/// Names an ordering: built with `GPU_IPC_WEAKEN=name` under the model checker's cfg it is Relaxed, and a test must
+/// fail. In every other build it is `strong`.
+const fn ordering(name: &str, strong: Ordering) -> Ordering {
+    match option_env!("GPU_IPC_WEAKEN") {
+        // The names differ in their first byte.
+        Some(weakened) if cfg!(gpu_ipc_loom) && weakened.as_bytes()[0] == name.as_bytes()[0] => Ordering::Relaxed,
+        _ => strong,
+    }
+}
+
 /// The rows of the first chunk; each further one has as many as all before it.
-const FIRST: u32 = 64;
+const FIRST: u32 = if cfg!(gpu_ipc_loom) { 1 } else { 64 };
 const CHUNKS: usize = (MOST_ROWS / FIRST).ilog2() as usize + 1;
 
 /// The word: the generation above, then whether the row is open, then the calls inside.
@@ -45,20 +81,25 @@ const GENERATION_SHIFT: u32 = 32;
 const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
 
+/// A line of the cache of its own: threads that use neighbours do not wait for each other.
+#[repr(align(64))]
 struct Row<T> {
     word: AtomicU64,
     value: UnsafeCell<MaybeUninit<T>>,
+    number: u32,
+    /// The list that it goes on. Kept here, so that a call inside is one pointer.
+    list: Arc<Mutex<FreeRows>>,
 }
 
 /// What handles of one kind stand for.
 pub(crate) struct Table<T> {
     chunks: [AtomicPtr<Row<T>>; CHUNKS],
-    free: Mutex<FreeRows>,
+    free: Arc<Mutex<FreeRows>>,
 }
 
 #[derive(Default)]
 struct FreeRows {
-    rows: Vec<u32>,
+    rows: Vec<FreeRow>,
     /// Rows that were never used begin here.
     fresh: u32,
 }
@@ -76,106 +117,91 @@ pub(crate) struct Place {
     pub generation: u32,
 }
 
+impl Place {
+    /// Returns the word of the row while it is open and no call is inside.
+    #[inline]
+    fn open_word(self) -> u64 {
+        u64::from(self.generation) << GENERATION_SHIFT | OPEN
+    }
+}
+
+/// A free row of a table, which belongs to who has this.
+#[derive(Debug)]
+#[must_use = "to be opened again, or put on the list of the table that it came from"]
+pub(crate) struct FreeRow(u32);
+
 /// All rows are in use.
 #[derive(Debug)]
-pub(crate) struct Full<T>(pub T);
+pub(crate) struct Full;
+
+/// What closing a row gave.
+#[derive(Debug)]
+pub(crate) enum Closed<T> {
+    /// The value, and the row unless its generations are used up.
+    Taken(T, Option<FreeRow>),
+    /// Calls are inside; the last of them drops the value.
+    InUse,
+    /// It was not open.
+    NotOpen,
+}
 
 impl<T> Table<T> {
-    pub const fn new() -> Table<T> {
+    pub fn new() -> Table<T> {
         Table {
-            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
-            free: Mutex::new(FreeRows { rows: Vec::new(), fresh: 0 }),
+            chunks: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+            free: Arc::new(Mutex::new(FreeRows::default())),
         }
     }
 
-    /// Puts a value into a free row.
+    /// Puts a value into the free row that is given, which came from this table, or else into one of the list.
     #[inline]
-    pub fn open(&self, value: T) -> Result<Place, Full<T>> {
-        let Some(number) = self.take_free() else { return Err(Full(value)) };
-        let Some(row) = self.row(number) else { return Err(Full(value)) };
+    pub fn open(&self, row: Option<FreeRow>, value: T) -> Result<Place, Full> {
+        let FreeRow(number) = row.or_else(|| self.take_free()).ok_or(Full)?;
+        let row = self.row(number).ok_or(Full)?;
         let generation = (row.word.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32 + 1;
-        // SAFETY: writing through the cell asks that nobody else uses the value: the row is free, and the list of free
-        // rows gave it to this thread alone.
+        let place = Place { row: number, generation };
+        // SAFETY: writing through the cell asks that nobody else uses the value: the row is free, and this thread's.
         unsafe { (*row.value.get()).write(value) };
-        row.word.store(u64::from(generation) << GENERATION_SHIFT | OPEN, Ordering::Release); // A
-        Ok(Place { row: number, generation })
+        row.word.store(place.open_word(), OPENED);
+        Ok(place)
     }
 
     /// Begins to use a value; `None` if it is closed.
     #[inline]
     pub fn enter(&self, place: Place) -> Option<Inside<'_, T>> {
         let row = self.row(place.row)?;
-        let mut word = row.word.load(Ordering::Relaxed);
-        loop {
-            if word & !INSIDE != u64::from(place.generation) << GENERATION_SHIFT | OPEN || word & INSIDE == INSIDE {
-                return None;
-            }
-            match row.word.compare_exchange_weak(word, word + 1, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(Inside { table: self, row, number: place.row }), // B
-                Err(seen) => word = seen,
-            }
-        }
+        let open = place.open_word();
+        let alone = row.word.compare_exchange(open, open + 1, ENTER, Ordering::Relaxed).is_ok();
+        (alone || row.enter_beside(open)).then(|| Inside { row })
     }
 
-    /// Closes a row, and drops its value, unless calls are inside: the last of them does. Says whether the row was
-    /// open.
+    /// Closes a row, and takes its value, unless calls are inside: the last of them drops it.
     #[inline]
-    pub fn close(&self, place: Place) -> bool {
-        let Some(row) = self.row(place.row) else { return false };
-        let mut word = row.word.load(Ordering::Relaxed);
-        loop {
-            if word & !INSIDE != u64::from(place.generation) << GENERATION_SHIFT | OPEN {
-                return false;
+    pub fn close(&self, place: Place) -> Closed<T> {
+        let Some(row) = self.row(place.row) else { return Closed::NotOpen };
+        let open = place.open_word();
+        let alone = row.word.compare_exchange(open, open & !OPEN, CLOSE, Ordering::Relaxed).is_ok();
+        let inside = if alone { Some(0) } else { row.close_beside(open) };
+        match inside {
+            Some(0) => {
+                // SAFETY: `take` asks to be the only one: this call closed the row and nobody is inside.
+                let (value, row) = unsafe { row.take() };
+                Closed::Taken(value, row)
             }
-            match row.word.compare_exchange_weak(word, word & !OPEN, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => break, // D
-                Err(seen) => word = seen,
-            }
-        }
-        if word & INSIDE == 0 {
-            // SAFETY: `take` asks to be the only one: this call closed the row and nobody is inside.
-            drop(unsafe { self.take(row, place.row) });
-        }
-        true
-    }
-
-    /// Closes a row and returns its value, if no call is inside; otherwise as [`close`](Table::close).
-    #[inline]
-    pub fn close_and_take(&self, place: Place) -> Taken<T> {
-        let Some(row) = self.row(place.row) else { return Taken::NotOpen };
-        let open = u64::from(place.generation) << GENERATION_SHIFT | OPEN;
-        match row.word.compare_exchange(open, open & !OPEN, Ordering::AcqRel, Ordering::Relaxed) {
-            // SAFETY: `take` asks to be the only one: this call closed the row and nobody is inside.
-            Ok(_) => Taken::Value(unsafe { self.take(row, place.row) }), // D
-            Err(_) if self.close(place) => Taken::InUse,
-            Err(_) => Taken::NotOpen,
+            Some(_) => Closed::InUse,
+            None => Closed::NotOpen,
         }
     }
 
-    /// Moves a closed row's value out, and frees the row.
-    ///
-    /// # Safety
-    ///
-    /// The row is closed, no call is inside, and the caller alone found that.
-    unsafe fn take(&self, row: &Row<T>, number: u32) -> T {
-        // SAFETY: `&*` asks that nobody writes meanwhile: nobody puts a value in before the row is free, below.
-        let kept = unsafe { &*row.value.get() };
-        // SAFETY: `assume_init_read` asks for a value that is there and not read twice: an open row has one, and the
-        // caller is the only one that takes it out.
-        let value = unsafe { kept.assume_init_read() };
-        if row.word.load(Ordering::Relaxed) >> GENERATION_SHIFT < u64::from(LAST_GENERATION) {
-            self.lock().rows.push(number);
-        }
-        value
+    /// Puts a row on the list of free ones.
+    #[cold]
+    pub fn put_back(&self, row: FreeRow) {
+        lock(&self.free).rows.push(row);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, FreeRows> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[inline]
-    fn take_free(&self) -> Option<u32> {
-        let mut free = self.lock();
+    #[cold]
+    fn take_free(&self) -> Option<FreeRow> {
+        let mut free = lock(&self.free);
         if let Some(row) = free.rows.pop() {
             return Some(row);
         }
@@ -186,13 +212,18 @@ impl<T> Table<T> {
         let (chunk, at) = split(row);
         if at == 0 {
             let rows: Box<[Row<T>]> = (0..rows_of(chunk))
-                .map(|_| Row { word: AtomicU64::new(0), value: UnsafeCell::new(MaybeUninit::uninit()) })
+                .map(|at| Row {
+                    word: AtomicU64::new(0),
+                    value: UnsafeCell::new(MaybeUninit::uninit()),
+                    number: row + at,
+                    list: self.free.clone(),
+                })
                 .collect();
             // Kept as long as the table, which is as long as the process.
             self.chunks[chunk].store(Box::into_raw(rows).cast(), Ordering::Release);
         }
         free.fresh += 1;
-        Some(row)
+        Some(FreeRow(row))
     }
 
     #[inline]
@@ -210,22 +241,68 @@ impl<T> Table<T> {
     }
 }
 
-impl<T> Drop for Table<T> {
-    fn drop(&mut self) {
-        for number in 0..self.lock().fresh {
-            let row = self.row(number).map(ptr::from_ref);
-            // SAFETY: `&*` asks for a valid row: the chunks are freed below.
-            let Some(row) = row.map(|row| unsafe { &*row }) else { continue };
-            if row.word.load(Ordering::Relaxed) & OPEN != 0 {
-                // SAFETY: `&mut *` asks to be the only one: the table is borrowed for its drop.
-                let kept = unsafe { &mut *row.value.get() };
-                // SAFETY: `assume_init_drop` asks for a value that is not used afterwards: the row is open, and its
-                // table goes.
-                unsafe { kept.assume_init_drop() };
+impl<T> Row<T> {
+    /// Begins a use while others are inside, or says that the row is not open.
+    #[cold]
+    fn enter_beside(&self, open: u64) -> bool {
+        let mut word = self.word.load(Ordering::Relaxed);
+        while word & !INSIDE == open && word & INSIDE < INSIDE {
+            match self.word.compare_exchange_weak(word, word + 1, ENTER, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(seen) => word = seen,
             }
         }
-        for (chunk, rows) in self.chunks.iter_mut().enumerate() {
-            let rows = *rows.get_mut();
+        false
+    }
+
+    /// Closes the row while others are inside, and says how many; `None` if it is not open.
+    #[cold]
+    fn close_beside(&self, open: u64) -> Option<u64> {
+        let mut word = self.word.load(Ordering::Relaxed);
+        while word & !INSIDE == open {
+            match self.word.compare_exchange_weak(word, word & !OPEN, CLOSE, Ordering::Relaxed) {
+                Ok(_) => return Some(word & INSIDE),
+                Err(seen) => word = seen,
+            }
+        }
+        None
+    }
+
+    /// Moves a closed row's value out; it is free then, unless its generations are used up.
+    ///
+    /// # Safety
+    ///
+    /// The row is closed, no call is inside, and the caller alone found that.
+    #[inline]
+    unsafe fn take(&self) -> (T, Option<FreeRow>) {
+        // SAFETY: `&*` asks that nobody writes meanwhile: nobody puts a value in before the row is given on as free.
+        let kept = unsafe { &*self.value.get() };
+        // SAFETY: `assume_init_read` asks for a value that is there and not read twice: an open row has one, and the
+        // caller is the only one that takes it out.
+        let value = unsafe { kept.assume_init_read() };
+        let generation = self.word.load(Ordering::Relaxed) >> GENERATION_SHIFT;
+        (value, (generation < u64::from(LAST_GENERATION)).then_some(FreeRow(self.number)))
+    }
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Table<T> {
+        Table::new()
+    }
+}
+
+impl<T> Drop for Table<T> {
+    fn drop(&mut self) {
+        let fresh = lock(&self.free).fresh;
+        for number in 0..fresh {
+            let Some(row) = self.row(number) else { continue };
+            if row.word.load(Ordering::Relaxed) & OPEN != 0 {
+                // SAFETY: `take` asks for a row that nobody uses any more: the table is borrowed for its drop.
+                drop(unsafe { row.take() });
+            }
+        }
+        for (chunk, rows) in self.chunks.iter().enumerate() {
+            let rows = rows.load(Ordering::Relaxed);
             if !rows.is_null() {
                 let whole = ptr::slice_from_raw_parts_mut(rows, rows_of(chunk) as usize);
                 // SAFETY: `from_raw` asks for what `into_raw` gave, with its length, once: `take_free` made it.
@@ -233,14 +310,6 @@ impl<T> Drop for Table<T> {
             }
         }
     }
-}
-
-/// What closing a row gave.
-pub(crate) enum Taken<T> {
-    Value(T),
-    /// Calls are inside; the last of them drops the value.
-    InUse,
-    NotOpen,
 }
 
 /// Finds a row's chunk and its place there.
@@ -256,11 +325,13 @@ fn rows_of(chunk: usize) -> u32 {
     if chunk == 0 { FIRST } else { FIRST << (chunk - 1) }
 }
 
+fn lock(free: &Mutex<FreeRows>) -> MutexGuard<'_, FreeRows> {
+    free.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A call that is inside a row: its value stays until this ends.
 pub(crate) struct Inside<'a, T> {
-    table: &'a Table<T>,
     row: &'a Row<T>,
-    number: u32,
 }
 
 impl<T> Deref for Inside<'_, T> {
@@ -275,20 +346,29 @@ impl<T> Deref for Inside<'_, T> {
     }
 }
 
+impl<T> Inside<'_, T> {
+    /// Takes the value of a row that was closed meanwhile.
+    #[cold]
+    fn end_last(&self) {
+        // SAFETY: `take` asks to be the only one: the row is closed and this was the last call inside.
+        let (value, row) = unsafe { self.row.take() };
+        lock(&self.row.list).rows.extend(row);
+        drop(value);
+    }
+}
+
 impl<T> Drop for Inside<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        let before = self.row.word.fetch_sub(1, Ordering::AcqRel); // C
-        if before & (OPEN | INSIDE) == 1 {
-            // SAFETY: `take` asks to be the only one: the row is closed and this was the last call inside.
-            drop(unsafe { self.table.take(self.row, self.number) });
+        if self.row.word.fetch_sub(1, LEAVE) & (OPEN | INSIDE) == 1 {
+            self.end_last();
         }
     }
 }
 
 #[cfg(test)]
+#[cfg(not(gpu_ipc_loom))]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
@@ -299,6 +379,19 @@ mod tests {
     impl Drop for Counted {
         fn drop(&mut self) {
             self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Closes a row, puts it on the list, and says whether it was open.
+    fn close<T>(table: &Table<T>, place: Place) -> bool {
+        match table.close(place) {
+            Closed::Taken(value, row) => {
+                row.into_iter().for_each(|row| table.put_back(row));
+                drop(value);
+                true
+            }
+            Closed::InUse => true,
+            Closed::NotOpen => false,
         }
     }
 
@@ -318,29 +411,30 @@ mod tests {
     #[test]
     fn a_closed_place_is_not_entered_though_its_row_is_used_again() {
         let table = Table::new();
-        let first = table.open(1).expect("room");
+        let first = table.open(None, 1).expect("room");
         assert_eq!(table.enter(first).as_deref(), Some(&1));
-        assert!(table.close(first));
-        let second = table.open(2).expect("room");
+        let Closed::Taken(1, row @ Some(_)) = table.close(first) else { panic!("it was open") };
+        let second = table.open(row, 2).expect("room");
         assert_eq!(second.row, first.row, "the row is used again");
-        assert!(table.enter(first).is_none() && !table.close(first));
+        assert!(table.enter(first).is_none() && !close(&table, first));
         assert_eq!(table.enter(second).as_deref(), Some(&2));
-        assert!(matches!(table.close_and_take(second), Taken::Value(2)));
-        assert!(matches!(table.close_and_take(second), Taken::NotOpen));
+        assert!(close(&table, second) && !close(&table, second));
+        assert_eq!(table.open(None, 3).expect("room").row, first.row, "by the list");
     }
 
     #[test]
     fn the_last_call_inside_drops_what_was_closed() {
         let (drops, table) = (Arc::new(AtomicUsize::new(0)), Table::new());
-        let place = table.open(Counted(drops.clone())).expect("room");
+        let place = table.open(None, Counted(drops.clone())).expect("room");
         let (one, two) = (table.enter(place).expect("open"), table.enter(place).expect("open"));
-        assert!(matches!(table.close_and_take(place), Taken::InUse));
+        assert!(matches!(table.close(place), Closed::InUse));
         assert!(table.enter(place).is_none(), "closed to further calls");
+        assert!(matches!(table.close(place), Closed::NotOpen));
         drop(one);
         assert_eq!(drops.load(Ordering::Relaxed), 0);
         drop(two);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
-        table.open(Counted(drops.clone())).expect("room");
+        assert_eq!(table.open(None, Counted(drops.clone())).expect("room").row, place.row, "the row is free");
         drop(table);
         assert_eq!(drops.load(Ordering::Relaxed), 2, "a table drops what is open");
     }
@@ -348,12 +442,11 @@ mod tests {
     #[test]
     fn a_row_whose_generations_are_used_up_is_left() {
         let table = Table::new();
-        let place = table.open(7).expect("room");
-        let row = table.row(place.row).expect("a row");
-        let last = u64::from(LAST_GENERATION) << GENERATION_SHIFT | OPEN;
-        row.word.store(last, Ordering::Relaxed);
-        assert!(table.close(Place { row: place.row, generation: LAST_GENERATION }));
-        assert_ne!(table.open(8).expect("room").row, place.row);
+        let place = table.open(None, 7).expect("room");
+        let last = Place { generation: LAST_GENERATION, ..place };
+        table.row(place.row).expect("a row").word.store(last.open_word(), Ordering::Relaxed);
+        assert!(matches!(table.close(last), Closed::Taken(7, None)));
+        assert_ne!(table.open(None, 8).expect("room").row, place.row);
     }
 
     #[test]
@@ -361,9 +454,9 @@ mod tests {
         let (drops, table) = (Arc::new(AtomicUsize::new(0)), Table::new());
         let rounds = if cfg!(miri) { 20 } else { 500 };
         for _ in 0..rounds {
-            let place = table.open(Counted(drops.clone())).expect("room");
+            let place = table.open(None, Counted(drops.clone())).expect("room");
             std::thread::scope(|scope| {
-                let closers: Vec<_> = (0..2).map(|_| scope.spawn(|| table.close(place))).collect();
+                let closers: Vec<_> = (0..2).map(|_| scope.spawn(|| close(&table, place))).collect();
                 for _ in 0..3 {
                     if let Some(inside) = table.enter(place) {
                         assert!(Arc::strong_count(&inside.0) > 1);

@@ -3,31 +3,15 @@
 //! PyTorch finds two functions by name and calls them for whole segments, on any thread. They say for which device and
 //! no more, so a process has one session for each device here.
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use crate::boundary::{Outcome, call, value_or};
-use crate::engine::{BackendKind, Error, SentBlock, Session, Stream};
-use crate::failure::Failure;
+use crate::boundary::{call, value_or};
+use crate::engine::{BackendKind, Error, Stream};
+use crate::failure::{Failure, Outcome};
 use crate::kinds::gpu_ipc_session;
-
-/// The sessions that PyTorch allocates from, by device.
-#[derive(Default)]
-pub(crate) struct Pools(Mutex<HashMap<c_int, Pool>>);
-
-struct Pool {
-    session: Session,
-    /// By address.
-    segments: HashMap<usize, SentBlock>,
-}
-
-impl Pools {
-    fn lock(&self) -> MutexGuard<'_, HashMap<c_int, Pool>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+use crate::pools::Pool;
 
 /// Lets PyTorch allocate its segments of this session's device from the session, by `gpu_ipc_torch_alloc` and
 /// `gpu_ipc_torch_free`. To be called once for each device, before PyTorch allocates there.
@@ -55,7 +39,7 @@ pub extern "C" fn gpu_ipc_torch_use(session: *mut gpu_ipc_session) -> i32 {
                 "the first: a process has one for each device",
             ));
         }
-        pools.entry(device).or_insert_with(|| Pool { session, segments: HashMap::new() });
+        pools.entry(device).or_insert_with(|| Pool::of(session));
         Ok(())
     })
 }

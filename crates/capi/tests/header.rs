@@ -55,7 +55,7 @@ fn layouts() -> String {
         gpu_ipc_reader_info: name,
         gpu_ipc_session_options: max_leases,
         gpu_ipc_share_options: user,
-        gpu_ipc_stats: pinned_bytes,
+        gpu_ipc_stats: unmarked_blocks,
     }
     text + "#undef GPU_IPC_SAME\n\n"
 }

@@ -5,12 +5,11 @@ use std::mem::MaybeUninit;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::boundary::{Outcome, array, call, out, out_handle, put, text, timeout};
+use crate::boundary::{array, call, out, out_handle, put, text, timeout};
 use crate::engine::{Client, CreateOptions, Epoch, Identity, Readers, Selector, Standing};
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome, null};
 use crate::kinds::{gpu_ipc_client, gpu_ipc_device, gpu_ipc_reader, gpu_ipc_writer};
 use crate::object::part::{gpu_ipc_identity, gpu_ipc_part_spec, layout_of};
-use crate::object::{OpenReader, OpenWriter};
 use crate::sized::{self, sized_struct};
 
 /// Nobody but the owner may open the object.
@@ -150,7 +149,7 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
             ..CreateOptions::default()
         };
         let made = process.get(client)?.create_with(name, layout, &options)?;
-        writer.set(process.open(Mutex::new(OpenWriter::of(made)))?);
+        writer.set(process.open(Mutex::new(Some(made)))?);
         Ok(())
     })
 }
@@ -175,7 +174,7 @@ pub unsafe extern "C" fn gpu_ipc_object_open(
         // SAFETY: `text` asks for what this function asks for.
         let name = unsafe { text(name, "the name of an object") }?;
         let made = process.get(client)?.open_one(&selector(name, epoch))?;
-        reader.set(process.open(Mutex::new(OpenReader::of(made)))?);
+        reader.set(process.open(Mutex::new(made))?);
         Ok(())
     })
 }
@@ -192,7 +191,7 @@ pub extern "C" fn gpu_ipc_object_open_identity(
     call(|process| {
         let reader = out_handle(reader, "reader")?;
         let made = process.get(client)?.open_one(&Selector::Identity(identity_of(identity)?))?;
-        reader.set(process.open(Mutex::new(OpenReader::of(made)))?);
+        reader.set(process.open(Mutex::new(made))?);
         Ok(())
     })
 }
@@ -295,5 +294,5 @@ pub(super) fn selector(name: &str, epoch: u64) -> Selector {
 }
 
 pub(super) fn identity_of(identity: Option<&gpu_ipc_identity>) -> Outcome<Identity> {
-    identity.map(|identity| Identity(identity.bytes)).ok_or_else(|| crate::boundary::null("identity"))
+    identity.map(|identity| Identity(identity.bytes)).ok_or_else(|| null("identity"))
 }

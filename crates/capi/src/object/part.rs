@@ -2,9 +2,9 @@
 
 use std::ffi::{c_char, c_void};
 
-use crate::boundary::{Outcome, array, text};
+use crate::boundary::{array, text};
 use crate::engine::{DType, DevicePtr, Dimension, Layout, PartSpec};
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome};
 use crate::sized::sized_struct;
 
 /// The most dimensions of a part.

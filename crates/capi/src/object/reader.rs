@@ -4,23 +4,14 @@ use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
 use std::sync::PoisonError;
 
-use crate::block::room;
-use crate::boundary::{Outcome, call, put, text};
+use crate::boundary::{call, put, room, text};
 use crate::engine::{Reader, Selector};
+use crate::failure::Outcome;
 use crate::kinds::{gpu_ipc_reader, gpu_ipc_stream};
 use crate::object::client::{identity_of, selector};
 use crate::object::part::{GPU_IPC_NAME_BYTES, describe, gpu_ipc_identity, gpu_ipc_part, name_at, no_such};
 use crate::process::Process;
 use crate::sized::{self, sized_struct};
-
-/// A reader.
-pub struct OpenReader(Reader);
-
-impl OpenReader {
-    pub(super) fn of(reader: Reader) -> OpenReader {
-        OpenReader(reader)
-    }
-}
 
 /// What a reader has mapped.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +45,7 @@ fn with<T>(
 ) -> Outcome<T> {
     let open = process.get(reader)?;
     let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
-    run(&mut open.0)
+    run(&mut open)
 }
 
 /// Describes the object that a reader has mapped.

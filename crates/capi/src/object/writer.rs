@@ -4,22 +4,13 @@ use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
 use std::sync::PoisonError;
 
-use crate::boundary::{Outcome, array, call, out, text, timeout};
+use crate::boundary::{array, call, out, text, timeout};
 use crate::engine::Writer;
-use crate::failure::Failure;
+use crate::failure::{Failure, Outcome};
 use crate::kinds::{gpu_ipc_stream, gpu_ipc_writer};
 use crate::object::part::{describe, gpu_ipc_identity, gpu_ipc_part, no_such};
 use crate::process::Process;
 use crate::sized;
-
-/// A writer until its commit.
-pub struct OpenWriter(Option<Writer>);
-
-impl OpenWriter {
-    pub(super) fn of(writer: Writer) -> OpenWriter {
-        OpenWriter(Some(writer))
-    }
-}
 
 /// Runs a call with a writer, one at a time.
 fn with<T>(
@@ -29,7 +20,7 @@ fn with<T>(
 ) -> Outcome<T> {
     let open = process.get(writer)?;
     let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
-    run(open.0.as_mut().ok_or_else(committed)?)
+    run(open.as_mut().ok_or_else(committed)?)
 }
 
 fn committed() -> Failure {
@@ -139,7 +130,7 @@ pub unsafe extern "C" fn gpu_ipc_writer_commit(
         // SAFETY: `array` asks for what this function asks for.
         let given = unsafe { array(streams, count, "streams") }?;
         let open = process.get(writer)?;
-        let taken = open.lock().unwrap_or_else(PoisonError::into_inner).0.take();
+        let taken = open.lock().unwrap_or_else(PoisonError::into_inner).take();
         process.close(writer)?;
         let taken = taken.ok_or_else(committed)?;
         let streams = given.iter().map(|&stream| process.get(stream)).collect::<Outcome<Vec<_>>>()?;

@@ -362,10 +362,14 @@ static void two_libraries(const char *other)
     *(void **)&open_there = dlsym(library, "gpu_ipc_device_open");
     *(void **)&text_there = dlsym(library, "gpu_ipc_last_error_text");
     require(close_there != gpu_ipc_session_close, "it is the same library");
-    require(close_there(session) == GPU_IPC_BAD_HANDLE, "a handle of this library is taken by another");
-    require(strstr(text_there(), "no handle of this library") != NULL, text_there());
     gpu_ipc_device *theirs;
     require(open_there(GPU_IPC_HOST, 0, &theirs) == GPU_IPC_OK, text_there());
+    if ((uintptr_t)theirs >> 54 == (uintptr_t)device >> 54) {
+        // Of 1,023 pairs of libraries one has drawn the same number, as the header says.
+        return;
+    }
+    require(close_there(session) == GPU_IPC_BAD_HANDLE, "a handle of this library is taken by another");
+    require(strstr(text_there(), "no handle of this library") != NULL, text_there());
     SAYS(GPU_IPC_BAD_HANDLE, "no handle of this library", gpu_ipc_device_close(theirs));
 }
 

@@ -442,6 +442,18 @@ impl Fences {
     }
 }
 
+/// A line's words belong to the line, which each of them has: so they would keep each other for ever.
+impl Drop for Fences {
+    fn drop(&mut self) {
+        for line in self.lines.load().values() {
+            // Locked only in a forked child, by a thread that it does not have.
+            if let Some(mut state) = try_lock(&line.state) {
+                state.cells.clear();
+            }
+        }
+    }
+}
+
 impl LineState {
     /// Finds the line's word at a participant, or takes one. Another stream may have taken it over since.
     fn cell(&mut self, line: &Arc<Line>, participant: ParticipantId, words: &Words) -> Result<&Arc<Mutex<Cell>>> {
@@ -556,6 +568,16 @@ mod tests {
         assert!(bench.words.are_owed());
         bench.settle(&old);
         assert!(!bench.words.are_owed());
+    }
+
+    #[test]
+    fn a_session_that_ends_keeps_no_line() {
+        let bench = Bench::new();
+        bench.queue(&bench.stream()).expect("queued");
+        let lines: Vec<_> = bench.fences.lines.load().values().map(Arc::downgrade).collect();
+        assert_eq!(lines.len(), 1);
+        drop(bench);
+        assert!(lines.iter().all(|line| line.upgrade().is_none()), "its words keep it, and it its words");
     }
 
     #[test]
