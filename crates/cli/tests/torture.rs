@@ -119,7 +119,7 @@ fn every_object_is_whole_and_none_is_lost() {
         assert_eq!(number(&value, key), 0.0, "{key}: {complaints}");
     }
     // It proves nothing where nothing happens.
-    for key in ["commits", "hasty", "opens", "advances", "wakes", "broker_kills", "keeper_kills"] {
+    for key in ["commits", "hasty", "taken", "opens", "advances", "wakes", "broker_kills", "keeper_kills"] {
         assert!(number(&value, key) > 0.0, "{key}: {value}");
     }
     assert_eq!(

@@ -30,6 +30,8 @@ use tally::Tally;
 const NAMES: usize = 3;
 const PARTS: u64 = 4;
 const PART_BYTES: u64 = 20_000;
+/// A part that is the same in every epoch of a name, in a region of its own.
+const STILL: &str = "still";
 
 /// What a process of a run does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -124,7 +126,13 @@ fn part_of(part: u64) -> String {
 fn layout(stamp: u64) -> Result<Layout, String> {
     let parts = (0..PARTS).map(|part| PartSpec::bytes(part_of(part), PART_BYTES));
     let parts = parts.collect::<Result<Vec<_>, _>>().map_err(|e| explain(&e))?;
-    Layout::pack(parts, &stamp.to_le_bytes()).map_err(|e| explain(&e))
+    let still = PartSpec::bytes(STILL, PART_BYTES).map_err(|e| explain(&e))?;
+    Layout::pack_groups([parts, vec![still]], &stamp.to_le_bytes()).map_err(|e| explain(&e))
+}
+
+/// The stamp of a name's part that stays the same: no other part has it.
+fn still_of(name: usize) -> u64 {
+    u64::MAX - name as u64
 }
 
 /// The stamp of a part: no two parts of all objects have the same.

@@ -3,7 +3,7 @@
 use gpu_ipc::broker::{Client, ObjectError, Reader};
 
 use super::tally::Count;
-use super::{NAMES, PART_BYTES, PARTS, Place, forgive, name_of, part_of, stamp_of};
+use super::{NAMES, PART_BYTES, PARTS, Place, STILL, forgive, name_of, part_of, stamp_of, still_of};
 use crate::owner::connect;
 use crate::pattern;
 use crate::torture::rng::Dice;
@@ -24,7 +24,7 @@ fn read(place: &Place, client: &Client, dice: &mut Dice) -> Result<(), String> {
     let name = dice.below(NAMES as u64) as usize;
     let highest = tally.highest(name);
     let Some(mut reader) = found(place, name, highest, client.open(&name_of(name)))? else { return Ok(()) };
-    compare(place, &reader)?;
+    compare(place, name, &reader)?;
     tally.count(Count::Opens);
     let at = reader.device_ptr("p0");
     for _ in 0..dice.below(6) {
@@ -36,7 +36,7 @@ fn read(place: &Place, client: &Client, dice: &mut Dice) -> Result<(), String> {
             if forgive(reader.wake())?.is_none() {
                 return Ok(());
             }
-            compare(place, &reader)?;
+            compare(place, name, &reader)?;
             tally.count(Count::Wakes);
             continue;
         }
@@ -48,7 +48,7 @@ fn read(place: &Place, client: &Client, dice: &mut Dice) -> Result<(), String> {
         if reader.epoch().0 < before || reader.device_ptr("p0") != at {
             tally.count(Count::Backwards);
         }
-        compare(place, &reader)?;
+        compare(place, name, &reader)?;
         if moved.0 {
             tally.count(Count::Advances);
         }
@@ -96,13 +96,14 @@ fn found<T: Found>(
 }
 
 /// Compares every byte with what the stamp says.
-fn compare(place: &Place, reader: &Reader) -> Result<(), String> {
+fn compare(place: &Place, name: usize, reader: &Reader) -> Result<(), String> {
     let stamp = u64::from_le_bytes(reader.layout().user().try_into().map_err(|_| "an object without a stamp")?);
     let mut bytes = vec![0; PART_BYTES as usize];
     let mut is_whole = true;
-    for part in 0..PARTS {
-        reader.read_at(&part_of(part), 0, &mut bytes).map_err(|e| crate::device::explain(&e))?;
-        is_whole &= pattern::matches(&bytes, stamp_of(stamp, part));
+    let parts = (0..PARTS).map(|part| (part_of(part), stamp_of(stamp, part)));
+    for (part, stamp) in parts.chain([(STILL.to_owned(), still_of(name))]) {
+        reader.read_at(&part, 0, &mut bytes).map_err(|e| crate::device::explain(&e))?;
+        is_whole &= pattern::matches(&bytes, stamp);
     }
     if !is_whole {
         place.tally.count(Count::Mixed);

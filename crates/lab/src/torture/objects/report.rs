@@ -15,6 +15,8 @@ pub struct Report {
     pub commits: u64,
     /// Commits that were asked for before the writes had ended.
     pub hasty: u64,
+    /// Commits of objects that took a part over from the epoch before.
+    pub taken: u64,
     /// Objects that were opened and compared byte by byte.
     pub opens: u64,
     /// Advances to another epoch, compared byte by byte.
@@ -67,6 +69,7 @@ impl Report {
         let floors = [
             ("commits", self.commits, seconds),
             ("commits that came too early", self.hasty, seconds / 4),
+            ("parts taken over", self.taken, seconds / 4),
             ("opens", self.opens, 2 * seconds),
             ("advances", self.advances, seconds / 4),
             ("wakes", self.wakes, seconds / 4),
@@ -89,7 +92,7 @@ impl Report {
 
     /// Makes what people read.
     pub fn text(&self) -> String {
-        let Report { seconds, seed, commits, hasty, opens, advances, wakes, .. } = self;
+        let Report { seconds, seed, commits, hasty, taken, opens, advances, wakes, .. } = self;
         let Report { writer_kills, reader_kills, broker_kills, keeper_kills, stops, .. } = self;
         let Report { mixed, lost, backwards, leaked, hung, crashes, .. } = self;
         let short = self.shortfalls().join("; ");
@@ -102,8 +105,8 @@ impl Report {
             (false, false) => "Every object was whole, and none was lost.".to_owned(),
         };
         format!(
-            "{seconds} s with seed {seed}: {commits} commits, {hasty} asked for too early; {opens} opens, {advances} \
-             advances and {wakes} wakes compared\n\
+            "{seconds} s with seed {seed}: {commits} commits, {hasty} asked for too early, {taken} with a part taken \
+             over; {opens} opens, {advances} advances and {wakes} wakes compared\n\
              killed: {writer_kills} writers, {reader_kills} readers, {broker_kills} brokers, {keeper_kills} keepers; \
              stopped: {} writers, {} readers, {} brokers, {} keepers\n\
              halves: {mixed}, lost: {lost}, backwards: {backwards}, leaked: {leaked}, hung: {hung}, crashed: {crashes}\n\
@@ -123,6 +126,7 @@ mod tests {
             seconds,
             commits: 20,
             hasty: 5,
+            taken: 5,
             opens: 40,
             advances: 5,
             wakes: 5,

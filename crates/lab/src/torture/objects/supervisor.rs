@@ -306,6 +306,7 @@ impl Torment<'_> {
         Report {
             commits: counted(Count::Commits),
             hasty: counted(Count::Hasty),
+            taken: counted(Count::Taken),
             opens: counted(Count::Opens),
             advances: counted(Count::Advances),
             wakes: counted(Count::Wakes),

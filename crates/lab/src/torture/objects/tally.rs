@@ -18,6 +18,8 @@ pub enum Count {
     Commits,
     /// Commits that were asked for before the writes had ended.
     Hasty,
+    /// Commits of objects that took a part over from the epoch before.
+    Taken,
     /// Objects that were opened and compared.
     Opens,
     /// Advances to another epoch, compared.
@@ -31,7 +33,7 @@ pub enum Count {
     /// Readers that advanced to an older epoch, or whose addresses moved.
     Backwards,
 }
-const COUNTS: usize = 8;
+const COUNTS: usize = 9;
 
 /// What all processes see. All zeroes is a run in which nothing has happened.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! A writer: puts object after object, under one of a few names.
 
-use gpu_ipc::broker::{Client, ObjectError};
+use gpu_ipc::broker::{Client, CreateOptions, ObjectError, Writer};
 
 use super::tally::Count;
-use super::{NAMES, PART_BYTES, PARTS, Place, forgive, layout, name_of, part_of, stamp_of};
+use super::{NAMES, PART_BYTES, PARTS, Place, STILL, forgive, layout, name_of, part_of, stamp_of, still_of};
 use crate::owner::connect;
 use crate::pattern;
 use crate::torture::rng::Dice;
@@ -26,15 +26,18 @@ pub fn run(place: &Place) -> Result<(), String> {
 
 fn put(place: &Place, client: &Client, dice: &mut Dice, stamp: u64) -> Result<(), String> {
     let name = dice.below(NAMES as u64) as usize;
-    let Some(mut writer) = forgive(client.create(&name_of(name), layout(stamp)?))? else { return Ok(()) };
+    let takes = dice.in_thousand(500);
+    let Some((mut writer, taken)) = create(client, name, stamp, takes)? else { return Ok(()) };
     if dice.in_thousand(HASTY) {
         writer.ask_before_the_writes_have_ended();
         place.tally.count(Count::Hasty);
     }
     let mut bytes = vec![0; PART_BYTES as usize];
-    for part in 0..PARTS {
-        pattern::fill(&mut bytes, stamp_of(stamp, part));
-        if forgive(writer.write(&part_of(part), &bytes))?.is_none() {
+    let parts = (0..PARTS).map(|part| (part_of(part), stamp_of(stamp, part)));
+    let still = (!taken).then(|| (STILL.to_owned(), still_of(name)));
+    for (part, stamp) in parts.chain(still) {
+        pattern::fill(&mut bytes, stamp);
+        if forgive(writer.write(&part, &bytes))?.is_none() {
             return Ok(());
         }
         std::thread::sleep(std::time::Duration::from_micros(dice.below(1_500)));
@@ -51,6 +54,22 @@ fn put(place: &Place, client: &Client, dice: &mut Dice, stamp: u64) -> Result<()
     if let Some(epoch) = committed {
         place.tally.committed(name, epoch.0);
         place.tally.count(Count::Commits);
+        if taken {
+            place.tally.count(Count::Taken);
+        }
     }
     Ok(())
+}
+
+/// Asks for memory, and says whether the part that stays the same was taken over. A name that has no epoch yet has
+/// none.
+fn create(client: &Client, name: usize, stamp: u64, takes: bool) -> Result<Option<(Writer, bool)>, String> {
+    if takes {
+        let options = CreateOptions { unchanged: vec![STILL.into()], ..CreateOptions::default() };
+        match client.create_with(&name_of(name), layout(stamp)?, &options) {
+            Err(ObjectError::NotFound { .. }) => {}
+            created => return Ok(forgive(created)?.map(|writer| (writer, true))),
+        }
+    }
+    Ok(forgive(client.create(&name_of(name), layout(stamp)?))?.map(|writer| (writer, false)))
 }
