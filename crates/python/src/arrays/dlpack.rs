@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -19,13 +20,13 @@ use crate::interpreter::errors::{OrRaise, invalid, unsupported};
 /// `stream` is where the object's own queued work is to be waited for; `None` asks for no order.
 pub(crate) fn read(object: &Bound<'_, PyAny>, stream: Option<i64>) -> PyResult<Option<View>> {
     let py = object.py();
-    let Ok(method) = object.getattr("__dlpack__") else { return Ok(None) };
+    let Ok(method) = object.getattr(intern!(py, "__dlpack__")) else { return Ok(None) };
     let keywords = PyDict::new(py);
-    keywords.set_item("max_version", (VERSION.major, VERSION.minor))?;
+    keywords.set_item(intern!(py, "max_version"), (VERSION.major, VERSION.minor))?;
     // Host memory knows no streams, and says so by refusing -1.
-    let device = object.call_method0("__dlpack_device__")?.extract::<(i32, i32)>()?;
+    let device = object.call_method0(intern!(py, "__dlpack_device__"))?.extract::<(i32, i32)>()?;
     if matches!(device.0, CUDA | ROCM | CUDA_MANAGED) {
-        keywords.set_item("stream", stream.unwrap_or(-1))?;
+        keywords.set_item(intern!(py, "stream"), stream.unwrap_or(-1))?;
     }
     let capsule = match method.call((), Some(&keywords)) {
         Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {

@@ -3,8 +3,10 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -15,6 +17,9 @@ use super::export::Export;
 use super::view::{Owner, Source, View};
 use crate::data::layout::Dtype;
 use crate::interpreter::errors::unsupported;
+
+/// Types that are remembered; they stay as long as the process.
+const MOST_TYPES: usize = 16;
 
 const NAME: &CStr = c"dlpack_exchange_api";
 
@@ -57,10 +62,28 @@ pub(crate) struct Table {
     current_stream: Option<unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int>,
 }
 
+// SAFETY: nobody writes to it, and the standard lets its functions be called on any thread with the interpreter's lock.
+unsafe impl Sync for Table {}
+
 impl Table {
-    /// Finds the table of a type of arrays.
+    /// Finds the table of a type of arrays. Looking for what a type lacks costs an exception, so types are remembered.
     pub fn of(class: &Bound<'_, PyType>) -> Option<&'static Table> {
-        let capsule = class.getattr("__dlpack_c_exchange_api__").ok()?;
+        static KNOWN: Mutex<Vec<(Py<PyType>, Option<&'static Table>)>> = Mutex::new(Vec::new());
+        // No call of Python's is made with the lock held.
+        let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, table)) = known().iter().find(|(known, _)| known.is(class)) {
+            return *table;
+        }
+        let table = Table::look_up(class);
+        let mut known = known();
+        if known.len() < MOST_TYPES {
+            known.push((class.clone().unbind(), table));
+        }
+        table
+    }
+
+    fn look_up(class: &Bound<'_, PyType>) -> Option<&'static Table> {
+        let capsule = class.getattr(intern!(class.py(), "__dlpack_c_exchange_api__")).ok()?;
         // SAFETY: `PyCapsule_IsValid` takes any object.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), NAME.as_ptr()) } == 0 {
             return None;

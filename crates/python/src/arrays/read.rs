@@ -1,6 +1,7 @@
 //! From any array to its address and layout, by the first protocol that it speaks.
 
 use gpu_ipc::Gpu;
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::abi::{CPU, CUDA, CUDA_HOST, CUDA_MANAGED, Device, ROCM};
@@ -16,8 +17,9 @@ pub(crate) fn read(gpu: &Gpu, object: &Bound<'_, PyAny>, order: impl Fn() -> PyR
         && let Some(view) = table.read(object)
     {
         let view = view?;
-        refuse_lazy(object)?;
-        return Ok(View { owner: Owner::storage_of(object)?, ..view });
+        refuse_lazy(object, &view)?;
+        let (first, bytes, _) = view.span()?;
+        return Ok(View { owner: Owner::storage_of(object, first, bytes), ..view });
     }
     let stream = order()?.map(|raw| i64::try_from(raw).unwrap_or(-1));
     if let Some(view) = dlpack::read(object, stream)? {
@@ -36,13 +38,15 @@ pub(crate) fn read(gpu: &Gpu, object: &Bound<'_, PyAny>, order: impl Fn() -> PyR
 }
 
 /// Refuses PyTorch's views whose elements are not what lies in memory.
-fn refuse_lazy(tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-    for (asked, remedy) in [("is_conj", "share tensor.resolve_conj()"), ("is_neg", "share tensor.resolve_neg()")] {
-        if let Ok(method) = tensor.getattr(asked)
-            && method.call0()?.is_truthy()?
-        {
-            return Err(unsupported("sharing this tensor", format!("its {asked} bit is set"), remedy));
-        }
+fn refuse_lazy(tensor: &Bound<'_, PyAny>, view: &View) -> PyResult<()> {
+    let py = tensor.py();
+    let says = |method| tensor.call_method0(method).is_ok_and(|said| said.is_truthy().unwrap_or(false));
+    // Only complex numbers have a conjugate. A part of one may be negated, and is real.
+    if view.layout.dtype.is_complex() && says(intern!(py, "is_conj")) {
+        return Err(unsupported("sharing this tensor", "its is_conj bit is set", "share tensor.resolve_conj()"));
+    }
+    if says(intern!(py, "is_neg")) {
+        return Err(unsupported("sharing this tensor", "its is_neg bit is set", "share tensor.resolve_neg()"));
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::mem;
 
 use pyo3::buffer::PyUntypedBuffer;
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::abi::{CPU, Device, Managed, ManagedVersioned};
@@ -28,8 +29,9 @@ pub(crate) enum Owner {
     Nothing,
     #[allow(dead_code, reason = "held for its drop")]
     Object(Py<PyAny>),
-    /// PyTorch's storage: the tensor alone would not do, since `tensor.data = other` gives the storage up.
-    Storage { object: Py<PyAny>, start: u64, bytes: u64 },
+    /// PyTorch's storage, and the range of it that was shared. The tensor alone would not do, since `tensor.data = other`
+    /// gives the storage up.
+    Storage { object: Py<PyAny>, first: u64, bytes: u64 },
     #[allow(dead_code, reason = "held for its drop")]
     Taken(Taken),
     #[allow(dead_code, reason = "held for its drop")]
@@ -58,8 +60,8 @@ impl View {
         }
     }
 
-    /// Returns the first byte that belongs to the array, how many do, and the layout from there on.
-    pub fn span(&self) -> PyResult<(u64, u64, Layout)> {
+    /// Returns the first byte that belongs to the array, how many do, and how many of them lie before its first element.
+    pub fn span(&self) -> PyResult<(u64, u64, u64)> {
         let reach = self.layout.reach().and_then(|(before, after)| {
             let first = self.start.checked_sub(before)?;
             first.checked_add(before.checked_add(after)?)?;
@@ -72,24 +74,23 @@ impl View {
                 "share a contiguous copy of it",
             ));
         };
-        Ok((first, len, Layout { offset: before, ..self.layout.clone() }))
+        Ok((first, len, before))
     }
 }
 
 impl Owner {
-    /// Takes hold of a tensor's storage, or of an array that has none.
-    pub fn storage_of(array: &Bound<'_, PyAny>) -> PyResult<Owner> {
-        let Ok(storage) = array.call_method0("untyped_storage") else {
-            return Ok(Owner::Object(array.clone().unbind()));
-        };
-        let (start, bytes) = place_of(&storage)?;
-        Ok(Owner::Storage { object: storage.unbind(), start, bytes })
+    /// Takes hold of the storage that a range of a tensor lies in, or of an array that has none.
+    pub fn storage_of(array: &Bound<'_, PyAny>, first: u64, bytes: u64) -> Owner {
+        match array.call_method0(intern!(array.py(), "untyped_storage")) {
+            Ok(storage) => Owner::Storage { object: storage.unbind(), first, bytes },
+            Err(_) => Owner::Object(array.clone().unbind()),
+        }
     }
 
     /// Takes another hold of a storage; `None` for everything else.
     pub fn storage(&self, py: Python<'_>) -> Option<Owner> {
-        let Owner::Storage { object, start, bytes } = self else { return None };
-        Some(Owner::Storage { object: object.clone_ref(py), start: *start, bytes: *bytes })
+        let &Owner::Storage { ref object, first, bytes } = self else { return None };
+        Some(Owner::Storage { object: object.clone_ref(py), first, bytes })
     }
 
     /// Keeps a storage from here on wherever it lies.
@@ -102,12 +103,13 @@ impl Owner {
 
     /// Says how a storage that was shared has been freed or moved since; `None` for what is as it was.
     pub fn was_freed(&self, py: Python<'_>) -> Option<String> {
-        let Owner::Storage { object, start, bytes } = self else { return None };
-        let (now, left) = place_of(object.bind(py)).ok()?;
-        (now != *start || left < *bytes).then(|| {
+        let &Owner::Storage { ref object, first, bytes } = self else { return None };
+        let (start, len) = place_of(object.bind(py)).ok()?;
+        let is_inside = start <= first && first.saturating_add(bytes) <= start.saturating_add(len);
+        (!is_inside).then(|| {
             format!(
-                "a shared storage was resized while others hold it: {bytes} bytes at {start:#x} became {left} at \
-                 {now:#x}. They read memory that its allocator uses again; share such tensors with copy=True"
+                "a storage was resized while others hold {bytes} bytes of it at {first:#x}: it is {len} bytes at \
+                 {start:#x}. They read memory that its allocator uses again; share such tensors with copy=True"
             )
         })
     }

@@ -83,7 +83,7 @@ impl Participant {
         open.clone().ok_or_else(|| invalid("a participant", "closed", "open: connect again"))
     }
 
-    pub fn received(&self, descriptor: &Descriptor, block: ReceivedBlock) -> Received {
+    pub fn received(&self, descriptor: Py<Descriptor>, block: ReceivedBlock) -> Received {
         Received::new(block, descriptor, &self.gpu, self.read_only)
     }
 }
@@ -149,17 +149,17 @@ impl Participant {
         stream: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Received> {
-        let descriptor = Descriptor::of(descriptor)?;
+        let descriptor = Descriptor::of(descriptor)?.unbind();
         let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
         let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
         let claimed = in_slices(py, duration(timeout)?, |slice| {
-            match participant.claim(descriptor.grant(), wait, Some(slice)) {
+            match participant.claim(descriptor.get().grant(), wait, Some(slice)) {
                 Err(error) if is_late(&error) => None,
                 done => Some(done),
             }
         })?;
         let block = claimed.unwrap_or(Err(Error::Deadline { what: "the producer's answer" }.into())).or_raise()?;
-        Ok(self.received(&descriptor, block))
+        Ok(self.received(descriptor, block))
     }
 
     /// Claim what a descriptor grants if that needs no waiting.
@@ -175,11 +175,11 @@ impl Participant {
         descriptor: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Received> {
-        let descriptor = Descriptor::of(descriptor)?;
+        let descriptor = Descriptor::of(descriptor)?.unbind();
         let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
         let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
-        let block = py.detach(|| participant.try_claim(descriptor.grant(), wait)).or_raise()?;
-        Ok(self.received(&descriptor, block))
+        let block = py.detach(|| participant.try_claim(descriptor.get().grant(), wait)).or_raise()?;
+        Ok(self.received(descriptor, block))
     }
 
     /// Claim several descriptors, with one question to the producer for up to 64 tickets among them.
@@ -203,7 +203,7 @@ impl Participant {
     ) -> PyResult<Bound<'py, PyList>> {
         let mut wanted = Vec::new();
         for descriptor in descriptors.try_iter()? {
-            wanted.push(Descriptor::of(&descriptor?)?);
+            wanted.push(Descriptor::of(&descriptor?)?.unbind());
         }
         let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
         let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
@@ -211,7 +211,7 @@ impl Participant {
         let mut left: Vec<usize> = (0..wanted.len()).collect();
         // What is late is claimed again in the next slice; nothing of it was lost.
         let done = in_slices(py, duration(timeout)?, |slice| {
-            let grants: Vec<&[u8]> = left.iter().map(|&n| wanted[n].grant()).collect();
+            let grants: Vec<&[u8]> = left.iter().map(|&n| wanted[n].get().grant()).collect();
             let results = participant.claim_many(&grants, wait, Some(slice));
             let mut late = Vec::new();
             for (&n, result) in left.iter().zip(results) {
@@ -245,14 +245,11 @@ impl Participant {
             py.detach(|| ReceivedBlock::drop_many(blocks));
             return Err(first.map_or_else(|| invalid("a claim", "failed", "to have an error"), raise_claim));
         }
-        let list = PyList::empty(py);
-        for (descriptor, result) in wanted.iter().zip(results) {
-            match result {
-                Ok(block) => list.append(Py::new(py, self.received(descriptor, block))?)?,
-                Err(error) => list.append(raise_claim(error).into_value(py))?,
-            }
-        }
-        Ok(list)
+        let given = wanted.into_iter().zip(results).map(|(descriptor, result)| match result {
+            Ok(block) => Py::new(py, self.received(descriptor, block)).map(Py::into_any),
+            Err(error) => Ok(raise_claim(error).into_value(py).into_any()),
+        });
+        PyList::new(py, given.collect::<PyResult<Vec<_>>>()?)
     }
 
     /// Claim what a descriptor grants, without blocking the event loop.

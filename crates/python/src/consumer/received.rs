@@ -14,7 +14,7 @@ use crate::data::device::Device;
 use crate::data::layout::Layout;
 use crate::data::stream::{self, ConsumerStream};
 use crate::interpreter::errors::{OrRaise, invalid, poisoned, unsupported};
-use crate::interpreter::waiting::{aside, duration, in_slices};
+use crate::interpreter::waiting::{aside, duration, for_ever, in_slices};
 
 /// An array of another process, under a lease that ends when the last array made of it is dropped.
 ///
@@ -27,8 +27,8 @@ use crate::interpreter::waiting::{aside, duration, in_slices};
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Received {
     block: Mutex<Option<ReceivedBlock>>,
-    layout: Layout,
-    meta: Vec<u8>,
+    /// What it was claimed by, which says what it is.
+    descriptor: Py<Descriptor>,
     gpu: Gpu,
     read_only: bool,
     /// Somebody has the address by the CUDA array interface, which keeps this object and nothing else.
@@ -36,11 +36,10 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    pub fn new(block: ReceivedBlock, descriptor: &Descriptor, gpu: &Gpu, read_only: bool) -> Received {
+    pub fn new(block: ReceivedBlock, descriptor: Py<Descriptor>, gpu: &Gpu, read_only: bool) -> Received {
         Received {
             block: Mutex::new(Some(block)),
-            layout: descriptor.layout().clone(),
-            meta: descriptor.meta_bytes().to_vec(),
+            descriptor,
             gpu: gpu.clone(),
             read_only,
             is_exposed: AtomicBool::new(false),
@@ -66,15 +65,20 @@ impl Received {
     }
 
     /// Lets a stream wait for the contents, and notes that it is used.
-    fn wait_on_stream(&self, py: Python<'_>, block: &ReceivedBlock, stream: &gpu_ipc::Stream) -> PyResult<()> {
+    fn wait_on_stream(&self, py: Python<'_>, block: &ReceivedBlock, raw: u64) -> PyResult<()> {
         if block.state() == State::Poisoned {
             return Err(poisoned());
         }
-        let waited = in_slices(py, None, |slice| match block.wait(Wait::Stream(stream), Some(slice)) {
-            Err(ClaimError::Backend(Error::Deadline { .. })) => None,
-            done => Some(done),
+        let waited = for_ever(py, |slice| {
+            let waited = stream::of_handle(&self.gpu, raw)
+                .map_err(ClaimError::from)
+                .and_then(|stream| block.wait(Wait::Stream(&stream), Some(slice)));
+            match waited {
+                Err(ClaimError::Backend(Error::Deadline { .. })) => None,
+                done => Some(done),
+            }
         })?;
-        waited.unwrap_or(Ok(())).or_raise()
+        waited.or_raise()
     }
 }
 
@@ -86,7 +90,7 @@ impl Array for Received {
     }
 
     fn layout(&self) -> &Layout {
-        &self.layout
+        self.descriptor.get().layout()
     }
 
     fn is_read_only(&self) -> bool {
@@ -95,17 +99,14 @@ impl Array for Received {
 
     fn hold(&self) -> PyResult<(u64, ReceivedBlock)> {
         let block = self.block()?;
-        Ok((block.device_ptr().0.wrapping_add(self.layout.offset), block))
+        Ok((block.device_ptr().0.wrapping_add(self.layout().offset), block))
     }
 
     fn use_on(&self, py: Python<'_>, block: &ReceivedBlock, on: ConsumerStream) -> PyResult<()> {
         match on {
             ConsumerStream::NoSync => Ok(()),
             ConsumerStream::Host => self.wait_on_host(py, block, None),
-            ConsumerStream::Raw(raw) => {
-                let stream = stream::borrow(py, &self.gpu, raw, None)?;
-                self.wait_on_stream(py, block, &stream)
-            }
+            ConsumerStream::Raw(raw) => self.wait_on_stream(py, block, raw),
         }
     }
 
@@ -119,7 +120,7 @@ impl Received {
     /// The bytes that the producer's ``share(..., meta=...)`` put in.
     #[getter]
     fn meta<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.meta)
+        PyBytes::new(py, self.descriptor.get().meta_bytes())
     }
 
     /// The device.
@@ -182,11 +183,10 @@ impl Received {
     /// Hand out the same lease without the mark that it is read-only, to libraries that do not know the mark.
     ///
     /// The memory stays mapped read-only: on a GPU, a write to it ends the process' context.
-    fn without_read_only_flag(&self) -> PyResult<Received> {
+    fn without_read_only_flag(&self, py: Python<'_>) -> PyResult<Received> {
         Ok(Received {
             block: Mutex::new(Some(self.block()?)),
-            layout: self.layout.clone(),
-            meta: self.meta.clone(),
+            descriptor: self.descriptor.clone_ref(py),
             gpu: self.gpu.clone(),
             read_only: false,
             is_exposed: AtomicBool::new(false),
@@ -217,7 +217,8 @@ impl Received {
         let (to, timeout, block) = (addressee::to(to)?, duration(timeout)?, self.block()?);
         // Not in slices: each would be a question, and a grant, of its own.
         let grant = aside(py, move || block.forward(to, timeout))?.or_raise()?;
-        Ok(Descriptor::new(&grant, self.layout.clone(), meta.as_ref().unwrap_or(&self.meta)))
+        let meta = meta.as_deref().unwrap_or_else(|| self.descriptor.get().meta_bytes());
+        Ok(Descriptor::new(&grant, self.layout().clone(), meta))
     }
 
     /// Give up this object's hold on the lease. Arrays that were made of it keep theirs.
@@ -245,9 +246,9 @@ impl Received {
     }
 
     fn __repr__(&self) -> String {
-        let shape: Vec<String> = self.layout.shape.iter().map(i64::to_string).collect();
+        let shape: Vec<String> = self.layout().shape.iter().map(i64::to_string).collect();
         let state = self.state().unwrap_or("released");
-        format!("<gpu_ipc.Received {}[{}], {state}>", self.layout.dtype.name(), shape.join(", "))
+        format!("<gpu_ipc.Received {}[{}], {state}>", self.layout().dtype.name(), shape.join(", "))
     }
 }
 

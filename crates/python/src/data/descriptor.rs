@@ -116,10 +116,14 @@ impl Descriptor {
     }
 
     /// Reads a [`Descriptor`], or bytes.
-    pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Descriptor> {
-        if let Ok(descriptor) = object.cast::<Descriptor>() {
-            return Ok(descriptor.get().clone());
+    pub fn of<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Descriptor>> {
+        match object.cast::<Descriptor>() {
+            Ok(descriptor) => Ok(descriptor.clone()),
+            Err(_) => Bound::new(object.py(), Descriptor::of_bytes(object)?),
         }
+    }
+
+    fn of_bytes(object: &Bound<'_, PyAny>) -> PyResult<Descriptor> {
         if let Ok(bytes) = object.cast::<PyBytes>() {
             return Descriptor::decode(bytes.as_bytes()).or_raise();
         }
@@ -160,7 +164,7 @@ impl Descriptor {
     ///     BadDescriptor: naming the first field that is wrong.
     #[new]
     #[pyo3(signature = (data, /))]
-    fn py_new(data: &Bound<'_, PyAny>) -> PyResult<Descriptor> {
+    fn py_new<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Descriptor>> {
         Descriptor::of(data)
     }
 

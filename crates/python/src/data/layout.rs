@@ -16,6 +16,9 @@ pub(crate) struct Dtype {
     pub lanes: u16,
 }
 
+/// DLPack's code of complex numbers.
+const COMPLEX: u8 = 5;
+
 /// Names, with DLPack's code and bits.
 const NAMES: [(&str, u8, u8); 27] = [
     ("int8", 0, 8),
@@ -61,6 +64,10 @@ impl Dtype {
     pub fn of_name(name: &str) -> Option<Dtype> {
         let known = NAMES.iter().find(|(known, ..)| *known == name);
         known.map(|&(_, code, bits)| Dtype { code, bits, lanes: 1 })
+    }
+
+    pub fn is_complex(self) -> bool {
+        self.code == COMPLEX
     }
 
     /// Returns the bytes of an element; `None` for those that are packed into parts of bytes.

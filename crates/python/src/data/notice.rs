@@ -52,7 +52,7 @@ impl Notice {
 
     /// Whether the notice is about the grant of this descriptor.
     fn concerns(&self, descriptor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let descriptor = gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.grant()).or_raise()?;
+        let descriptor = gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
         Ok(matches!(self.notice, FromProducer::Revoked { lease } if lease == descriptor.lease()))
     }
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use gpu_ipc::{BackendKind, Gpu};
+use gpu_ipc::{BackendKind, Error, Gpu};
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::device;
@@ -76,19 +77,20 @@ pub(crate) fn given(gpu: &Gpu, object: &Bound<'_, PyAny>) -> PyResult<gpu_ipc::S
             "an integer, or a stream of PyTorch, CuPy, Numba, cuda.core or gpu_ipc",
         ));
     };
-    borrow(object.py(), gpu, raw, Some(object.clone().unbind()))
+    let keep = Kept(Some(object.clone().unbind()));
+    object.py().detach(|| borrow(gpu, raw, keep)).or_raise()
 }
 
-/// Takes the stream of a handle; `keep` keeps it alive, unless the handle is a default stream's or the caller does.
-pub(crate) fn borrow(py: Python<'_>, gpu: &Gpu, raw: u64, keep: Option<Py<PyAny>>) -> PyResult<gpu_ipc::Stream> {
-    let keep = Arc::new(Kept(keep));
-    py.detach(|| {
-        // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: it keeps the object that owns
-        // the stream, and for an integer the caller vouches, as the documentation asks; and that no thread begins to
-        // capture it during a call that was given it, which the documentation asks for too.
-        unsafe { gpu_ipc::Stream::borrow(gpu, raw, keep) }
-    })
-    .or_raise()
+/// Takes the stream of a handle, whose owner the caller keeps alive. It may reach the driver.
+pub(crate) fn of_handle(gpu: &Gpu, raw: u64) -> Result<gpu_ipc::Stream, Error> {
+    borrow(gpu, raw, Kept(None))
+}
+
+fn borrow(gpu: &Gpu, raw: u64, keep: Kept) -> Result<gpu_ipc::Stream, Error> {
+    // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: it keeps the object that owns the
+    // stream, and for an integer the caller vouches, as the documentation asks; and that no thread begins to capture it
+    // during a call that was given it, which the documentation asks for too.
+    unsafe { gpu_ipc::Stream::borrow(gpu, raw, Arc::new(keep)) }
 }
 
 /// Returns the handle of what is a stream.
@@ -97,7 +99,7 @@ fn handle(object: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         return Ok(Some(raw));
     }
     // PyTorch, CuPy, then whatever speaks cuda.core's protocol, then Numba.
-    for name in ["cuda_stream", "ptr"] {
+    for name in [intern!(object.py(), "cuda_stream"), intern!(object.py(), "ptr")] {
         if let Ok(raw) = object.getattr(name)
             && let Ok(raw) = raw.extract::<u64>()
         {

@@ -115,7 +115,9 @@ impl Broker {
         for (part, view) in &sources {
             let stream = match (&given, view.pending(|| Ok(Some(own.raw().handle)))?) {
                 (Some(given), _) => given.clone(),
-                (None, Some(raw)) if raw != own.raw().handle => stream::borrow(py, &self.gpu, raw, None)?,
+                (None, Some(raw)) if raw != own.raw().handle => {
+                    py.detach(|| stream::of_handle(&self.gpu, raw)).or_raise()?
+                }
                 (None, _) => own.clone(),
             };
             let (first, len, _) = view.span()?;
@@ -266,7 +268,7 @@ fn dtype_of(dtype: Dtype) -> DType {
 
 /// Describes an array as a part: its elements lie there as they lie here.
 fn spec_of(name: &str, view: &View) -> PyResult<PartSpec> {
-    let (_, len, layout) = view.span()?;
+    let ((_, len, _), layout) = (view.span()?, &view.layout);
     let strides = layout.full_strides();
     let dimensions = layout.shape.iter().zip(&strides).map(|(&extent, &stride)| {
         let stride = u64::try_from(stride).map_err(|_| {

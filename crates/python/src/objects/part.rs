@@ -70,7 +70,7 @@ impl Array for Part {
     /// An object is opened when it is whole: there is nothing to wait for.
     fn use_on(&self, py: Python<'_>, addresses: &Addresses, on: ConsumerStream) -> PyResult<()> {
         let ConsumerStream::Raw(raw) = on else { return Ok(()) };
-        let stream = stream::borrow(py, &self.gpu, raw, None)?;
+        let stream = py.detach(|| stream::of_handle(&self.gpu, raw)).or_raise()?;
         match addresses {
             Addresses::Writer(writer) => py.detach(|| writer.used_on(&stream)).or_raise(),
             Addresses::Reader(reader) => ask(py, reader, |reader| reader.used_on(&stream))?.or_raise(),

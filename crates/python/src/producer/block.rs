@@ -59,8 +59,7 @@ impl Array for Block {
     /// The block's own process fills it, and knows when.
     fn use_on(&self, py: Python<'_>, lent: &Lent, on: ConsumerStream) -> PyResult<()> {
         let ConsumerStream::Raw(raw) = on else { return Ok(()) };
-        let stream = stream::borrow(py, &self.gpu, raw, None)?;
-        lent.block().used_on(&stream).or_raise()
+        py.detach(|| lent.block().used_on(&stream::of_handle(&self.gpu, raw)?)).or_raise()
     }
 }
 

@@ -7,13 +7,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{After, Error, To};
+use gpu_ipc::{Error, To};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::block::Block;
 use super::shared::Shared;
-use super::sharing::Prepared;
 use super::torch_pool;
 use crate::data::addressee::{self, ParticipantId, Ticket};
 use crate::data::descriptor::{Descriptor, MOST_META};
@@ -186,20 +185,8 @@ impl Session {
         let options = options(ttl)?;
         let given = stream.map(|stream| stream::given(&self.shared.gpu, stream)).transpose()?;
         let prepared = self.shared.prepare(py, x, given.as_ref(), copy)?;
-        let pending = match (given, prepared.pending) {
-            (Some(given), _) => Some(given),
-            (None, Some(raw)) => Some(stream::borrow(py, &self.shared.gpu, raw, None)?),
-            (None, None) => None,
-        };
-        let Prepared { lent, layout, .. } = prepared;
-        let granted = py.detach(|| {
-            let after = pending.as_ref().map_or(After::Done, After::Stream);
-            let granted = lent.block().share_with(to, after, &options);
-            // Its drop may reach the driver.
-            drop((lent, pending));
-            granted
-        });
-        Ok(Descriptor::new(&granted.or_raise()?, layout, &meta))
+        let (grant, layout) = self.shared.grant(py, prepared, to, given, &options)?;
+        Ok(Descriptor::new(&grant, layout, &meta))
     }
 
     /// Share several arrays with one call of the driver for each stream and addressee.
@@ -237,10 +224,7 @@ impl Session {
             let one = self.shared.prepare(py, &array?, given.as_ref(), copy)?;
             prepared.push(one);
         }
-        let granted = self.shared.grant_many(py, &prepared, &addressees, given, &options);
-        let (layouts, lent): (Vec<_>, Vec<_>) = prepared.into_iter().map(|one| (one.layout, one.lent)).unzip();
-        py.detach(|| drop(lent));
-        let granted = granted?;
+        let (granted, layouts) = self.shared.grant_many(py, prepared, &addressees, given, &options)?;
         let lists = granted.iter().map(|grants| {
             let descriptors =
                 grants.iter().zip(&layouts).map(|(grant, layout)| Descriptor::new(grant, layout.clone(), &[]));
@@ -282,7 +266,7 @@ impl Session {
     /// Returns:
     ///     Whether there was something to take back.
     fn cancel(&self, py: Python<'_>, block: &Block, descriptor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let descriptor = gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.grant()).or_raise()?;
+        let descriptor = gpu_ipc::Descriptor::decode(Descriptor::of(descriptor)?.get().grant()).or_raise()?;
         let lent = block.lent()?;
         py.detach(|| lent.block().cancel(&descriptor)).or_raise()
     }

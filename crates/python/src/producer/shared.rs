@@ -108,7 +108,7 @@ impl Drop for Shared {
     }
 }
 
-/// A block, held by its Python object and by every array that was made of it; the last one that is dropped drops the
+/// A block of the session's memory, held by its Python object and by every array that was made of it; the last one that is dropped drops the
 /// block.
 #[derive(Clone)]
 pub(crate) struct Lent(Arc<Owned>);
@@ -116,27 +116,15 @@ pub(crate) struct Lent(Arc<Owned>);
 struct Owned {
     block: SentBlock,
     session: Arc<Shared>,
-    kind: Kind,
-}
-
-/// Whose memory a block is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    /// The session's, given out as one block.
-    Whole,
-    /// The session's, in the hands of PyTorch's allocator, which gives out parts of it again and again.
-    Segment,
-    /// Of another allocator, adopted for one grant; or a part of a segment. It may begin where a segment does.
-    Adopted,
+    /// In the hands of PyTorch's allocator, which gives out parts of it again and again.
+    is_segment: bool,
 }
 
 impl Lent {
-    /// Holds a block, and lets arrays of this process be found to lie in it if it is the session's own.
-    pub fn new(block: SentBlock, session: &Arc<Shared>, kind: Kind) -> Lent {
-        let lent = Lent(Arc::new(Owned { block, session: session.clone(), kind }));
-        if kind != Kind::Adopted {
-            session.blocks().insert(lent.start(), Arc::downgrade(&lent.0));
-        }
+    /// Holds a block, and lets arrays of this process be found to lie in it.
+    pub fn new(block: SentBlock, session: &Arc<Shared>, is_segment: bool) -> Lent {
+        let lent = Lent(Arc::new(Owned { block, session: session.clone(), is_segment }));
+        session.blocks().insert(lent.start(), Arc::downgrade(&lent.0));
         lent
     }
 
@@ -148,8 +136,8 @@ impl Lent {
         &self.0.session
     }
 
-    pub fn kind(&self) -> Kind {
-        self.0.kind
+    pub fn is_segment(&self) -> bool {
+        self.0.is_segment
     }
 
     /// Returns the address of the first byte.
@@ -160,7 +148,7 @@ impl Lent {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        if self.kind == Kind::Adopted || self.session.guard.is_child() {
+        if self.session.guard.is_child() {
             return;
         }
         // Before the block itself: its address may be another's as soon as it is gone.

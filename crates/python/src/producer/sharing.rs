@@ -5,26 +5,59 @@ use std::time::Duration;
 
 use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{After, Error, Gpu, To};
+use gpu_ipc::{After, Error, Gpu, SentBlock, To};
 use pyo3::prelude::*;
 
 use super::block::Block;
-use super::shared::{Kind, Lent, Shared};
+use super::shared::{Lent, Shared};
 use crate::arrays::abi::{self, CPU, CUDA_HOST};
 use crate::arrays::read;
 use crate::arrays::view::{Owner, View};
 use crate::data::layout::Layout;
 use crate::data::stream;
-use crate::interpreter::errors::{OrRaise, invalid, raise, unsupported};
+use crate::interpreter::errors::{OrRaise, invalid, raise};
 use crate::interpreter::process::process;
 use crate::interpreter::waiting::in_slices;
 
 /// Something to share, and after what.
 pub(crate) struct Prepared {
-    pub lent: Lent,
-    pub layout: Layout,
+    memory: Memory,
+    layout: Layout,
     /// The stream that its pending work is on, by handle.
-    pub pending: Option<u64>,
+    pending: Option<u64>,
+}
+
+/// Where an array lies.
+enum Memory {
+    /// In a block of the session's.
+    Block(Lent),
+    /// In memory of another allocator, or in a segment of the session's.
+    Foreign { owner: Owner, first: u64, len: u64, segment: Option<Lent> },
+}
+
+/// A block that is granted.
+enum Held {
+    Block(Lent),
+    /// For this grant alone.
+    Adopted(SentBlock),
+}
+
+impl Held {
+    fn block(&self) -> &SentBlock {
+        match self {
+            Held::Block(lent) => lent.block(),
+            Held::Adopted(block) => block,
+        }
+    }
+}
+
+/// Why memory could not be taken in, and what keeps it, which is dropped with the interpreter's lock.
+struct NotTaken(Error, Vec<Owner>);
+
+impl From<Error> for NotTaken {
+    fn from(error: Error) -> NotTaken {
+        NotTaken(error, Vec::new())
+    }
 }
 
 impl Shared {
@@ -46,7 +79,7 @@ impl Shared {
             (None, Some(error)) => Err(error),
             (None, None) => Err(Error::Deadline { what: "room for a block" }),
         };
-        Ok(Lent::new(block.or_raise()?, self, Kind::Whole))
+        Ok(Lent::new(block.or_raise()?, self, false))
     }
 
     /// Turns what is to be shared into a block and a layout. With a stream of the caller's, nobody else's is asked for.
@@ -66,7 +99,7 @@ impl Shared {
                 return Err(invalid("a block", "of another session", "of the session that shares it"));
             }
             let layout = Layout::bytes(lent.block().len());
-            return Ok(Prepared { lent, layout, pending: None });
+            return Ok(Prepared { memory: Memory::Block(lent), layout, pending: None });
         }
         let order = || match given {
             Some(_) => Ok(None),
@@ -74,123 +107,194 @@ impl Shared {
         };
         let view = read::read(&self.gpu, x, order)?;
         let pending = view.pending(order)?;
-        let (first, len, layout) = view.span()?;
-        if len == 0 {
+        let (first, len, before) = view.span()?;
+        if len == 0 || copy {
             // A block is never empty, and an empty array reads none of its bytes.
-            let lent = self.allocate(py, 1, Some(Duration::ZERO))?;
-            return Ok(Prepared { lent, layout, pending: None });
-        }
-        if copy {
-            let lent = self.copied(py, &view, (first, len), given, pending)?;
-            return Ok(Prepared { lent, layout, pending: None });
+            let lent = self.allocate(py, len.max(1), Some(Duration::ZERO))?;
+            if len > 0 {
+                self.copy_to(py, &lent, &view, (first, len), given, pending)?;
+            }
+            let layout = Layout { offset: before, ..view.layout };
+            return Ok(Prepared { memory: Memory::Block(lent), layout, pending: None });
         }
         if let Some(error) = read::refusal(abi::Device::of(&self.gpu), view.device, len) {
             return Err(error);
         }
-        let lent = match self.block_at(first, len) {
-            Some(lent) if lent.kind() == Kind::Whole => {
-                let offset = view.start - lent.start();
-                return Ok(Prepared { lent, layout: Layout { offset, ..layout }, pending });
+        let View { start, layout, owner, .. } = view;
+        Ok(match self.block_at(first, len) {
+            Some(lent) if !lent.is_segment() => {
+                let layout = Layout { offset: start - lent.start(), ..layout };
+                Prepared { memory: Memory::Block(lent), layout, pending }
             }
             // PyTorch would hand the bytes out again when the tensor is gone, so its storage is kept as if adopted.
-            segment => self.adopt(py, view.owner, first, len, segment.as_ref())?,
-        };
-        Ok(Prepared { lent, layout, pending })
+            segment => {
+                let layout = Layout { offset: before, ..layout };
+                Prepared { memory: Memory::Foreign { owner, first, len, segment }, layout, pending }
+            }
+        })
     }
 
-    /// Takes in memory of another allocator, which `owner` keeps until nobody holds or maps it.
-    fn adopt(
-        self: &Arc<Self>,
-        py: Python<'_>,
-        owner: Owner,
-        first: u64,
-        len: u64,
-        segment: Option<&Lent>,
-    ) -> PyResult<Lent> {
+    /// Makes memory a block that can be granted. Memory of others is adopted; its owner keeps it until nobody holds or
+    /// maps it.
+    fn take_in(self: &Arc<Self>, memory: Memory) -> Result<Held, NotTaken> {
+        let (owner, first, len, segment) = match memory {
+            Memory::Block(lent) => return Ok(Held::Block(lent)),
+            Memory::Foreign { owner, first, len, segment } => (owner, first, len, segment),
+        };
         let token = self.adopted.draw_token();
         self.adopted.keep(token, owner);
-        let adopted = py.detach(|| {
+        let adopted = match &segment {
+            Some(segment) => segment.block().part(first - segment.start(), len, token),
             // SAFETY: `adopt` asks that the range stays allocated until its token is back: the owner holds the memory
             // of its allocator, and is dropped with the token; and that no other block overlaps it: two adoptions of
             // one array are two leases on memory that neither of them gives away.
-            let adopt = || unsafe { self.session.adopt(DevicePtr(first), len, token) };
-            match segment {
-                Some(segment) => segment.block().part(first - segment.start(), len, token),
-                None => adopt(),
-            }
-        });
+            None => unsafe { self.session.adopt(DevicePtr(first), len, token) },
+        };
         match adopted {
             Ok(block) => {
                 process().queue.look_after(self.clone());
-                Ok(Lent::new(block, self, Kind::Adopted))
+                Ok(Held::Adopted(block))
             }
             Err(error) => {
-                drop(self.adopted.take_back(&[token]));
-                Err(match error {
-                    Error::Unsupported { why, .. } => unsupported(
-                        "sharing this memory without a copy",
-                        format!("{why} ({len} bytes)"),
-                        "pass copy=True, which copies it into the session's memory; or let it be allocated there, by \
-                         session.alloc or, for PyTorch, under session.torch_pool()",
-                    ),
-                    error => raise(error),
-                })
+                let error = match error {
+                    Error::Unsupported { why, .. } => Error::Unsupported {
+                        what: "sharing this memory without a copy",
+                        why: format!("{why} ({len} bytes)"),
+                        remedy: "pass copy=True, which copies it into the session's memory; or let it be allocated \
+                                 there, by session.alloc or, for PyTorch, under session.torch_pool()",
+                    },
+                    error => error,
+                };
+                Err(NotTaken(error, self.adopted.take_back(&[token])))
             }
         }
     }
 
-    /// Copies an array into a block of its own, and waits for it.
-    fn copied(
-        self: &Arc<Self>,
-        py: Python<'_>,
-        view: &View,
-        (first, len): (u64, u64),
-        given: Option<&gpu_ipc::Stream>,
+    /// Finds the stream to share after: the caller's, or the one that the array's work is pending on.
+    fn stream_of(
+        &self,
+        given: &Option<gpu_ipc::Stream>,
         pending: Option<u64>,
-    ) -> PyResult<Lent> {
-        let lent = self.allocate(py, len, Some(Duration::ZERO))?;
-        let stream = match (given, pending) {
-            (Some(given), _) => given.clone(),
-            (None, Some(raw)) => stream::borrow(py, &self.gpu, raw, None)?,
-            (None, None) => py.detach(|| self.own_stream().cloned()).or_raise()?,
-        };
-        let device = view.device;
-        py.detach(|| {
-            copy(&self.gpu, &stream, lent.block().device_ptr(), device, (first, len))?;
-            stream.synchronize().or_raise()
-        })?;
-        Ok(lent)
+    ) -> Result<Option<gpu_ipc::Stream>, Error> {
+        match (given, pending) {
+            (Some(given), _) => Ok(Some(given.clone())),
+            (None, Some(raw)) => stream::of_handle(&self.gpu, raw).map(Some),
+            (None, None) => Ok(None),
+        }
     }
 
-    /// Grants everything to everybody, stream by stream.
+    /// Copies an array into a block, and waits for it.
+    fn copy_to(
+        &self,
+        py: Python<'_>,
+        lent: &Lent,
+        view: &View,
+        range: (u64, u64),
+        given: Option<&gpu_ipc::Stream>,
+        pending: Option<u64>,
+    ) -> PyResult<()> {
+        let device = view.device;
+        py.detach(|| {
+            let stream = match (given, pending) {
+                (Some(given), _) => given.clone(),
+                (None, Some(raw)) => stream::of_handle(&self.gpu, raw).or_raise()?,
+                (None, None) => self.own_stream().or_raise()?.clone(),
+            };
+            copy(&self.gpu, &stream, lent.block().device_ptr(), device, range)?;
+            stream.synchronize().or_raise()
+        })
+    }
+
+    /// Grants an array, with the interpreter's lock given up once.
+    pub fn grant(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        prepared: Prepared,
+        to: To,
+        given: Option<gpu_ipc::Stream>,
+        options: &ShareOptions,
+    ) -> PyResult<(gpu_ipc::Descriptor, Layout)> {
+        let Prepared { memory, layout, pending } = prepared;
+        let granted = py.detach(|| {
+            let stream = self.stream_of(&given, pending)?;
+            let held = self.take_in(memory)?;
+            let granted = held.block().share_with(to, stream.as_ref().map_or(After::Done, After::Stream), options);
+            // Their drops may reach the driver.
+            drop((held, stream, given));
+            Ok(granted?)
+        });
+        granted.map(|descriptor| (descriptor, layout)).map_err(|NotTaken(error, _)| raise(error))
+    }
+
+    /// Grants everything to everybody, stream by stream, with the interpreter's lock given up once.
     pub fn grant_many(
         self: &Arc<Self>,
         py: Python<'_>,
-        prepared: &[Prepared],
+        prepared: Vec<Prepared>,
         addressees: &[To],
         given: Option<gpu_ipc::Stream>,
         options: &ShareOptions,
-    ) -> PyResult<Vec<Vec<gpu_ipc::Descriptor>>> {
-        let mut granted = vec![vec![None; prepared.len()]; addressees.len()];
-        let mut left: Vec<usize> = (0..prepared.len()).collect();
+    ) -> PyResult<(Vec<Vec<gpu_ipc::Descriptor>>, Vec<Layout>)> {
+        let mut layouts = Vec::with_capacity(prepared.len());
+        let mut places = Vec::with_capacity(prepared.len());
+        for Prepared { memory, layout, pending } in prepared {
+            layouts.push(layout);
+            places.push((memory, pending));
+        }
+        let granted = py.detach(|| self.grant_places(places, addressees, given, options));
+        granted.map(|lists| (lists, layouts)).map_err(|NotTaken(error, _)| raise(error))
+    }
+
+    fn grant_places(
+        self: &Arc<Self>,
+        places: Vec<(Memory, Option<u64>)>,
+        addressees: &[To],
+        given: Option<gpu_ipc::Stream>,
+        options: &ShareOptions,
+    ) -> Result<Vec<Vec<gpu_ipc::Descriptor>>, NotTaken> {
+        let mut held = Vec::with_capacity(places.len());
+        let mut places = places.into_iter();
+        for (memory, pending) in places.by_ref() {
+            match self.take_in(memory) {
+                Ok(block) => held.push((block, pending)),
+                Err(NotTaken(error, mut owners)) => {
+                    owners.extend(places.filter_map(|(memory, _)| memory.into_owner()));
+                    return Err(NotTaken(error, owners));
+                }
+            }
+        }
+        let mut granted = vec![vec![None; held.len()]; addressees.len()];
+        let mut left: Vec<usize> = (0..held.len()).collect();
         while let Some(&first) = left.first() {
-            let same = |one: &Prepared| given.is_some() || one.pending == prepared[first].pending;
-            let (group, rest): (Vec<_>, Vec<_>) = left.into_iter().partition(|&n| same(&prepared[n]));
+            let pending = held[first].1;
+            let (group, rest): (Vec<_>, Vec<_>) =
+                left.into_iter().partition(|&n| given.is_some() || held[n].1 == pending);
             left = rest;
-            let stream = match (&given, prepared[first].pending) {
-                (Some(given), _) => Some(given.clone()),
-                (None, Some(raw)) => Some(stream::borrow(py, &self.gpu, raw, None)?),
-                (None, None) => None,
-            };
-            let grants: Vec<_> =
-                addressees.iter().flat_map(|&to| group.iter().map(move |&n| (prepared[n].lent.block(), to))).collect();
+            let stream = self.stream_of(&given, pending)?;
+            let grants: Vec<_> = addressees
+                .iter()
+                .flat_map(|&to| {
+                    group.iter().map({
+                        let held = &held;
+                        move |&n: &usize| (held[n].0.block(), to)
+                    })
+                })
+                .collect();
             let after = stream.as_ref().map_or(After::Done, After::Stream);
-            let descriptors = py.detach(|| self.session.share_many(&grants, after, options)).or_raise()?;
-            for (place, descriptor) in descriptors.into_iter().enumerate() {
+            for (place, descriptor) in self.session.share_many(&grants, after, options)?.into_iter().enumerate() {
                 granted[place / group.len()][group[place % group.len()]] = Some(descriptor);
             }
         }
         Ok(granted.into_iter().map(|list| list.into_iter().flatten().collect()).collect())
+    }
+}
+
+impl Memory {
+    fn into_owner(self) -> Option<Owner> {
+        match self {
+            Memory::Block(_) => None,
+            Memory::Foreign { owner, .. } => Some(owner),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gpu_ipc::BackendKind;
 use pyo3::prelude::*;
 
-use super::shared::{Kind, Lent, Shared};
+use super::shared::{Lent, Shared};
 use crate::interpreter::errors::{invalid, unsupported};
 use crate::interpreter::logging;
 
@@ -78,7 +78,7 @@ pub extern "C" fn gpu_ipc_torch_alloc(size: isize, device: c_int, _stream: *mut 
     let Ok(bytes) = u64::try_from(size) else { return ptr::null_mut() };
     match session.session.alloc(bytes) {
         Ok(block) => {
-            let lent = Lent::new(block, &session, Kind::Segment);
+            let lent = Lent::new(block, &session, true);
             let start = ptr::with_exposed_provenance_mut(lent.start() as usize);
             if let Some(pool) = pools().iter_mut().find(|pool| pool.device == device) {
                 pool.segments.push(lent);

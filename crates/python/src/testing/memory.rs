@@ -12,7 +12,7 @@ use crate::data::layout::Layout;
 use crate::data::stream::ConsumerStream;
 use crate::interpreter::errors::OrRaise;
 use crate::producer::session::Session;
-use crate::producer::shared::{Kind, Lent};
+use crate::producer::shared::Lent;
 
 /// An allocation of the driver.
 #[pyclass(frozen, name = "_PlainMemory", module = "gpu_ipc._gpu_ipc")]
@@ -85,7 +85,7 @@ impl Segment {
     fn new(py: Python<'_>, session: &Session, nbytes: u64) -> PyResult<Segment> {
         let shared = session.shared();
         let block = py.detach(|| shared.session.alloc(nbytes)).or_raise()?;
-        Ok(Segment { lent: Lent::new(block, shared, Kind::Segment), layout: Layout::bytes(nbytes) })
+        Ok(Segment { lent: Lent::new(block, shared, true), layout: Layout::bytes(nbytes) })
     }
 }
 

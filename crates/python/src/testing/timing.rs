@@ -69,5 +69,7 @@ pub(crate) fn time_claims(
         Ok::<_, gpu_ipc::ClaimError>(timed)
     });
     let received = timed.or_raise()?.into_iter().zip(&descriptors);
-    Ok(received.map(|((time, block), descriptor)| (time, participant.received(descriptor.get(), block))).unzip())
+    Ok(received
+        .map(|((time, block), descriptor)| (time, participant.received(descriptor.clone_ref(py), block)))
+        .unzip())
 }
