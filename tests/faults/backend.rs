@@ -1,10 +1,11 @@
 //! Every call of the backend fails once, on either side, with the other side in this process or in another.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
-use gpu_ipc::backend::DeviceId;
+use gpu_ipc::backend::{CaptureStatus, DeviceId};
 use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::{After, Error, Gpu, Participant, Result, Session, Stream, To, Wait};
 use harness::{WATCHDOG, comes};
@@ -19,6 +20,7 @@ pub const CASES: &[Case] = &[
     ("backend::each_call_of_a_consumer_fails_once", || until_it_passes(Side::Consumer)),
     ("backend::each_call_of_a_consumer_elsewhere_fails_once", elsewhere),
     ("backend::each_call_of_a_drop_fails_once_and_the_block_comes_back", drops),
+    ("backend::a_capture_that_begins_before_an_event_is_recorded_loses_no_lease", capture_begins),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -231,4 +233,48 @@ fn elsewhere() {
     }
     session.trim().expect("nothing fails here");
     assert_eq!(session.stats().source.reserved, 0, "a region is kept for the dead");
+}
+
+/// Leases whose events the participant's thread records: the application begins to capture their stream after that
+/// thread has asked and before it records.
+fn capture_begins() {
+    let ((_, producer), (faulty, consumer)) = (open(), open());
+    let dir = tempfile::tempdir().expect("a directory");
+    let builder = Session::builder(producer).socket(dir.path().join("s"));
+    let session = builder.quarantine(Duration::ZERO).open().expect("a session");
+    let participant = Participant::builder(consumer.clone()).connect(session.socket_path()).expect("connected");
+    let (block, stream) = (session.alloc(4096).expect("there is room"), Stream::create(&consumer).expect("a stream"));
+    let (go, gate) = std::sync::mpsc::channel::<()>();
+    let hold = Box::new(move || {
+        let _ = gate.recv();
+    });
+    // SAFETY: `host_function` asks for a live stream that nobody captures: it lives to the end of the case.
+    unsafe { consumer.backend().host_function(stream.raw(), hold) }.expect("queued");
+    // More than a queue takes. The first on top has an event behind the work; the others gather until that has passed.
+    for _ in 0..200 {
+        let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+        let held = participant.claim(descriptor.as_bytes(), Wait::None, Some(WATCHDOG)).expect("claimed");
+        held.used_on(&stream).expect("a stream of its own");
+    }
+    let (raw, begun) = (stream.raw(), Arc::new(AtomicBool::new(false)));
+    let begins = begun.clone();
+    faulty.after_question_of_capture(move |host| {
+        host.set_capture(raw, CaptureStatus::Active);
+        begins.store(true, Ordering::Release);
+    });
+    drop(go);
+    assert!(comes(|| begun.load(Ordering::Acquire)), "its thread does not ask");
+    let held = || {
+        session.collect();
+        session.stats().held
+    };
+    assert!(comes(|| held() < 100), "what was behind the first event is not released");
+    assert_ne!(held(), 0, "released while their stream captures");
+    // SAFETY: `capture_status` asks for a live stream: it lives to the end of the case.
+    let status = unsafe { consumer.backend().capture_status(raw) }.expect("it tells");
+    assert_eq!(status, CaptureStatus::Active, "the capture was ended");
+    assert_eq!(participant.kept_leases(), 0);
+    faulty.backend().set_capture(raw, CaptureStatus::None);
+    assert!(comes(|| held() == 0), "{} leases are kept for ever", participant.kept_leases());
+    assert_eq!(faulty.wrongs(), Vec::<String>::new());
 }

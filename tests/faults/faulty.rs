@@ -1,6 +1,7 @@
 //! A backend whose n-th call fails, and that keeps a ledger of what it gave and what it was given back.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -60,13 +61,16 @@ struct Ledger {
 ///
 /// A call that fails has done nothing, which is the worst that a failed `free` can mean: who tries again succeeds, and
 /// is found out.
-#[derive(Debug)]
 pub struct Faulty<B> {
     backend: Arc<B>,
     ledger: Mutex<Ledger>,
     gate: Mutex<Gate>,
     opened: Condvar,
+    capture: Mutex<Option<AfterQuestion<B>>>,
 }
+
+/// What happens when a participant's thread has asked whether a stream is captured.
+type AfterQuestion<B> = Box<dyn FnOnce(&B) + Send>;
 
 /// Before a mapping of another process' memory.
 #[derive(Debug, Default)]
@@ -75,10 +79,27 @@ struct Gate {
     waiting: usize,
 }
 
+impl<B: fmt::Debug> fmt::Debug for Faulty<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Faulty").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
 impl<B: GpuBackend> Faulty<B> {
     /// Wraps a backend, which fails at nothing yet.
     pub fn new(backend: Arc<B>) -> Arc<Faulty<B>> {
-        Arc::new(Faulty { backend, ledger: Mutex::default(), gate: Mutex::default(), opened: Condvar::new() })
+        let (ledger, gate, opened, capture) = (Mutex::default(), Mutex::default(), Condvar::new(), Mutex::new(None));
+        Arc::new(Faulty { backend, ledger, gate, opened, capture })
+    }
+
+    /// Does something as soon as a participant's own thread has been told that a stream is not captured.
+    pub fn after_question_of_capture(&self, act: impl FnOnce(&B) + Send + 'static) {
+        *self.capture.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(act));
+    }
+
+    /// Returns the backend below.
+    pub fn backend(&self) -> &B {
+        &self.backend
     }
 
     /// Holds up the calls that map another process' memory, or lets them go on.
@@ -522,7 +543,13 @@ unsafe impl<B: GpuBackend> GpuStreams for Faulty<B> {
     unsafe fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
         self.turn("capture_status")?;
         // SAFETY: `capture_status`: the caller's own promise.
-        unsafe { self.backend.capture_status(stream) }
+        let status = unsafe { self.backend.capture_status(stream) };
+        if std::thread::current().name() == Some("gpu-ipc-participant")
+            && let Some(act) = self.capture.lock().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            act(&self.backend);
+        }
+        status
     }
 
     unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The way in and the way out: connections that end, stall or lie at every step, and what they leave behind.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -9,10 +10,10 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use gpu_ipc::session::SessionNotice;
-use gpu_ipc::{After, Participant, ParticipantId, Stream, To, Wait};
+use gpu_ipc::{After, ClaimError, Claims, Participant, ParticipantId, Stream, To, Wait};
 use harness::{WATCHDOG, wait_until};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use rustix::net::Shutdown;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socketpair};
 
 use crate::stranger::{HELLO, Idler, REFUSED, Stranger, hear, hello, say};
 use crate::users::{Process, Role, Said};
@@ -24,6 +25,7 @@ pub const CASES: &[Case] = &[
     ("way_in::every_step_that_fails_leaves_nothing", every_step),
     ("way_in::descriptors_that_take_long_to_close_keep_nobody", lingering),
     ("way_in::a_connection_that_is_shut_for_writing_costs_nothing", half_closed),
+    ("way_in::a_producer_that_shuts_its_end_for_writing_costs_nothing", half_closed_producer),
     ("way_in::silent_connections_keep_out_no_other_process", silent),
     ("way_in::words_are_unmapped_only_when_no_stream_owes_them_a_value", owed_words),
     ("way_in::who_joins_and_leaves_is_told_by_name", told),
@@ -240,6 +242,60 @@ fn half_closed() {
     });
     stage.check();
     drop(stranger);
+    wait_until("its row to go", || stage.session.participants() == [stage.honest.id()]);
+    stage.end();
+}
+
+/// Threads of this process by number: name and state.
+fn threads() -> BTreeMap<String, (String, char)> {
+    let tasks = fs::read_dir("/proc/self/task").expect("proc is mounted").flatten();
+    let stat = tasks.filter_map(|task| Some((task.file_name(), fs::read_to_string(task.path().join("stat")).ok()?)));
+    stat.map(|(number, stat)| {
+        let (front, state) = stat.rsplit_once(") ").expect("a name in parentheses");
+        let (_, name) = front.split_once('(').expect("a name in parentheses");
+        (number.to_string_lossy().into_owned(), (name.to_owned(), state.chars().next().expect("a state")))
+    })
+    .collect()
+}
+
+/// How often a thread of this process has given the processor away, or lost it.
+fn switches(thread: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).expect("it runs");
+    let counts = status.lines().filter_map(|line| line.split_once("voluntary_ctxt_switches:\t"));
+    counts.map(|(_, count)| count.parse::<u64>().expect("a number")).sum()
+}
+
+/// The participant's thread has nothing more to hear, and a claim that waits ends.
+fn half_closed_producer() {
+    let stage = Stage::new();
+    let (theirs, ours) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair");
+    let copy = theirs.try_clone().expect("a descriptor");
+    stage.session.accept(theirs).expect("it is open");
+    let before = threads();
+    let participant = Participant::builder(stage.gpu.clone()).connect_by(ours).expect("welcomed");
+    let mut thread = None;
+    // It takes its name itself.
+    wait_until("its thread", || {
+        let is_new =
+            |(number, (name, _)): &(String, (String, char))| name == "gpu-ipc-partici" && !before.contains_key(number);
+        thread = threads().into_iter().find(is_new).map(|(number, _)| number);
+        thread.is_some()
+    });
+    let thread = thread.expect("it is there");
+    let block = stage.block();
+    let ticket = block.share(To::Ticket(Claims::Once), After::Done).expect("shared");
+    rustix::net::shutdown(&copy, Shutdown::Write).expect("shut");
+    let claimed = participant.claim(ticket.as_bytes(), Wait::None, Some(WATCHDOG));
+    assert!(matches!(claimed, Err(ClaimError::ProducerGone)), "{claimed:?}");
+    // One that reads the same end again and again never sleeps.
+    wait_until("the participant's thread to sleep", || threads()[&thread].1 == 'S');
+    let before = switches(&thread);
+    for _ in 0..100 {
+        gpu_ipc::admin::inspect(stage.session.socket_path(), Some(WATCHDOG)).expect("it answers");
+    }
+    assert!(switches(&thread) < before + 10, "it wakes up for nothing: {} times", switches(&thread) - before);
+    drop((copy, block, participant));
     wait_until("its row to go", || stage.session.participants() == [stage.honest.id()]);
     stage.end();
 }

@@ -13,7 +13,7 @@ use rustix::event::PollFlags;
 
 use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::Patience;
-use crate::consumer::connection::link::{Link, Welcome};
+use crate::consumer::connection::link::{Facts, Link, Welcome};
 use crate::consumer::leases::holdings::Holdings;
 use crate::consumer::mappings::mapping_cache::Cache;
 use crate::consumer::notice::Notice;
@@ -212,7 +212,8 @@ impl ParticipantBuilder {
                         "connect to a session of gpu-ipc",
                     ));
                 }
-                Ok(Welcome {
+                let facts = Facts {
+                    backend: self.gpu.kind(),
                     gpu: self.gpu.clone(),
                     access: self.access,
                     session,
@@ -221,11 +222,10 @@ impl ParticipantBuilder {
                         0 => pid,
                         seen => seen,
                     },
+                    is_own_process: process::same_process(producer_pidfd.as_fd())?,
                     producer_pidfd,
-                    socket,
-                    file: CounterFile::open(file, slots)?,
-                    max_slots,
-                })
+                };
+                Ok(Welcome { facts, socket, file: CounterFile::open(file, slots)?, max_slots })
             }
             _ => Err(refused("its first message is not a welcome", "build both sides from one version")),
         }

@@ -1,4 +1,4 @@
-//! The participant's own thread: the producer's messages and death, ends that a lane could not queue, and unmapping.
+//! The participant's own thread: the producer's messages and death, ends that a release queue could not queue, and unmapping.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -30,7 +30,6 @@ const PRODUCER: u64 = 1;
 const WAKER: u64 = 2;
 
 /// The thread's state.
-#[derive(Debug)]
 pub(crate) struct Service {
     holdings: Arc<Holdings>,
     blocking: Blocking,
@@ -119,7 +118,7 @@ impl Service {
         self.blocking.run(move || {
             let link = &holdings.link;
             // SAFETY: `unregister` asks for
-            // - no unfinished operation on their words: every lease has ended, and the lanes were dry; a wait for a
+            // - no unfinished operation on their words: every lease has ended, and the queues were dry; a wait for a
             //   fence was on a stream that its block's lease waited for;
             // - one call: this runs once.
             if let Err(error) = unsafe { link.files.unregister(&link.facts.gpu) } {
@@ -137,12 +136,19 @@ impl Service {
         let holdings = self.holdings.clone();
         let link = &holdings.link;
         // Somebody who waits for an answer reads; after that the socket is watched again.
-        let Ok(_turn) = link.hearing.try_lock() else { return };
+        let Ok(mut turn) = link.hearing.try_lock() else { return };
         // What comes on top is told again.
         for _ in 0..PACKETS_A_TURN {
             match link.hear() {
                 Heard::Message => {}
                 Heard::Nothing => return,
+                Heard::Nonsense => {
+                    tracing::warn!("the producer has shut its end, or speaks nonsense; nothing more of it is read");
+                    turn.is_over = true;
+                    link.poller.pause(link.socket.as_fd(), SOCKET);
+                    self.lose_producer();
+                    return;
+                }
                 Heard::End => {
                     self.hung_up = Some(Tick::now());
                     self.unwatch(link.socket.as_fd());

@@ -101,7 +101,10 @@ impl Link {
         patience: Patience,
         mut look: impl FnMut(&mut Questions) -> Option<T>,
     ) -> Option<T> {
-        let Ok(turn) = self.hearing.try_lock() else { return self.wait_until(patience, look) };
+        let turn = match self.hearing.try_lock() {
+            Ok(turn) if !turn.is_over => turn,
+            _ => return self.wait_until(patience, look),
+        };
         self.poller.pause(self.socket.as_fd(), SOCKET);
         let heard = loop {
             let due = {
@@ -125,7 +128,7 @@ impl Link {
                         break None;
                     }
                 }
-                Heard::End => break None,
+                Heard::Nonsense | Heard::End => break None,
             }
         };
         self.poller.resume(self.socket.as_fd(), SOCKET);

@@ -26,6 +26,8 @@ pub(crate) enum Heard {
     Message,
     /// Nothing, or a packet that was lost for want of a descriptor.
     Nothing,
+    /// What is no packet of a producer's: it has shut its end for writing, or is broken. Nothing more is read.
+    Nonsense,
     /// The connection has ended.
     End,
 }
@@ -57,6 +59,8 @@ impl Link {
             }
             Ok(ReceiveOutcome::Empty) => Heard::Nothing,
             Ok(ReceiveOutcome::HungUp) => Heard::End,
+            // An end that is shut for writing reads as an empty packet, each time.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Heard::Nonsense,
             Err(error) => {
                 tracing::warn!(%error, "the producer cannot be read");
                 Heard::Nothing

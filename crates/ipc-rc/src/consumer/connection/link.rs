@@ -18,7 +18,6 @@ use crate::consumer::connection::questions::{Key, Question, Questions, Unsent};
 use crate::consumer::notice::Notice;
 use crate::notices::Notices;
 use channel::os::poller::Poller;
-use channel::os::process;
 use channel::os::socket::{self, SendOutcome};
 use channel::os::waker::Waker;
 use channel::shared::counter_file::CounterFile;
@@ -44,6 +43,13 @@ pub(crate) struct Facts {
     pub is_own_process: bool,
 }
 
+/// How far the hearing of the producer has come.
+#[derive(Debug, Default)]
+pub(crate) struct Hearing {
+    /// Nothing more is read: the socket's hang-up alone is awaited.
+    pub is_over: bool,
+}
+
 /// A participant's link.
 pub(crate) struct Link {
     pub facts: Facts,
@@ -51,7 +57,7 @@ pub(crate) struct Link {
     pub files: Files,
     pub socket: OwnedFd,
     /// Whose turn it is to read the socket.
-    pub hearing: Mutex<()>,
+    pub hearing: Mutex<Hearing>,
     pub poller: Poller,
     table: Mutex<Table>,
     pub(super) changed: Condvar,
@@ -76,12 +82,7 @@ pub(crate) struct Link {
 /// What a [`Link`] starts from.
 #[derive(Debug)]
 pub(crate) struct Welcome {
-    pub gpu: Gpu,
-    pub access: Access,
-    pub session: SessionId,
-    pub id: ParticipantId,
-    pub producer_pid: u32,
-    pub producer_pidfd: OwnedFd,
+    pub facts: Facts,
     pub socket: OwnedFd,
     pub file: CounterFile,
     pub max_slots: u64,
@@ -152,16 +153,7 @@ impl Link {
         let link = Link {
             guard: ForkGuard::new()?,
             files: Files::new(welcome.max_slots),
-            facts: Facts {
-                backend: welcome.gpu.kind(),
-                gpu: welcome.gpu,
-                access: welcome.access,
-                session: welcome.session,
-                id: welcome.id,
-                producer_pid: welcome.producer_pid,
-                is_own_process: process::same_process(welcome.producer_pidfd.as_fd())?,
-                producer_pidfd: welcome.producer_pidfd,
-            },
+            facts: welcome.facts,
             socket: welcome.socket,
             hearing: Mutex::default(),
             poller: Poller::new()?,

@@ -1,6 +1,5 @@
 //! What a participant holds: leases, the mappings that they lie in, and the queues that end them.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -68,14 +67,7 @@ impl Holdings {
     }
 }
 
-impl fmt::Debug for Holdings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.link.fmt(f)
-    }
-}
-
 /// A lease that this process holds, without the streams that its end waits for.
-#[derive(Debug)]
 pub(crate) struct Held {
     /// Entered; the holdings hang on it.
     pub mapping: Entered<Holdings>,

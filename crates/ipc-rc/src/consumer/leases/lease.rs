@@ -3,7 +3,6 @@
 //! A lease is a slot of this participant's own; what its handles share lies in a [`Record`] beside the slot. It
 //! counts the handles: [`handle_count`](crate::consumer::leases::handle_count).
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -57,7 +56,7 @@ impl Lease {
         self.record().note_use(stream);
     }
 
-    /// Lets go, and returns what a lane has to end: of the last handle of a lease that was used on streams.
+    /// Lets go, and returns what a queue has to end: of the last handle of a lease that was used on streams.
     #[inline]
     fn let_go(&self) -> Option<(Held, Vec<Stream>)> {
         if self.0.link().guard.is_child() {
@@ -109,7 +108,7 @@ impl Drop for Lease {
         if let Some((held, used)) = self.let_go() {
             let mut ending = Ending::new();
             ending.push(held);
-            end_by_lane(&mut ending, used);
+            end_by_queue(&mut ending, used);
         }
     }
 }
@@ -125,7 +124,7 @@ struct Together {
 impl Together {
     fn end(&mut self) {
         if !self.ending.is_empty() {
-            end_by_lane(&mut self.ending, std::mem::take(&mut self.streams));
+            end_by_queue(&mut self.ending, std::mem::take(&mut self.streams));
         }
     }
 }
@@ -136,9 +135,9 @@ impl Drop for Together {
     }
 }
 
-/// Leaves the end of leases that were used on the same streams to a lane.
+/// Leaves the end of leases that were used on the same streams to a queue.
 #[cold]
-fn end_by_lane(ending: &mut Ending, mut used: Vec<Stream>) {
+fn end_by_queue(ending: &mut Ending, mut used: Vec<Stream>) {
     let (holdings, first): (Arc<Holdings>, LeaseAddress) = (ending[0].mapping.keep_home(), ending[0].entry);
     // From here on the slots, and with them the records, may be other leases'; the link keeps the files.
     let link = &holdings.link;
@@ -149,11 +148,5 @@ fn end_by_lane(ending: &mut Ending, mut used: Vec<Stream>) {
     used.clear();
     if let Some(file) = link.files.get(first.file) {
         file.record(first.slot).give_room(used);
-    }
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("entry", &self.0.entry).finish_non_exhaustive()
     }
 }

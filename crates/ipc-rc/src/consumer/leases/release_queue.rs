@@ -1,12 +1,12 @@
 //! Release queues: streams of the library's own that end leases once the caller's GPU work is done.
 //!
-//! A lane serves one *set* of streams. To end a lease it records an event on each stream of the set, waits for them on
+//! A queue serves one *set* of streams. To end a lease it records an event on each stream of the set, waits for them on
 //! its own stream, and stores RELEASED into the slot and 1 into its dirty word, all queued and never waited for. The
 //! caller's streams are not slowed (measured: a host function would cost them 48 µs each), and a stream that is stuck
 //! holds up only those who named it.
 //!
 //! A driver's queue that is full blocks every thread of the process (measured at 1,020 entries), and the caller's
-//! stream may share it. So at most [`MOST_PENDING`] ends are queued on a lane, and what comes on top takes no place in
+//! stream may share it. So at most [`MOST_PENDING`] ends are in a queue, and what comes on top takes no place in
 //! any queue but one event on each stream, whatever its number: it gathers here, the participant's thread records the
 //! events when the last ones are done, and ends what had gathered by then when these are. So it is, too, for a set with
 //! a stream of another device or vendor, whose events no stream of ours can wait for.
@@ -25,9 +25,9 @@ use gpu_api::{Gpu, MAX_BATCH, Result, StreamOp};
 use crate::gpu_event::GpuEvent;
 use crate::stream::{Stream, StreamKey, advise};
 
-/// Ends queued on one lane: far below the 1,020 at which a driver blocks.
+/// Ends in one queue: far below the 1,020 at which a driver blocks.
 pub(crate) const MOST_PENDING: usize = 128;
-/// Ends queued on a lane from which on a drop looks which of them are done. Each look reads what a GPU has written,
+/// Ends in a queue from which on a drop looks which of them are done. Each look reads what a GPU has written,
 /// from memory; but the slots of several leases lie in one line, and those that ended meanwhile are read together.
 const SETTLED_FROM: usize = MOST_PENDING / 2;
 /// Streams of a set that is looked up without taking memory.
@@ -37,7 +37,7 @@ const UNCAPTURED: &str = "drop the block after the capture, or keep it for the g
 /// Leases that end by one batch: each takes a store, and in the worst case one more into its dirty word.
 pub(crate) const MOST_TOGETHER: usize = MAX_BATCH / 2;
 /// Queues after which idle ones are given up before another is made.
-const MANY_LANES: usize = 64;
+const MANY_QUEUES: usize = 64;
 
 /// A lease as a queue ends it.
 pub(crate) trait Ends {
@@ -55,8 +55,7 @@ pub(crate) trait Ends {
     fn leave(self);
 }
 
-/// Ends that found the lane full.
-#[derive(Debug)]
+/// Ends that found the queue full.
 struct Later<E> {
     /// Behind the events that are recorded.
     recorded: Vec<E>,
@@ -107,7 +106,6 @@ impl<E> Later<E> {
     }
 }
 
-#[derive(Debug)]
 struct ReleaseQueue<E> {
     /// Taken out of the table: a thread that still finds it looks again.
     retired: bool,
@@ -138,8 +136,7 @@ fn list_stores<E: Ends>(ending: &[E], ops: &mut ArrayVec<StreamOp, MAX_BATCH>) -
     Some(())
 }
 
-/// A participant's lanes.
-#[derive(Debug)]
+/// A participant's queues.
 pub(crate) struct ReleaseQueues<E> {
     gpu: Gpu,
     table: ArcSwap<BTreeMap<Key, Arc<Mutex<ReleaseQueue<E>>>>>,
@@ -183,40 +180,40 @@ impl<E: Ends> ReleaseQueues<E> {
 
     /// Takes out of `ending` what is taken care of; after an error the rest is left in it.
     fn try_end(&self, ending: &mut ArrayVec<E, MOST_TOGETHER>, streams: &[Stream]) -> Result<bool> {
-        let unneeded = self.with_lane(streams, |lane| {
-            if lane.pending.len() + ending.len() > SETTLED_FROM {
-                lane.settle();
+        let unneeded = self.with_queue(streams, |queue| {
+            if queue.pending.len() + ending.len() > SETTLED_FROM {
+                queue.settle();
             }
             let mut ops = ArrayVec::new();
-            if let (Some(marks), true) = (&lane.marks, lane.later.is_empty())
-                && lane.pending.len() + ending.len() <= MOST_PENDING
+            if let (Some(marks), true) = (&queue.marks, queue.later.is_empty())
+                && queue.pending.len() + ending.len() <= MOST_PENDING
                 && list_stores(ending, &mut ops).is_some()
             {
-                self.queue(lane, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
-                lane.pending.extend(ending.drain(..));
+                self.enqueue(queue, marks, streams, &ops).map_err(|error| advise(error, UNCAPTURED))?;
+                queue.pending.extend(ending.drain(..));
                 return Ok(None);
             }
             for stream in streams {
                 stream.refuse_capture(UNCAPTURED)?;
             }
-            if lane.later.is_empty() {
-                lane.later.streams = streams.to_vec();
+            if queue.later.is_empty() {
+                queue.later.streams = streams.to_vec();
             }
-            lane.later.gathered.extend(ending.drain(..));
-            Ok(Some(self.look_after(lane)))
+            queue.later.gathered.extend(ending.drain(..));
+            Ok(Some(self.look_after(queue)))
         })?;
         // The streams go here, with no lock held: a stream's keeper may be anything.
         Ok(unneeded.is_some())
     }
 
-    fn queue(&self, lane: &ReleaseQueue<E>, marks: &[GpuEvent], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
+    fn enqueue(&self, queue: &ReleaseQueue<E>, marks: &[GpuEvent], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
         let others: ArrayVec<_, FEW> = marks.iter().zip(streams).map(|(mark, stream)| mark.on(stream)).collect();
         // SAFETY: `batch_behind` asks for
-        // - live streams and events of one device: the lane keeps its own, the caller its streams, and a lane has marks
+        // - live streams and events of one device: the queue keeps its own, the caller its streams, and a queue has marks
         //   only if all are of the participant's device;
-        // - words in a registration that outlives the operation: the link unregisters its files only after its lanes
+        // - words in a registration that outlives the operation: the link unregisters its files only after its queues
         //   have run dry.
-        unsafe { self.gpu.backend().batch_behind(lane.stream.raw(), &others, ops) }
+        unsafe { self.gpu.backend().batch_behind(queue.stream.raw(), &others, ops) }
     }
 
     /// Ends what is behind events that are done, and records them anew for what has gathered. Returns streams that are
@@ -225,8 +222,8 @@ impl<E: Ends> ReleaseQueues<E> {
     /// The application may begin to capture a stream at any moment. An event that was recorded since is the graph's: it
     /// proves nothing, and what it was for gathers again.
     #[must_use]
-    fn look_after(&self, lane: &mut ReleaseQueue<E>) -> Vec<Stream> {
-        let later = &mut lane.later;
+    fn look_after(&self, queue: &mut ReleaseQueue<E>) -> Vec<Stream> {
+        let later = &mut queue.later;
         if !later.recorded.is_empty() {
             match later.are_passed() {
                 Ok(true) => later.recorded.drain(..).for_each(E::release),
@@ -241,21 +238,19 @@ impl<E: Ends> ReleaseQueues<E> {
         if later.is_capturing() {
             return Vec::new();
         }
-        match later.record_all() {
-            Ok(()) => {
-                later.recorded = std::mem::take(&mut later.gathered);
-                if later.is_capturing() {
-                    later.gather_again();
-                }
-            }
+        let recorded = later.record_all();
+        match recorded {
+            // A capture has begun meanwhile: the events are the graph's, or were refused for its sake.
+            _ if later.is_capturing() => later.gather_again(),
+            Ok(()) => later.recorded = std::mem::take(&mut later.gathered),
             Err(error) => later.gathered.drain(..).for_each(|held| self.keep(held, &error)),
         }
         Vec::new()
     }
 
-    /// Calls `run` with the lane of a set of streams, locked; makes it first if need be.
-    fn with_lane<T>(&self, streams: &[Stream], run: impl FnOnce(&mut ReleaseQueue<E>) -> Result<T>) -> Result<T> {
-        // Most leases are used on few streams, whose lane is found without taking memory.
+    /// Calls `run` with the queue of a set of streams, locked; makes it first if need be.
+    fn with_queue<T>(&self, streams: &[Stream], run: impl FnOnce(&mut ReleaseQueue<E>) -> Result<T>) -> Result<T> {
+        // Most leases are used on few streams, whose queue is found without taking memory.
         let (few, many): (ArrayVec<StreamKey, FEW>, Key);
         let key: &[StreamKey] = if streams.len() <= FEW {
             few = streams.iter().map(Stream::key).collect();
@@ -266,18 +261,18 @@ impl<E: Ends> ReleaseQueues<E> {
         };
         loop {
             if let Some(found) = self.table.load().get(key) {
-                let mut lane = found.lock().unwrap_or_else(PoisonError::into_inner);
-                if !lane.retired {
-                    return run(&mut lane);
+                let mut queue = found.lock().unwrap_or_else(PoisonError::into_inner);
+                if !queue.retired {
+                    return run(&mut queue);
                 }
             }
-            self.make_lane(key, streams)?;
+            self.make_queue(key, streams)?;
         }
     }
 
-    /// Puts a fresh lane where there is none, or one that is retired.
+    /// Puts a fresh queue where there is none, or one that is retired.
     #[cold]
-    fn make_lane(&self, key: &[StreamKey], streams: &[Stream]) -> Result<()> {
+    fn make_queue(&self, key: &[StreamKey], streams: &[Stream]) -> Result<()> {
         let is_own = streams.len() <= FEW && streams.iter().all(|stream| *stream.gpu() == self.gpu);
         let marks = is_own.then(|| streams.iter().map(|stream| GpuEvent::new(stream.gpu())).collect());
         let fresh = Arc::new(Mutex::new(ReleaseQueue {
@@ -289,9 +284,9 @@ impl<E: Ends> ReleaseQueues<E> {
         }));
         self.table.rcu(|table| {
             let mut table = BTreeMap::clone(table);
-            if table.len() >= MANY_LANES {
-                // A lane whose lock somebody holds is in use.
-                table.retain(|_, lane| !lane.try_lock().is_ok_and(|mut lane| lane.retire_if_dry()));
+            if table.len() >= MANY_QUEUES {
+                // A queue whose lock somebody holds is in use.
+                table.retain(|_, queue| !queue.try_lock().is_ok_and(|mut queue| queue.retire_if_dry()));
             }
             let place = table.entry(key.into()).or_insert_with(|| fresh.clone());
             if !Arc::ptr_eq(place, &fresh) && place.lock().unwrap_or_else(PoisonError::into_inner).retired {
@@ -305,36 +300,36 @@ impl<E: Ends> ReleaseQueues<E> {
     /// Ends what is due, and says whether anything is still to be looked after by the thread.
     pub fn poll(&self) -> bool {
         let mut left = false;
-        for lane in self.table.load().values() {
-            let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
-            lane.settle();
-            let unneeded = self.look_after(&mut lane);
-            left |= !lane.later.is_empty();
-            drop(lane);
+        for queue in self.table.load().values() {
+            let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.settle();
+            let unneeded = self.look_after(&mut queue);
+            left |= !queue.later.is_empty();
+            drop(queue);
             // With no lock held: a stream's keeper may be anything.
             drop(unneeded);
         }
         left
     }
 
-    /// Says whether every lease that was given to a lane has ended, and the lanes' streams write nothing more. Never
-    /// waits: a lane that somebody has locked is in use.
+    /// Says whether every lease that was given to a queue has ended, and the queues' streams write nothing more. Never
+    /// waits: a queue that somebody has locked is in use.
     pub fn are_dry(&self) -> bool {
-        self.table.load().values().all(|lane| match lane.try_lock() {
-            Ok(mut lane) => lane.is_dry(),
-            Err(TryLockError::Poisoned(lane)) => lane.into_inner().is_dry(),
+        self.table.load().values().all(|queue| match queue.try_lock() {
+            Ok(mut queue) => queue.is_dry(),
+            Err(TryLockError::Poisoned(queue)) => queue.into_inner().is_dry(),
             Err(TryLockError::WouldBlock) => false,
         })
     }
 
-    /// Gives up the lanes.
+    /// Gives up the queues.
     pub fn close(&self) {
         self.table.store(Arc::default());
     }
 }
 
 impl<E: Ends> ReleaseQueue<E> {
-    /// Lets go of what the lane's stream has ended.
+    /// Lets go of what the queue's stream has ended.
     fn settle(&mut self) {
         while self.pending.front().is_some_and(E::is_released) {
             if let Some(held) = self.pending.pop_front() {
@@ -348,13 +343,13 @@ impl<E: Ends> ReleaseQueue<E> {
     fn is_dry(&mut self) -> bool {
         self.settle();
         self.pending.is_empty() && self.later.is_empty() && {
-            // SAFETY: `query_stream` asks for a live stream: the lane keeps it. An error is a broken context, whose
+            // SAFETY: `query_stream` asks for a live stream: the queue keeps it. An error is a broken context, whose
             // streams write nothing.
             unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(true)
         }
     }
 
-    /// Marks a lane that has nothing to do as retired, and says whether it is.
+    /// Marks a queue that has nothing to do as retired, and says whether it is.
     fn retire_if_dry(&mut self) -> bool {
         self.retired |= self.is_dry();
         self.retired
@@ -391,36 +386,36 @@ mod tests {
     }
 
     #[test]
-    fn a_set_has_one_lane_until_that_is_retired() {
+    fn a_set_has_one_queue_until_that_is_retired() {
         let gpu = gpu();
-        let lanes: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
+        let queues: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
         let streams = [Stream::create(&gpu).expect("a stream")];
-        let own = |lane: &mut ReleaseQueue<Nothing>| Ok(lane.stream.identity());
-        let first = lanes.with_lane(&streams, own).expect("a lane");
-        assert_eq!(lanes.with_lane(&streams, own).expect("a lane"), first);
-        let retire = |lane: &mut ReleaseQueue<Nothing>| {
-            lane.retired = true;
+        let own = |queue: &mut ReleaseQueue<Nothing>| Ok(queue.stream.identity());
+        let first = queues.with_queue(&streams, own).expect("a queue");
+        assert_eq!(queues.with_queue(&streams, own).expect("a queue"), first);
+        let retire = |queue: &mut ReleaseQueue<Nothing>| {
+            queue.retired = true;
             Ok(())
         };
-        lanes.with_lane(&streams, retire).expect("a lane");
+        queues.with_queue(&streams, retire).expect("a queue");
         // Still in the table, as when somebody held its lock while the dry ones were taken out.
-        assert_ne!(lanes.with_lane(&streams, own).expect("another lane"), first);
+        assert_ne!(queues.with_queue(&streams, own).expect("another queue"), first);
     }
 
     #[test]
-    fn idle_lanes_are_given_up_before_many_more_are_made() {
+    fn idle_queues_are_given_up_before_many_more_are_made() {
         let gpu = gpu();
-        let lanes: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
-        for _ in 0..3 * MANY_LANES {
-            lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");
-            assert!(lanes.table.load().len() <= MANY_LANES);
+        let queues: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
+        for _ in 0..3 * MANY_QUEUES {
+            queues.with_queue(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a queue");
+            assert!(queues.table.load().len() <= MANY_QUEUES);
         }
     }
 
     #[test]
-    fn a_lane_whose_stream_has_yet_to_write_stays() {
+    fn a_queue_whose_stream_has_yet_to_write_stays() {
         let gpu = gpu();
-        let lanes: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
+        let queues: ReleaseQueues<Nothing> = ReleaseQueues::new(gpu.clone());
         let stuck = [Stream::create(&gpu).expect("a stream")];
         let (open, gate) = std::sync::mpsc::channel::<()>();
         let wait = Box::new(move || {
@@ -429,14 +424,14 @@ mod tests {
         // SAFETY: `host_function` asks for a live stream: it lives to the end of the test.
         unsafe { gpu.backend().host_function(stuck[0].raw(), wait) }.expect("queued");
         // Ends nothing, but behind the stream.
-        lanes.end(&mut ArrayVec::new(), &mut stuck.clone());
-        let own = |lane: &mut ReleaseQueue<Nothing>| Ok(lane.stream.identity());
-        let lane = lanes.with_lane(&stuck, own).expect("a lane");
-        for _ in 0..2 * MANY_LANES {
-            lanes.with_lane(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a lane");
+        queues.end(&mut ArrayVec::new(), &mut stuck.clone());
+        let own = |queue: &mut ReleaseQueue<Nothing>| Ok(queue.stream.identity());
+        let queue = queues.with_queue(&stuck, own).expect("a queue");
+        for _ in 0..2 * MANY_QUEUES {
+            queues.with_queue(&[Stream::create(&gpu).expect("a stream")], |_| Ok(())).expect("a queue");
         }
-        assert_eq!(lanes.with_lane(&stuck, own).expect("a lane"), lane);
-        assert!(!lanes.are_dry());
+        assert_eq!(queues.with_queue(&stuck, own).expect("a queue"), queue);
+        assert!(!queues.are_dry());
         drop(open);
     }
 }

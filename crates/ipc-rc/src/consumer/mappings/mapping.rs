@@ -9,7 +9,6 @@
 //! that it finds in the table of places, whatever became of it. It looks at the region once more when it has entered:
 //! no opening comes while it is there.
 
-use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,13 +40,6 @@ pub(crate) struct Mapping<H> {
     uses: UseCount<AtomicU64, SHARDS>,
     /// It was entered since the cache last looked for something to drop.
     touched: AtomicBool,
-}
-
-// Not derived: the home's table leads back here.
-impl<H: Home> fmt::Debug for Mapping<H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapping").field("region", &self.region()).field("base", &self.base()).finish_non_exhaustive()
-    }
 }
 
 impl<H: Home> Mapping<H> {
@@ -216,12 +208,6 @@ impl<H: Home> Entered<H> {
     #[inline]
     pub fn leave(self) {
         Mapping::leave(self.mapping, self.by as usize);
-    }
-}
-
-impl<H: Home> fmt::Debug for Entered<H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&**self, f)
     }
 }
 

@@ -11,7 +11,6 @@
 //! row, under the same lock.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -67,12 +66,6 @@ pub(crate) enum NotMapped {
     NotLeased,
     /// Anything else.
     Failed(Error),
-}
-
-impl<H> fmt::Debug for Mappings<H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mappings").field("mapped", &self.table.load().len()).finish_non_exhaustive()
-    }
 }
 
 impl<H: Home> Mappings<H> {
