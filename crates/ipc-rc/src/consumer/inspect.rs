@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use gpu_api::{BackendKind, DeviceUuid, Error, Holder, Result};
 use rustix::event::PollFlags;
 
+use crate::consumer::connection::questions::{Answer, Interest, Key, Look, No, Question, Questions, Unsent};
 use crate::producer::report::Stats;
 use channel::os::process;
 use channel::os::socket::{self, ReceiveOutcome, SendOutcome};
 use channel::shared::snapshot_file;
 use channel::wire::descriptor::SessionId;
-use channel::wire::message::{MOST_BYTES, ReportPage, ToParticipant, ToProducer};
+use channel::wire::message::{MOST_BYTES, ReportPage, ToParticipant};
 
 /// What a session told of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,12 +78,12 @@ pub fn inspect(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<Sess
     let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
     let socket = socket::connect_within(path.as_ref(), deadline)?;
     let seen = socket::peer_pidfd(socket.as_fd()).and_then(|pidfd| process::pid_of(pidfd.as_fd()).ok());
+    let mut asked = Questions::default();
     let mut report = None;
     let mut from = Some(0);
-    let mut request = 0;
     while let Some(place) = from {
-        request += 1;
-        let page = ask(&socket, request, place, deadline)?;
+        let question = Interest::new(Key::Report(place), Question::Report);
+        let Answer::Report(page) = ask(&socket, &mut asked, question, "the session's report", deadline)? else { break };
         // A session that always names a further page would keep us for ever.
         from = page.next.filter(|&next| next > place);
         let report = report.get_or_insert_with(|| report_of(&page, seen.filter(|&pid| pid != 0)));
@@ -112,15 +113,6 @@ fn report_of(page: &ReportPage, seen: Option<u32>) -> SessionReport {
     }
 }
 
-fn ask(socket: &OwnedFd, request: u64, from: u32, deadline: Option<Instant>) -> Result<ReportPage> {
-    let question = ToProducer::Inspect { request, from };
-    let answered = |answer, _: &mut Vec<OwnedFd>| match answer {
-        ToParticipant::Report { request: answered, page } if answered == request => Some(Ok(*page)),
-        _ => None,
-    };
-    exchange(socket, &question, "the session's report", deadline, answered)
-}
-
 /// Asks a session what its source of regions looks like, without becoming a participant: the JSON object that
 /// [`RegionSource::snapshot`](gpu_api::RegionSource::snapshot) made. The session makes it on the thread that answers
 /// everybody.
@@ -135,48 +127,68 @@ fn ask(socket: &OwnedFd, request: u64, from: u32, deadline: Option<Instant>) -> 
 pub fn snapshot(path: impl AsRef<Path>, timeout: Option<Duration>) -> Result<String> {
     let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
     let socket = socket::connect_within(path.as_ref(), deadline)?;
-    let question = ToProducer::TakeSnapshot { request: 1 };
-    exchange(&socket, &question, "the session's snapshot", deadline, |answer, fds| match answer {
-        ToParticipant::Snapshot { request: 1, len } => fds.pop().map(|file| snapshot_file::read(file, len)),
-        ToParticipant::Declined { request: 1, code, why } => Some(Err(Error::Refused { why, remedy: code.remedy() })),
-        _ => None,
-    })
+    let question = Interest::new(Key::Snapshot, Question::Snapshot);
+    match ask(&socket, &mut Questions::default(), question, "the session's snapshot", deadline)? {
+        Answer::Snapshot { len, file: Some(file) } => snapshot_file::read(file, len),
+        _ => Err(refused("the snapshot came without its file")),
+    }
 }
 
-/// Sends a question and reads until its answer comes, or a refusal.
-fn exchange<T>(
+fn refused(why: &str) -> Error {
+    Error::Refused { why: why.into(), remedy: "look at the producer's log" }
+}
+
+/// Asks a question by the rules of [`questions`](crate::consumer::connection::questions), and waits for what becomes of
+/// it.
+fn ask(
     socket: &OwnedFd,
-    question: &ToProducer,
+    asked: &mut Questions,
+    mut question: Interest,
     what: &'static str,
     deadline: Option<Instant>,
-    mut answer: impl FnMut(ToParticipant, &mut Vec<OwnedFd>) -> Option<Result<T>>,
-) -> Result<T> {
-    let refused = |why: &str| Error::Refused { why: why.into(), remedy: "look at the producer's log" };
+) -> Result<Answer> {
     let mut bytes = [0; MOST_BYTES];
-    let len = question.encode(&mut bytes);
-    match socket::send(socket.as_fd(), &bytes[..len], &[]) {
-        Ok(SendOutcome::Sent) => {}
-        Ok(_) => return Err(refused("it closed the connection")),
-        Err(source) => return Err(Error::system("sendmsg", "free memory and ask again", source)),
-    }
     loop {
-        let mut fds = Vec::new();
-        let len = match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
-            Ok(ReceiveOutcome::Packet(len)) => len,
-            Ok(ReceiveOutcome::HungUp) => return Err(refused("it closed the connection")),
-            Ok(ReceiveOutcome::Empty) => {
-                socket::wait_ready(socket.as_fd(), PollFlags::IN, what, deadline)?;
-                continue;
+        match question.look(asked, Instant::now()) {
+            Look::Take(answer) => return Ok(answer),
+            Look::Refused(no, _) => return Err(Error::Refused { why: no.why, remedy: no.code.remedy() }),
+            _ => {}
+        }
+        asked.send_due(Instant::now(), |message| {
+            let len = message.encode(&mut bytes);
+            match socket::send(socket.as_fd(), &bytes[..len], &[]) {
+                // One that has hung up may have said why.
+                Ok(SendOutcome::Sent | SendOutcome::HungUp) => Ok(()),
+                Ok(SendOutcome::Full) | Err(_) => Err(Unsent),
             }
-            Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
-        };
-        match ToParticipant::decode(&bytes[..len], fds.len())? {
-            ToParticipant::Refused { code, why } => return Err(Error::Refused { why, remedy: code.remedy() }),
-            other => {
-                if let Some(answer) = answer(other, &mut fds) {
-                    return answer;
+        });
+        let mut fds = Vec::new();
+        match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
+            Ok(ReceiveOutcome::Packet(len)) => {
+                let (request, said) = match ToParticipant::decode(&bytes[..len], fds.len())? {
+                    ToParticipant::Refused { code, why } => {
+                        return Err(Error::Refused { why, remedy: code.remedy() });
+                    }
+                    ToParticipant::Report { request, page } => (request, Ok(Answer::Report(page))),
+                    ToParticipant::Snapshot { request, len } => {
+                        (request, Ok(Answer::Snapshot { len, file: fds.pop() }))
+                    }
+                    ToParticipant::Declined { request, code, why } => (request, Err(No { code, why })),
+                    _ => continue,
+                };
+                if let Some(key) = asked.key_of(request) {
+                    asked.hear(request, key, said, Instant::now());
                 }
             }
+            Ok(ReceiveOutcome::HungUp) => return Err(refused("it closed the connection")),
+            Ok(ReceiveOutcome::Empty) => {
+                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    return Err(Error::Deadline { what });
+                }
+                let until = [deadline, asked.next_due()].into_iter().flatten().min();
+                let _ = socket::wait_ready(socket.as_fd(), PollFlags::IN, what, until);
+            }
+            Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
         }
     }
 }
@@ -187,7 +199,7 @@ mod tests {
 
     use super::*;
     use channel::os::socket::{Listener, Place};
-    use channel::wire::message::RefusalCode;
+    use channel::wire::message::{RefusalCode, ToProducer};
 
     /// Long enough for the slowest machine: a wait that takes longer fails the test.
     const WATCHDOG: Option<Duration> = Some(Duration::from_secs(60));

@@ -1,4 +1,4 @@
-//! What a participant has asked its producer: one row for each question, with one life.
+//! What a participant has asked its producer, or an observer a session: one row for each question, with one life.
 //!
 //! | state | means | ends |
 //! |---|---|---|
@@ -51,7 +51,7 @@ use gpu_api::{Access, DeviceUuid, RegionId};
 
 use channel::wire::descriptor::Descriptor;
 use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{Heir, MOST_TICKETS, Outcome, Place, RefusalCode, TicketId, ToProducer};
+use channel::wire::message::{Heir, MOST_TICKETS, Outcome, Place, RefusalCode, ReportPage, TicketId, ToProducer};
 
 /// The time after which a question is repeated first, and the longest between two repeats.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -70,6 +70,10 @@ pub(crate) enum Key {
     Forward(u64),
     /// All of it: the participant goes.
     Goodbye,
+    /// What the session holds, from a place on. This and the next are asked on connections of their own.
+    Report(u32),
+    /// What the session's source of regions looks like.
+    Snapshot,
 }
 
 /// What is asked.
@@ -87,6 +91,10 @@ pub(crate) enum Question {
     Forward { lease: LeaseAddress, heir: Heir, user: Box<[u8; 64]> },
     /// Whether the producer has noted that the participant goes.
     Goodbye,
+    /// For a page of what the session holds.
+    Report,
+    /// For a snapshot.
+    Snapshot,
 }
 
 impl Question {
@@ -99,6 +107,8 @@ impl Question {
                 | (Question::File, Ok(Answer::Done) | Err(_))
                 | (Question::Forward { .. }, Ok(Answer::Forwarded(_)) | Err(_))
                 | (Question::Unmapped | Question::Goodbye, Ok(Answer::Done))
+                | (Question::Report, Ok(Answer::Report(_)))
+                | (Question::Snapshot, Ok(Answer::Snapshot { .. }) | Err(_))
         )
     }
 }
@@ -114,6 +124,11 @@ pub(crate) enum Answer {
     },
     Ticket(Outcome),
     Forwarded(Box<Descriptor>),
+    Report(Box<ReportPage>),
+    Snapshot {
+        len: u64,
+        file: Option<OwnedFd>,
+    },
     /// What was asked for has arrived, or was taken note of.
     Done,
 }
@@ -132,7 +147,7 @@ pub(crate) enum Look {
     /// No answer yet.
     Wait,
     /// A region's answer, which the caller acts on: it ends by [`mapped`](Questions::mapped) or
-    /// [`unmapped`](Questions::unmapped). Or a descriptor.
+    /// [`unmapped`](Questions::unmapped). Or what one claimant alone waits for: a descriptor, a report, a snapshot.
     Take(Answer),
     /// What a ticket gives.
     Ticket(Outcome),
@@ -282,10 +297,10 @@ impl Questions {
         self.plan(key);
     }
 
-    fn remove(&mut self, key: Key) {
-        if let Some(due) = self.rows.remove(&key).and_then(|row| row.due) {
-            self.schedule.remove(&due);
-        }
+    fn remove(&mut self, key: Key) -> Option<Row> {
+        let row = self.rows.remove(&key)?;
+        row.due.map(|due| self.schedule.remove(&due));
+        Some(row)
     }
 
     /// Brings the schedule up to date with a row.
@@ -313,16 +328,15 @@ impl Questions {
             (AskState::Answered(Answer::Ticket(outcome)), _) => Look::Ticket(*outcome),
             (AskState::Refused(no), Question::Map { lease, .. }) => Look::Refused(no.clone(), Some(*lease)),
             (AskState::Refused(no), _) => Look::Refused(no.clone(), None),
-            (AskState::Answered(_), _) => match std::mem::replace(&mut row.state, AskState::Acting) {
-                AskState::Answered(answer) => {
-                    self.plan(key);
-                    Look::Take(answer)
-                }
-                other => {
-                    row.state = other;
-                    Look::Wait
-                }
-            },
+            (AskState::Answered(_), _) => {
+                // A region's answer is acted on. Any other is the end of its question.
+                let state = match key {
+                    Key::Region(_) => Some(std::mem::replace(&mut row.state, AskState::Acting)),
+                    _ => self.remove(key).map(|row| row.state),
+                };
+                self.plan(key);
+                if let Some(AskState::Answered(answer)) = state { Look::Take(answer) } else { Look::Wait }
+            }
         }
     }
 
@@ -360,7 +374,7 @@ impl Questions {
         match (key, &row.state, &row.question) {
             (Key::Region(_), AskState::Acting, _) | (_, _, Question::Unmapped | Question::Goodbye) => {}
             (Key::Region(region), ..) => self.unmapped(region, now),
-            _ => self.remove(key),
+            _ => drop(self.remove(key)),
         }
     }
 
@@ -412,10 +426,8 @@ impl Questions {
         match said {
             Ok(Answer::Ticket(Outcome::Later)) => row.repeat = now + SOON,
             Ok(Answer::Done) => {
-                return {
-                    self.remove(key);
-                    None
-                };
+                self.remove(key);
+                return None;
             }
             Ok(answer) => row.state = AskState::Answered(answer),
             Err(no) => row.state = AskState::Refused(no),
@@ -486,6 +498,8 @@ impl Questions {
                 ToProducer::Forward { request: born, settled: self.settled(), lease: *lease, heir: *heir, user: **user }
             }
             (Key::Forward(_) | Key::Goodbye, _) => ToProducer::Bye { request: born },
+            (Key::Report(from), _) => ToProducer::Inspect { request: born, from },
+            (Key::Snapshot, _) => ToProducer::TakeSnapshot { request: born },
             (Key::Ticket(_), _) => {
                 let tickets =
                     together.iter().filter_map(|key| if let Key::Ticket(id) = key { Some(*id) } else { None });

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use channel::shared::slot::Generation;
 use channel::wire::descriptor::{Fields, GrantKind, SessionId};
-use channel::wire::message::{Granted, TicketAnswer, ToParticipant};
+use channel::wire::message::{Granted, NUMBERS, TicketAnswer, ToParticipant};
 use gpu_api::{BackendKind, DevicePtr, ParticipantId};
 use proptest::prelude::*;
 
@@ -53,6 +53,8 @@ enum Want {
     Ticket(u32),
     File(u32),
     Forward,
+    Report,
+    Snapshot,
 }
 
 /// What becomes of a message.
@@ -74,6 +76,8 @@ fn want() -> impl Strategy<Value = Want> {
         2 => (0..2u32).prop_map(Want::Ticket),
         1 => (0..=FILES).prop_map(Want::File),
         1 => Just(Want::Forward),
+        1 => Just(Want::Report),
+        1 => Just(Want::Snapshot),
     ]
 }
 
@@ -105,6 +109,19 @@ fn descriptor(slot: u32) -> Descriptor {
         fence: None,
     };
     Descriptor::encode(&fields, &[0; 64])
+}
+
+fn page() -> ReportPage {
+    ReportPage {
+        session: SessionId([0; 16]),
+        device: DeviceUuid([0; 16]),
+        backend: BackendKind::Host,
+        pid: 1,
+        age_ms: 0,
+        numbers: [0; NUMBERS],
+        next: None,
+        holders: Vec::new(),
+    }
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -179,6 +196,8 @@ impl World {
             }
             Want::Ticket(number) => (Key::Ticket(ticket(number)), Question::Ticket),
             Want::File(index) => (Key::File(index), Question::File),
+            Want::Report => (Key::Report(0), Question::Report),
+            Want::Snapshot => (Key::Snapshot, Question::Snapshot),
             Want::Forward => panic!("a wish has a key of its own"),
         }
     }
@@ -227,7 +246,9 @@ impl World {
             {
                 claimant.interest.ask_anew(&mut self.questions, self.now);
             }
-            (Look::Refused(..), Want::Lease(_) | Want::Forward) => self.leave(who, false),
+            (Look::Take(Answer::Report(_)), Want::Report) => self.leave(who, false),
+            (Look::Take(Answer::Snapshot { .. }), Want::Snapshot) => self.leave(who, false),
+            (Look::Refused(..), Want::Lease(_) | Want::Forward | Want::Snapshot) => self.leave(who, false),
             (Look::Refused(..), Want::File(index)) => {
                 assert!(index >= FILES, "a file that there is, is refused");
                 self.leave(who, false);
@@ -319,6 +340,13 @@ impl World {
                 };
                 ToParticipant::Forwarded { request: *request, descriptor: descriptor(grant) }
             }
+            ToProducer::Inspect { request, .. } => ToParticipant::Report { request: *request, page: Box::new(page()) },
+            ToProducer::TakeSnapshot { request } if self.leases.contains(&0) => {
+                ToParticipant::Snapshot { request: *request, len: 1 }
+            }
+            ToProducer::TakeSnapshot { request } => {
+                ToParticipant::Declined { request: *request, code: RefusalCode::Snapshot, why: String::new() }
+            }
             ToProducer::Bye { request } => ToParticipant::Noted { request: *request },
             other => panic!("{other:?}"),
         };
@@ -349,6 +377,8 @@ impl World {
                 assert_eq!(descriptor.fields().slot, self.wishes[&request], "another wish's descriptor");
                 (request, Some(Key::Forward(request)), Ok(Answer::Forwarded(Box::new(descriptor))))
             }
+            ToParticipant::Report { request, page } => (request, None, Ok(Answer::Report(page))),
+            ToParticipant::Snapshot { request, len } => (request, None, Ok(Answer::Snapshot { len, file: None })),
             ToParticipant::Noted { request } => (request, None, Ok(Answer::Done)),
             ToParticipant::Declined { request, code, why } => (request, None, Err(No { code, why })),
             other => panic!("{other:?}"),

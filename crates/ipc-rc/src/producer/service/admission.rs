@@ -122,7 +122,7 @@ impl Service {
         match ToProducer::decode(&bytes[..len], fds.len()) {
             Ok(ToProducer::Inspect { request, from }) => {
                 let len = self.core.report(request, from).encode(&mut bytes);
-                // The other side reads one answer before it asks again; there is always room for one.
+                // What finds no room is asked for again.
                 let _ = socket::send(socket.as_fd(), &bytes[..len], &[]);
                 self.greetings.insert(key, greeting);
             }
