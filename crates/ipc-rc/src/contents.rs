@@ -9,6 +9,7 @@ use crate::consumer::received_block::ReceivedBlock;
 use crate::producer::sent_block::SentBlock;
 use crate::range::part_of;
 use crate::stream::Stream;
+use sealed::Extent;
 
 /// Bytes of a block that a [`Stream`] copies to and from: [`SentBlock`], [`ReceivedBlock`] and slices of both.
 ///
@@ -21,12 +22,18 @@ mod sealed {
     use super::*;
 
     pub trait Contents {
-        fn gpu(&self) -> &Gpu;
-        fn start(&self) -> DevicePtr;
-        fn bytes(&self) -> u64;
-        fn access(&self) -> Access;
+        fn extent(&self) -> Extent<'_>;
         /// Keeps the block until the process ends, because a copy of unknown state may touch it.
         fn keep_for_ever(&self);
+    }
+
+    /// Where the bytes are, and what may be done with them.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Extent<'a> {
+        pub gpu: &'a Gpu,
+        pub start: DevicePtr,
+        pub len: u64,
+        pub access: Access,
     }
 }
 
@@ -114,7 +121,7 @@ impl Stream {
     /// ```
     pub fn write(&self, to: &impl Contents, bytes: &[u8]) -> Result<()> {
         self.check(to, bytes.len(), "the bytes to write")?;
-        if to.access() == Access::ReadOnly {
+        if to.extent().access == Access::ReadOnly {
             return Err(Error::Invalid {
                 what: "the block to write to",
                 got: "mapped read-only".into(),
@@ -129,8 +136,9 @@ impl Stream {
         // - a live stream: `self` keeps it;
         // - ranges that are valid until the copy has finished: `finish` frees neither `staged` nor the block before the
         //   stream says that it has, and `check` compared the lengths.
-        let queued =
-            unsafe { self.gpu().backend().copy_to_device(self.raw(), to.start(), staged.as_ptr(), staged.len()) };
+        let queued = unsafe {
+            self.gpu().backend().copy_to_device(self.raw(), to.extent().start, staged.as_ptr(), staged.len())
+        };
         self.finish(to, queued, staged).map(drop)
     }
 
@@ -153,18 +161,20 @@ impl Stream {
         // - a live stream: `self` keeps it;
         // - ranges that are valid until the copy has finished: `finish` frees neither `staged` nor the block before the
         //   stream says that it has, and `check` compared the lengths.
-        let queued =
-            unsafe { self.gpu().backend().copy_to_host(self.raw(), staged.as_mut_ptr(), from.start(), bytes.len()) };
+        let queued = unsafe {
+            self.gpu().backend().copy_to_host(self.raw(), staged.as_mut_ptr(), from.extent().start, bytes.len())
+        };
         bytes.copy_from_slice(&self.finish(from, queued, staged)?);
         Ok(())
     }
 
     fn check(&self, block: &impl Contents, len: usize, what: &'static str) -> Result<()> {
-        self.require(block.gpu())?;
-        if len as u64 > block.bytes() {
+        let extent = block.extent();
+        self.require(extent.gpu)?;
+        if len as u64 > extent.len {
             return Err(Error::Invalid {
                 what,
-                got: format!("{len} bytes for {} of the block", block.bytes()),
+                got: format!("{len} bytes for {} of the block", extent.len),
                 must: "no more than the block or slice has",
             });
         }
@@ -185,20 +195,9 @@ impl Stream {
 }
 
 impl sealed::Contents for SentBlock {
-    fn gpu(&self) -> &Gpu {
-        &self.core().facts.gpu
-    }
-
-    fn start(&self) -> DevicePtr {
-        self.device_ptr()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.len()
-    }
-
-    fn access(&self) -> Access {
-        Access::ReadWrite
+    fn extent(&self) -> Extent<'_> {
+        let (gpu, start) = (&self.core().facts.gpu, self.device_ptr());
+        Extent { gpu, start, len: self.len(), access: Access::ReadWrite }
     }
 
     fn keep_for_ever(&self) {
@@ -207,20 +206,8 @@ impl sealed::Contents for SentBlock {
 }
 
 impl sealed::Contents for SentSlice<'_> {
-    fn gpu(&self) -> &Gpu {
-        self.block.gpu()
-    }
-
-    fn start(&self) -> DevicePtr {
-        self.device_ptr()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.len
-    }
-
-    fn access(&self) -> Access {
-        Access::ReadWrite
+    fn extent(&self) -> Extent<'_> {
+        Extent { start: self.device_ptr(), len: self.len, ..self.block.extent() }
     }
 
     fn keep_for_ever(&self) {
@@ -229,20 +216,9 @@ impl sealed::Contents for SentSlice<'_> {
 }
 
 impl sealed::Contents for ReceivedBlock {
-    fn gpu(&self) -> &Gpu {
-        &self.link().facts.gpu
-    }
-
-    fn start(&self) -> DevicePtr {
-        self.device_ptr()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.len()
-    }
-
-    fn access(&self) -> Access {
-        self.link().facts.access
+    fn extent(&self) -> Extent<'_> {
+        let facts = &self.link().facts;
+        Extent { gpu: &facts.gpu, start: self.device_ptr(), len: self.len(), access: facts.access }
     }
 
     fn keep_for_ever(&self) {
@@ -251,10 +227,11 @@ impl sealed::Contents for ReceivedBlock {
 }
 
 fn view(block: &impl sealed::Contents) -> Option<&[AtomicU8]> {
-    if block.gpu().kind() != BackendKind::Host {
+    let extent = block.extent();
+    if extent.gpu.kind() != BackendKind::Host {
         return None;
     }
-    let (start, len) = (block.start().0 as *const AtomicU8, block.bytes() as usize);
+    let (start, len) = (extent.start.0 as *const AtomicU8, extent.len as usize);
     // SAFETY: `from_raw_parts` asks for
     // - a range that is readable, aligned for its element (one byte) and within one allocation for as long as the
     //   result lives: the block, which is borrowed as long, lies in one mapping of this process;

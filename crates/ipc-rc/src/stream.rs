@@ -72,14 +72,7 @@ impl Stream {
                 return Err(error);
             }
         };
-        Ok(Stream(Arc::new(Inner {
-            gpu: gpu.clone(),
-            raw,
-            info,
-            keeper,
-            named: AtomicUsize::new(0),
-            stand_in: OnceLock::new(),
-        })))
+        Ok(Stream::of(gpu, raw, info, keeper))
     }
 
     /// Takes the device's legacy default stream (handle 0): PyTorch's default.
@@ -134,14 +127,12 @@ impl Stream {
         let info = unsafe { gpu.backend().stream_info(raw) }?;
         let is_shared = Arc::strong_count(&keep) > 1;
         let keeper = Keeper::Application { keep, is_shared };
-        Ok(Stream(Arc::new(Inner {
-            gpu: gpu.clone(),
-            raw,
-            info,
-            keeper,
-            named: AtomicUsize::new(0),
-            stand_in: OnceLock::new(),
-        })))
+        Ok(Stream::of(gpu, raw, info, keeper))
+    }
+
+    fn of(gpu: &Gpu, raw: RawStream, info: StreamInfo, keeper: Keeper) -> Stream {
+        let (gpu, named, stand_in) = (gpu.clone(), AtomicUsize::new(0), OnceLock::new());
+        Stream(Arc::new(Inner { gpu, raw, info, keeper, named, stand_in }))
     }
 
     /// Returns the stream as the backend takes it: its device, and the driver's handle.

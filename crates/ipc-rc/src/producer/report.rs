@@ -111,51 +111,38 @@ impl fmt::Display for ShutdownReport {
 }
 
 impl Stats {
-    /// Returns the numbers in the order of the fields, for a message.
-    fn numbers(&self) -> [u64; NUMBERS] {
-        let Stats { live_blocks, live_bytes, limbo_blocks, limbo_bytes, unmarked_blocks, in_flight, held, .. } = *self;
-        let Stats { quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, .. } = *self;
-        let Stats { revoked, expired, deaths, corrupt_words, tickets, participants, source, .. } = *self;
+    /// Lists the numbers in the order of the fields, as a message has them.
+    fn each(&mut self) -> [&mut u64; NUMBERS] {
         [
-            live_blocks,
-            live_bytes,
-            limbo_blocks,
-            limbo_bytes,
-            unmarked_blocks,
-            in_flight,
-            held,
-            quarantined,
-            quarantined_bytes,
-            poisoned,
-            leaked_blocks,
-            leaked_bytes,
-            revoked,
-            expired,
-            deaths,
-            corrupt_words,
-            tickets,
-            participants,
-            source.regions,
-            source.reserved,
-            source.in_use,
-            source.pinned,
+            &mut self.live_blocks,
+            &mut self.live_bytes,
+            &mut self.limbo_blocks,
+            &mut self.limbo_bytes,
+            &mut self.unmarked_blocks,
+            &mut self.in_flight,
+            &mut self.held,
+            &mut self.quarantined,
+            &mut self.quarantined_bytes,
+            &mut self.poisoned,
+            &mut self.leaked_blocks,
+            &mut self.leaked_bytes,
+            &mut self.revoked,
+            &mut self.expired,
+            &mut self.deaths,
+            &mut self.corrupt_words,
+            &mut self.tickets,
+            &mut self.participants,
+            &mut self.source.regions,
+            &mut self.source.reserved,
+            &mut self.source.in_use,
+            &mut self.source.pinned,
         ]
     }
 
-    /// Reads what [`numbers`](Stats::numbers) made.
+    /// Reads what [`each`](Stats::each) listed.
     pub(crate) fn from_numbers(numbers: &[u64; NUMBERS]) -> Stats {
         let mut stats = Stats::default();
-        let Stats { live_blocks, live_bytes, limbo_blocks, limbo_bytes, unmarked_blocks, in_flight, held, .. } =
-            &mut stats;
-        let first = [live_blocks, live_bytes, limbo_blocks, limbo_bytes, unmarked_blocks, in_flight, held];
-        first.into_iter().zip(&numbers[..7]).for_each(|(field, number)| *field = *number);
-        let Stats { quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked, .. } = &mut stats;
-        let second = [quarantined, quarantined_bytes, poisoned, leaked_blocks, leaked_bytes, revoked];
-        second.into_iter().zip(&numbers[7..13]).for_each(|(field, number)| *field = *number);
-        let Stats { expired, deaths, corrupt_words, tickets, participants, source, .. } = &mut stats;
-        let SourceUsage { regions, reserved, in_use, pinned } = source;
-        let third = [expired, deaths, corrupt_words, tickets, participants, regions, reserved, in_use, pinned];
-        third.into_iter().zip(&numbers[13..]).for_each(|(field, number)| *field = *number);
+        stats.each().into_iter().zip(numbers).for_each(|(field, number)| *field = *number);
         stats
     }
 }
@@ -234,7 +221,7 @@ impl Core {
             backend: self.facts.backend,
             pid: std::process::id(),
             age_ms: u64::try_from(now.since(self.facts.start).as_millis()).unwrap_or(u64::MAX),
-            numbers: self.sums().numbers(),
+            numbers: self.sums().each().map(|number| *number),
             next,
             holders,
         };
@@ -299,8 +286,8 @@ mod tests {
     #[test]
     fn every_number_arrives_in_its_field() {
         let numbers: [u64; NUMBERS] = std::array::from_fn(|n| n as u64 + 100);
-        let stats = Stats::from_numbers(&numbers);
-        assert_eq!(stats.numbers(), numbers);
+        let mut stats = Stats::from_numbers(&numbers);
+        assert_eq!(stats.each().map(|number| *number), numbers);
         assert_eq!((stats.live_blocks, stats.unmarked_blocks, stats.held, stats.revoked), (100, 104, 106, 112));
         assert_eq!((stats.expired, stats.participants, stats.source.pinned), (113, 117, 121));
     }

@@ -1,6 +1,5 @@
 //! What the drop of a block needs of its session: where its bytes go, and the counts.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -59,11 +58,5 @@ impl Memory {
     pub fn note_unpinned(&self, regions: &[Arc<Region>]) {
         let own = regions.iter().filter(|region| region.id() < FIRST_ADOPTED);
         own.filter(|region| !region.is_pinned()).for_each(|region| self.source.unpinned(region));
-    }
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").field("live", &self.live.sum()).finish_non_exhaustive()
     }
 }

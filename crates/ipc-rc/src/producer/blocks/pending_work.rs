@@ -12,7 +12,7 @@ use gpu_api::{Error, Gpu, Result};
 
 use crate::gpu_event::GpuEvent;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
-use crate::producer::fences::fence::Debt;
+use crate::producer::fences::progress::Debt;
 use crate::stream::{Stream, StreamKey};
 
 /// Events kept for use again.

@@ -1,40 +1,24 @@
 //! The producer's fences: values that its streams write into the participants' timeline words.
 //!
 //! One [`Line`] for each stream that something was shared after. Values and their enqueueing are ordered by the line's
-//! own lock; a line's word at one participant is a [`Cell`] with a lock of its own. Both are held across a driver's
-//! call, so the session's thread only ever tries them. Lock order: line, then a participant's cells, then one cell.
-//!
-//! # When a participant's words may go
-//!
-//! A file is unmapped only when no stream of ours has yet to write into it. Shared memory cannot tell: the participant
-//! writes there too. So a line knows which value is `queued` and which an event of ours has proven to be `passed`.
-//!
-//! | step | who | what |
-//! |---|---|---|
-//! | queue | the thread that shares, under the cell's lock | refuses if the words are closed; enqueues; notes the cell's last value and `queued` |
-//! | record | a thread that drops a block shared after the stream, or prunes its list; the next share, if `wanted` | takes `queued` ([`Debt`]), then records an event |
-//! | settle | who sees the event passed | raises `passed` to what was taken |
-//! | close | the session's thread | closes the words, then tries each cell: one that is locked owes a value |
-//!
-//! - **A closed word gets no value**: the flag is set before a cell's lock is tried, and read under that lock.
-//! - **Every value is settled**: it is queued by the share of a block that has the stream in its list, and a block goes
-//!   only after an event on each. The streams of [`Lanes`](super::ticket_event::Lanes) are our own and are asked
-//!   themselves.
-//! - **Not covered**: a broken context, in which nothing is written any more.
+//! own lock, which is held across a driver's call; so the session's thread only ever tries it. Lock order: line, then a
+//! participant's cells, then one cell. When a participant's words may go: [`progress`](super::progress).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::slice;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamOp, WordPtr};
+use gpu_api::{Error, Gpu, MAX_BATCH, ParticipantId, Result, StreamOp};
 
 use crate::gpu_event::GpuEvent;
+use crate::producer::fences::progress::{Debt, Progress};
+use crate::producer::fences::words::{Cell, Words, try_lock};
 use crate::stream::{Stream, StreamKey, advise};
-use channel::shared::counter_file::{CounterFile, TIMELINES, timeline_word};
-use channel::shared::timeline::{self, LIMIT, Timeline};
+use channel::shared::counter_file::timeline_word;
+use channel::shared::timeline::{LIMIT, Timeline};
 use channel::wire::descriptor::Fence;
 
 /// What to do instead of a share under capture.
@@ -42,136 +26,6 @@ pub(crate) const UNCAPTURED: &str = "share before the capture begins or after it
 
 /// Lines below which none is given up.
 const FEW_LINES: usize = 64;
-
-/// One timeline word of one participant.
-#[derive(Debug)]
-struct Cell {
-    index: u32,
-    /// The stream that writes it.
-    owner: Arc<Line>,
-    /// The last value that its owner queued; 0 before the first.
-    owed: u64,
-    /// The last value that was queued for it, by whatever stream.
-    last: u64,
-}
-
-impl Cell {
-    /// Says whether its stream has yet to write it.
-    fn owes(&self) -> bool {
-        self.owner.owes_up_to(self.owed)
-    }
-}
-
-/// The timeline words of one participant.
-#[derive(Debug)]
-pub struct Words {
-    file: Arc<CounterFile>,
-    /// Where streams see the file; `None` on a device without stream words.
-    registered: Option<WordPtr>,
-    /// Never locked across a driver's call.
-    taken: Mutex<Taken>,
-    /// No more is queued: the participant has gone. Read under a cell's lock.
-    is_closed: AtomicBool,
-}
-
-/// What was ever taken of a participant's words.
-#[derive(Debug, Default)]
-struct Taken {
-    cells: Vec<Arc<Mutex<Cell>>>,
-    /// What streams owe to words that others have taken over. The participant's word alone said that it was written.
-    former: Vec<Debt>,
-}
-
-impl Words {
-    /// Takes the words of a participant's first file.
-    pub fn new(file: Arc<CounterFile>, registered: Option<WordPtr>) -> Words {
-        Words { file, registered, taken: Mutex::default(), is_closed: AtomicBool::new(false) }
-    }
-
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Refuses every later value: the participant has gone.
-    pub fn close(&self) {
-        // Under the lock, so that a thread that takes a word is either seen by the looks that follow or refused.
-        let _taken = self.taken();
-        self.is_closed.store(true, Ordering::Relaxed);
-    }
-
-    fn check_open(&self, participant: ParticipantId) -> Result<()> {
-        if self.is_closed.load(Ordering::Relaxed) { Err(Error::ParticipantGone { participant }) } else { Ok(()) }
-    }
-
-    /// Finds a word for a line: an unused one, or one whose stream owes it nothing.
-    fn cell_for(&self, line: &Arc<Line>, participant: ParticipantId) -> Result<Arc<Mutex<Cell>>> {
-        let mut taken = self.taken();
-        self.check_open(participant)?;
-        let Taken { cells, former } = &mut *taken;
-        let index = cells.len() as u32;
-        if index < TIMELINES {
-            let cell = Arc::new(Mutex::new(Cell { index, owner: line.clone(), owed: 0, last: 0 }));
-            cells.push(cell.clone());
-            return Ok(cell);
-        }
-        for cell in cells.iter() {
-            // A cell that its stream is using at this moment is not free.
-            let Some(mut free) = try_lock(cell) else { continue };
-            let is_free = !self.is_awaited(&free);
-            if is_free {
-                if free.owes() {
-                    former.retain(Debt::is_open);
-                    former.push(Debt { line: free.owner.clone(), value: free.owed });
-                }
-                free.owner = line.clone();
-                free.owed = 0;
-                drop(free);
-                return Ok(cell.clone());
-            }
-        }
-        Err(Error::Exhausted {
-            what: "timeline words of a participant",
-            limit: u64::from(TIMELINES),
-            remedy: "share after fewer streams at once, or after synchronising them (After::Done)",
-        })
-    }
-
-    /// Says whether a stream of ours has yet to write a word, by our own events alone. Never waits.
-    pub fn are_owed(&self) -> bool {
-        let taken = self.taken();
-        taken.former.iter().any(Debt::is_open)
-            || taken.cells.iter().any(|cell| try_lock(cell).is_none_or(|cell| cell.owes()))
-    }
-
-    /// Has the next share after each stream that owes a word record an event.
-    pub fn want_proof(&self) {
-        let taken = self.taken();
-        let owing = taken.cells.iter().filter_map(|cell| try_lock(cell)).filter(|cell| cell.owes());
-        owing.for_each(|cell| cell.owner.wanted.store(true, Ordering::Relaxed));
-        let former = taken.former.iter().filter(|debt| debt.is_open());
-        former.for_each(|debt| debt.line.wanted.store(true, Ordering::Relaxed));
-    }
-
-    /// Says whether a stream may wait for a value, as far as the shared words tell: what the participant writes there
-    /// decides how soon a broken context is noticed for it, and nothing else. Never waits.
-    pub fn are_awaited(&self) -> bool {
-        self.taken().cells.iter().any(|cell| try_lock(cell).is_none_or(|cell| self.is_awaited(&cell)))
-    }
-
-    fn is_awaited(&self, cell: &Cell) -> bool {
-        cell.owes() && self.file.timeline(cell.index).look(cell.last) == timeline::Fence::Pending
-    }
-
-    /// Completes every wait for a value that will never come, because the producer's context is broken. One that is
-    /// being queued at this moment is left to the next call.
-    pub fn poison(&self) {
-        for cell in self.taken().cells.iter().filter_map(|cell| try_lock(cell)) {
-            if self.is_awaited(&cell) {
-                self.file.timeline(cell.index).poison();
-            }
-        }
-    }
-}
 
 /// A participant that waits for a value, and its fence once it is queued.
 #[derive(Debug)]
@@ -195,71 +49,29 @@ struct LineState {
 /// One producing stream.
 #[derive(Debug)]
 struct Line {
-    /// The highest value whose enqueueing has returned.
-    queued: AtomicU64,
-    /// The highest value that an event of ours has proven to be written.
-    passed: AtomicU64,
-    /// A participant that has gone waits for what was queued last.
-    wanted: AtomicBool,
+    /// Its cells have this and not the line, which has them.
+    progress: Arc<Progress>,
     state: Mutex<LineState>,
 }
 
 impl Line {
     fn new() -> Line {
         let state = LineState { next: 1, cells: BTreeMap::new(), proofs: Vec::new(), is_retired: false };
-        Line {
-            queued: AtomicU64::new(0),
-            passed: AtomicU64::new(0),
-            wanted: AtomicBool::new(false),
-            state: Mutex::new(state),
-        }
-    }
-
-    fn owes(&self) -> bool {
-        self.owes_up_to(self.queued.load(Ordering::Acquire))
-    }
-
-    fn owes_up_to(&self, value: u64) -> bool {
-        // Acquire: with the Release of `prove`.
-        value > self.passed.load(Ordering::Acquire)
-    }
-
-    fn prove(&self, value: u64) {
-        // Release: the words may be unmapped by who reads it.
-        self.passed.fetch_max(value, Ordering::Release);
+        Line { progress: Arc::default(), state: Mutex::new(state) }
     }
 
     /// Notes that a value is queued, and records an event behind it if somebody waits for that.
     fn note(&self, stream: &Stream, state: &mut LineState, value: u64) {
         state.next = value + 1;
-        self.queued.fetch_max(value, Ordering::Release);
-        if self.wanted.load(Ordering::Relaxed) {
+        self.progress.queue(value);
+        if self.progress.is_proof_wanted() {
             let event = GpuEvent::new(stream.gpu()).and_then(|event| event.record(stream).map(|()| event));
             // Without an event the wish stays for the next share.
             if let Ok(event) = event {
-                self.wanted.store(false, Ordering::Relaxed);
+                self.progress.note_proof();
                 state.proofs.push((event, value));
             }
         }
-    }
-}
-
-/// What a stream owes at one moment: settled when an event that was recorded after that moment has passed.
-#[derive(Debug)]
-pub(crate) struct Debt {
-    line: Arc<Line>,
-    value: u64,
-}
-
-impl Debt {
-    /// Says whether it is not settled.
-    fn is_open(&self) -> bool {
-        self.line.owes_up_to(self.value)
-    }
-
-    /// Notes that all of it is written.
-    pub fn settle(&self) {
-        self.line.prove(self.value);
     }
 }
 
@@ -273,7 +85,7 @@ pub struct Fences {
 
 impl Fences {
     /// Calls `run` with a stream's line, locked.
-    fn with_line<T>(&self, stream: StreamKey, run: impl FnOnce(&Arc<Line>, &mut LineState) -> T) -> T {
+    fn with_line<T>(&self, stream: StreamKey, run: impl FnOnce(&Line, &mut LineState) -> T) -> T {
         loop {
             if let Some(line) = self.lines.load().get(&stream) {
                 let mut state = line.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -303,10 +115,10 @@ impl Fences {
 
     /// Gives up the lines of streams that owe nothing: of one that comes back another is made.
     fn give_up_lines(&self) {
-        for line in self.lines.load().values().filter(|line| !line.owes()) {
+        for line in self.lines.load().values().filter(|line| !line.progress.owes()) {
             let Some(mut state) = try_lock(&line.state) else { continue };
             // Again, under the lock that values are queued under.
-            if !line.owes() {
+            if !line.progress.owes() {
                 state.is_retired = true;
                 state.cells.clear();
             }
@@ -322,9 +134,7 @@ impl Fences {
 
     /// Returns what a stream owes at this moment; the caller records an event on it after that.
     pub(crate) fn debt(&self, stream: &Stream) -> Option<Debt> {
-        let line = self.lines.load().get(&stream.key()).filter(|line| line.owes())?.clone();
-        let value = line.queued.load(Ordering::Acquire);
-        Some(Debt { line, value })
+        self.lines.load().get(&stream.key())?.progress.debt()
     }
 
     /// Looks at the events that shares have recorded for participants that have gone. Never waits.
@@ -333,7 +143,7 @@ impl Fences {
             let Some(mut state) = try_lock(&line.state) else { continue };
             // An error means that nobody knows: it stays, and so does what waits for it.
             while state.proofs.first().is_some_and(|(event, _)| event.is_passed().unwrap_or(false)) {
-                line.prove(state.proofs.remove(0).1);
+                line.progress.prove(state.proofs.remove(0).1);
             }
         }
     }
@@ -374,7 +184,7 @@ impl Fences {
                 let cell = state.cell(line, participant, words)?;
                 let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
                 let open = words.check_open(participant);
-                if open.is_ok() && Arc::ptr_eq(&cell.owner, line) {
+                if open.is_ok() && Arc::ptr_eq(&cell.owner, &line.progress) {
                     let value = value_after(next, cell.last)?;
                     enqueue(gpu, stream, &[(words, cell.index, value)])?;
                     (cell.owed, cell.last) = (value, value);
@@ -415,11 +225,11 @@ impl Fences {
                         return Err(gone);
                     }
                 }
-                if locked.iter().all(|cell| Arc::ptr_eq(&cell.owner, line)) {
+                if locked.iter().all(|cell| Arc::ptr_eq(&cell.owner, &line.progress)) {
                     break locked;
                 }
                 for (to, cell) in addressees.iter().zip(&locked) {
-                    if !Arc::ptr_eq(&cell.owner, line) {
+                    if !Arc::ptr_eq(&cell.owner, &line.progress) {
                         state.cells.remove(&to.id);
                     }
                 }
@@ -456,20 +266,11 @@ impl Drop for Fences {
 
 impl LineState {
     /// Finds the line's word at a participant, or takes one. Another stream may have taken it over since.
-    fn cell(&mut self, line: &Arc<Line>, participant: ParticipantId, words: &Words) -> Result<&Arc<Mutex<Cell>>> {
+    fn cell(&mut self, line: &Line, participant: ParticipantId, words: &Words) -> Result<&Arc<Mutex<Cell>>> {
         match self.cells.entry(participant) {
             Entry::Occupied(known) => Ok(known.into_mut()),
-            Entry::Vacant(place) => Ok(place.insert(words.cell_for(line, participant)?)),
+            Entry::Vacant(place) => Ok(place.insert(words.cell_for(&line.progress, participant)?)),
         }
-    }
-}
-
-/// Locks what nobody else has locked at this moment.
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
     }
 }
 
@@ -519,7 +320,7 @@ mod tests {
     use gpu_api::DeviceId;
 
     use super::*;
-    use channel::shared::counter_file::FIRST_SLOTS;
+    use channel::shared::counter_file::{CounterFile, FIRST_SLOTS, TIMELINES};
 
     struct Bench {
         gpu: Gpu,
@@ -645,5 +446,16 @@ mod tests {
         // A stream that comes back goes on above its values, wherever it finds a word.
         let second = bench.queue(&kept).expect("queued");
         assert!(second.word != first.word || second.value > first.value, "{first:?} {second:?}");
+    }
+    #[test]
+    fn nothing_is_left_of_a_session_that_has_fenced_a_share() {
+        let bench = Bench::new();
+        let stream = bench.stream();
+        bench.queue(&stream).expect("queued");
+        let line = Arc::downgrade(&bench.fences.lines.load()[&stream.key()]);
+        let progress = Arc::downgrade(&line.upgrade().expect("it is in the table").progress);
+        stream.synchronize().expect("it runs");
+        drop(bench);
+        assert!(line.upgrade().is_none() && progress.upgrade().is_none(), "something points in a circle");
     }
 }

@@ -1,4 +1,6 @@
 //! Fences: what the producer's streams have yet to do before a block may be read.
 
 pub(crate) mod fence;
+pub(crate) mod progress;
 pub(crate) mod ticket_event;
+pub(crate) mod words;

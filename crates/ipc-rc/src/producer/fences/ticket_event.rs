@@ -2,7 +2,7 @@
 //!
 //! A grant to a participant writes a value into that participant's word at once. A ticket has no participant, so it
 //! keeps a [`TicketEvent`]: an event on the stream. When somebody claims the ticket, either the event is done and no
-//! fence is needed, or a lane of the producer's own waits for the event and writes the claimant's word.
+//! fence is needed, or a stream of the producer's own waits for the event and writes the claimant's word.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,14 +10,15 @@ use std::collections::hash_map::Entry;
 use gpu_api::{Gpu, ParticipantId, Result};
 
 use crate::gpu_event::GpuEvent;
-use crate::producer::fences::fence::{Fences, Words};
+use crate::producer::fences::fence::Fences;
+use crate::producer::fences::words::Words;
 use crate::stream::{Stream, StreamKey};
 use channel::wire::descriptor::Fence;
 
-/// Writes queued on one lane: far below the 1,020 entries at which a driver blocks; each write has a wait before it.
+/// Writes queued on one stream: far below the 1,020 entries at which a driver blocks; each write has a wait before it.
 const MOST_QUEUED: u32 = 64;
-/// Lanes after which idle ones are given up before another is made.
-const MANY_LANES: usize = 64;
+/// Streams of our own after which idle ones are given up before another is made.
+const MANY_STREAMS: usize = 64;
 
 /// A point in the order of a stream's work.
 #[derive(Debug)]
@@ -49,29 +50,29 @@ pub(crate) enum Await {
     Nothing,
     /// This fence.
     Fence(Fence),
-    /// The lane is full: ask again.
+    /// The stream that waits for it is full: ask again.
     Room,
 }
 
-/// The producer's lanes: one for each stream that a claimed ticket was made after, so that one stuck stream holds up
-/// only those who wait for it. The session's thread has them.
+/// The producer's own streams that wait for tickets' events: one for each stream that a claimed ticket was made after, so
+/// that one stuck stream holds up only those who wait for it. The session's thread has them.
 #[derive(Debug, Default)]
-pub(crate) struct Lanes(HashMap<StreamKey, Lane>);
+pub(crate) struct TicketStreams(HashMap<StreamKey, TicketStream>);
 
 #[derive(Debug)]
-struct Lane {
+struct TicketStream {
     stream: Stream,
-    /// Writes queued since the lane was last seen dry.
+    /// Writes queued since it was last seen dry.
     queued: u32,
 }
 
-impl Lane {
+impl TicketStream {
     fn is_dry(&self) -> bool {
-        // SAFETY: `query_stream` asks for a live stream: the lane keeps it. After an error nobody knows: not dry.
+        // SAFETY: `query_stream` asks for a live stream: `self` keeps it. After an error nobody knows: not dry.
         unsafe { self.stream.gpu().backend().query_stream(self.stream.raw()) }.unwrap_or(false)
     }
 
-    /// Settles what the lane owes to participants' words if all is written, and says whether it is.
+    /// Settles what it owes to participants' words if all is written, and says whether it is.
     fn settle(&self, fences: &Fences) -> bool {
         let debt = fences.debt(&self.stream);
         let is_dry = self.is_dry();
@@ -82,17 +83,17 @@ impl Lane {
     }
 }
 
-impl Lanes {
-    /// Settles what the lanes owe to the words of participants that have gone.
+impl TicketStreams {
+    /// Settles what they owe to the words of participants that have gone.
     pub fn settle(&self, fences: &Fences) {
-        for lane in self.0.values() {
-            lane.settle(fences);
+        for own in self.0.values() {
+            own.settle(fences);
         }
     }
 
-    /// Says whether a lane owes a word.
+    /// Says whether one owes a word.
     pub fn owe(&self, fences: &Fences) -> bool {
-        self.0.values().any(|lane| fences.debt(&lane.stream).is_some())
+        self.0.values().any(|own| fences.debt(&own.stream).is_some())
     }
 
     /// Makes a participant's word tell when a point is passed.
@@ -104,21 +105,21 @@ impl Lanes {
         if point.mark.is_passed()? {
             return Ok(Await::Nothing);
         }
-        if self.0.len() >= MANY_LANES && !self.0.contains_key(&point.stream) {
-            self.0.retain(|_, lane| !lane.settle(fences));
+        if self.0.len() >= MANY_STREAMS && !self.0.contains_key(&point.stream) {
+            self.0.retain(|_, own| !own.settle(fences));
         }
-        let lane = match self.0.entry(point.stream) {
-            Entry::Occupied(lane) => lane.into_mut(),
-            Entry::Vacant(place) => place.insert(Lane { stream: Stream::create(&point.gpu)?, queued: 0 }),
+        let own = match self.0.entry(point.stream) {
+            Entry::Occupied(own) => own.into_mut(),
+            Entry::Vacant(place) => place.insert(TicketStream { stream: Stream::create(&point.gpu)?, queued: 0 }),
         };
-        if lane.queued >= MOST_QUEUED {
-            if !lane.is_dry() {
+        if own.queued >= MOST_QUEUED {
+            if !own.is_dry() {
                 return Ok(Await::Room);
             }
-            lane.queued = 0;
+            own.queued = 0;
         }
-        lane.queued += 1;
-        point.mark.hold(&lane.stream)?;
-        fences.queue(&point.gpu, &lane.stream, to, words).map(Await::Fence)
+        own.queued += 1;
+        point.mark.hold(&own.stream)?;
+        fences.queue(&point.gpu, &own.stream, to, words).map(Await::Fence)
     }
 }

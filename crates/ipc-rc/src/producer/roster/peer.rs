@@ -10,10 +10,10 @@ use gpu_api::{Error, Gpu, Holder, HostPtr, ParticipantId, Region, RegionId, Resu
 
 use crate::producer::blocks::block::Block;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
-use crate::producer::fences::fence::Words;
+use crate::producer::fences::words::Words;
 use crate::producer::grants::ledger::Refusal;
 use crate::producer::roster::ledger_table::Leases;
-use crate::producer::roster::told::{Told, Wish};
+use crate::producer::roster::told::Told;
 use channel::os::clock::Tick;
 use channel::os::closer::Foreign;
 use channel::shared::counter_file::CounterFile;
@@ -199,7 +199,7 @@ impl Peer {
 
     /// Notes that it may map a region, before it learns how.
     pub fn note_mapping(&self, region: &Arc<Region>) {
-        lock(&self.told).note_mapping(region.id(), || {
+        self.told().note_mapping(region.id(), || {
             region.pin();
             region.clone()
         });
@@ -207,34 +207,29 @@ impl Peer {
 
     /// Notes that it has not mapped a region, and returns it if it might have.
     pub fn note_unmapping(&self, region: RegionId) -> Option<Arc<Region>> {
-        let region = lock(&self.told).note_unmapping(region)?;
+        let region = self.told().note_unmapping(region)?;
         region.unpin();
         Some(region)
     }
 
-    /// Looks a wish to forward up; no wish below `settled` waits for its answer.
-    pub fn wish(&self, request: u64, settled: u64) -> Wish<Forwarded> {
-        lock(&self.told).wish(request, settled)
-    }
-
-    /// Remembers the answer to a wish.
-    pub fn remember(&self, request: u64, answer: Forwarded) {
-        lock(&self.told).remember(request, answer);
+    /// Locks what it was told.
+    pub fn told(&self) -> MutexGuard<'_, Told<Arc<Region>, Forwarded>> {
+        lock(&self.told)
     }
 
     /// Counts the regions that it may have mapped.
     pub fn mappings(&self) -> usize {
-        lock(&self.told).mapped().len()
+        self.told().mapped().len()
     }
 
     /// Lists the regions that it may have mapped.
     pub fn mapped(&self) -> Vec<RegionId> {
-        lock(&self.told).mapped().collect()
+        self.told().mapped().collect()
     }
 
     /// Gives up all its regions and returns them: it is proven dead, or has said goodbye.
     pub fn forget_mappings(&self) -> Vec<Arc<Region>> {
-        let regions: Vec<Arc<Region>> = lock(&self.told).forget_mappings().collect();
+        let regions: Vec<Arc<Region>> = self.told().forget_mappings().collect();
         regions.iter().for_each(|region| region.unpin());
         regions
     }

@@ -143,7 +143,7 @@ impl Service {
         };
         let awaited = match &plan.point {
             None => Ok(Await::Nothing),
-            Some(point) => self.lanes.fence(point, &self.core.fences, peer.id, &peer.words),
+            Some(point) => self.ticket_streams.fence(point, &self.core.fences, peer.id, &peer.words),
         };
         let fence = match awaited {
             Ok(Await::Nothing) => None,
@@ -195,7 +195,8 @@ impl Service {
             Heir::Ticket(None) => To::Ticket(Claims::Unlimited),
             Heir::Ticket(Some(claims)) => To::Ticket(Claims::Times(claims)),
         };
-        let answer = match peer.wish(request, settled) {
+        let wish = peer.told().wish(request, settled);
+        let answer = match wish {
             Wish::Again(answer) => answer,
             Wish::Settled => return,
             Wish::TooMany => Err((RefusalCode::Limit, "too many wishes to forward wait for their answers".into())),
@@ -211,7 +212,7 @@ impl Service {
                     };
                     (code, error.to_string())
                 });
-                peer.remember(request, answer.clone());
+                peer.told().remember(request, answer.clone());
                 answer
             }
         };

@@ -115,7 +115,7 @@ impl Service {
             return;
         }
         let core = &self.core;
-        self.lanes.settle(&core.fences);
+        self.ticket_streams.settle(&core.fences);
         core.fences.look_at_proofs();
         let broken = self.broken;
         let (gone, stay) =

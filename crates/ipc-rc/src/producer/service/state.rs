@@ -11,7 +11,7 @@ use gpu_api::{ParticipantId, RegionId, Result};
 use crate::gpu_event::GpuEvent;
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
 use crate::producer::core::Core;
-use crate::producer::fences::ticket_event::Lanes;
+use crate::producer::fences::ticket_event::TicketStreams;
 use crate::producer::roster::peer::Peer;
 use channel::os::blocking::Blocking;
 use channel::os::closer::{Closer, Foreign};
@@ -46,7 +46,7 @@ pub(crate) struct Service {
     pub(super) core: Arc<Core>,
     pub(super) listener: Option<Listener>,
     /// Streams that wait for tickets' events.
-    pub(super) lanes: Lanes,
+    pub(super) ticket_streams: TicketStreams,
     pub(super) allowed: Vec<u32>,
     pub(super) own_pidfd: OwnedFd,
     pub(super) poller: Poller,
@@ -80,7 +80,7 @@ impl Service {
             own_pidfd: process::own_pidfd()?,
             poller: Poller::new()?,
             listener: None,
-            lanes: Lanes::default(),
+            ticket_streams: TicketStreams::default(),
             allowed,
             watches: HashMap::new(),
             greetings: BTreeMap::new(),

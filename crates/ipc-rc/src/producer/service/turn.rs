@@ -130,7 +130,7 @@ impl Service {
             }
         }
         let settling = !self.leaving.is_empty()
-            && (core.pending.waiting() > 0 || core.fences.has_proofs() || self.lanes.owe(&core.fences));
+            && (core.pending.waiting() > 0 || core.fences.has_proofs() || self.ticket_streams.owe(&core.fences));
         let limbo = core.memory.limbo.sum();
         core.warn_of_limbo(limbo);
         let waits = limbo.blocks > 0 || core.wakeups.has_waiters() || core.life.is_closing() || settling;
