@@ -33,6 +33,7 @@ pub const CASES: &[Case] = &[
     ("gpu::thirty_two_consumers", thirty_two_consumers),
     ("gpu::a_region_of_32_gib", large_region),
     ("gpu::a_global_capture_survives_what_the_library_does", global_capture),
+    ("gpu::captures_survive_leases_that_end_behind_their_stream", captures_beside_releases),
     ("gpu::a_graph_is_launched_again_after_the_drop", graph_again),
     ("gpu::what_is_freed_under_capture_is_the_graphs_at_every_launch", graph_pool),
 ];
@@ -296,6 +297,41 @@ fn global_capture() {
     kernels.launch_graph(&graph, &captured);
     captured.synchronize().expect("it runs");
     assert_eq!(producer.stamp(&target), 1);
+}
+
+/// More leases end behind a stream than a queue takes, so that the participant's thread records events on it, while the
+/// application begins and ends captures of the same stream.
+fn captures_beside_releases() {
+    let kernels = Kernels::open();
+    let producer = Producer::new();
+    let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
+    let participant = participant.expect("connected");
+    let stream = Stream::create(&producer.gpu).expect("a stream");
+    let (block, target) =
+        (producer.session.alloc(4096).expect("there is room"), producer.session.alloc(4096).expect("there is room"));
+    for _ in 0..50 {
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let hold = Box::new(move || {
+            let _ = gate.recv();
+        });
+        // SAFETY: `host_function` asks for a live stream that nobody captures at this moment: it lives to the end of the
+        // case.
+        unsafe { producer.gpu.backend().host_function(stream.raw(), hold) }.expect("queued");
+        for _ in 0..200 {
+            let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+            let held = participant.claim(descriptor.as_bytes(), Wait::None, Some(WATCHDOG)).expect("claimed");
+            held.used_on(&stream).expect("a stream of its own");
+        }
+        drop(go);
+        for _ in 0..20 {
+            drop(kernels.capture(&stream, || kernels.write_once(&stream, target.device_ptr(), 512)));
+        }
+    }
+    wait_until("every lease to end", || {
+        producer.session.collect();
+        producer.session.stats().held == 0
+    });
+    assert_eq!(participant.kept_leases(), 0, "a capture kept a lease");
 }
 
 fn graph_again() {
