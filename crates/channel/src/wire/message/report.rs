@@ -11,7 +11,7 @@ use crate::wire::packet::{MOST_BYTES, Reader, Writer};
 /// Numbers in a report: the fields of `Stats` and of the source's usage.
 pub const NUMBERS: usize = 22;
 
-/// HandleCount in one message.
+/// Holders in one message.
 pub const MOST_HOLDERS: usize = 40;
 
 const MOST_COMMAND: usize = 32;
