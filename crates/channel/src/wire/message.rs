@@ -57,6 +57,7 @@
 //!   connection. `Snapshot` answers with a memfd of `length` bytes of JSON, 1 to 16,777,216, sealed against writing,
 //!   shrinking, growing and further seals; `Declined` when there is none.
 
+mod field;
 mod packet;
 mod refusal;
 mod report;

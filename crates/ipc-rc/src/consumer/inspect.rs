@@ -239,7 +239,7 @@ mod tests {
         let file = snapshot_file::create(&text).expect("a memfd");
         let len = text.len() as u64;
         let answers = [
-            (ToParticipant::Closing, None),
+            (ToParticipant::Closing {}, None),
             (ToParticipant::Snapshot { request: 2, len }, Some(file.as_fd())),
             (ToParticipant::Snapshot { request: 1, len }, Some(file.as_fd())),
         ];
@@ -254,8 +254,8 @@ mod tests {
             (ToParticipant::Snapshot { request: 1, len: 3 }, Some(file.as_fd()), "the size of a snapshot"),
             (ToParticipant::Snapshot { request: 1, len: 2 }, Some(open.as_fd()), "a snapshot's seals"),
             (ToParticipant::Snapshot { request: 1, len: 2 }, None, "file descriptors"),
-            (ToParticipant::Closing, Some(file.as_fd()), "file descriptors"),
-            (ToParticipant::Closing, None, "it closed the connection"),
+            (ToParticipant::Closing {}, Some(file.as_fd()), "file descriptors"),
+            (ToParticipant::Closing {}, None, "it closed the connection"),
         ];
         for (answer, fd, expected) in cases {
             let error = ask_one_that_says(&[(answer, fd)]).expect_err("harm").to_string();

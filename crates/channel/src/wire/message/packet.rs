@@ -1,11 +1,9 @@
-//! What the messages of sessions have beside other packets: one version, leases, and devices.
+//! What the messages of sessions have beside other packets: one version.
 
-use gpu_api::{Access, BackendKind, Error};
+use gpu_api::Error;
 
 use super::RefusalCode;
-use crate::shared::slot::Generation;
 use crate::wire::descriptor::VERSION;
-use crate::wire::lease_address::LeaseAddress;
 use crate::wire::packet::{self, Header, MOST_BYTES, Malformed, Protocol, Reader, Writer};
 
 static PROTOCOL: Protocol =
@@ -81,48 +79,6 @@ pub(super) fn check(
 /// Starts a message. Every message fits: the longest has a text.
 pub(super) fn start(packet: &mut [u8; MOST_BYTES], number: u16, fds: usize, request: u64) -> Writer<'_> {
     Writer::start(&PROTOCOL, packet, VERSION, number, fds, request)
-}
-
-impl Writer<'_> {
-    pub(super) fn lease(&mut self, lease: LeaseAddress) {
-        self.u32(lease.file);
-        self.u32(lease.slot);
-        self.u64(lease.generation.get());
-    }
-}
-
-impl Reader<'_> {
-    pub(super) fn generation(&mut self) -> Result<Generation, Malformed> {
-        let number = self.u64()?;
-        Generation::new(number).ok_or_else(|| packet::malformed("the generation", number, "below 2^61"))
-    }
-
-    pub(super) fn lease(&mut self) -> Result<LeaseAddress, Malformed> {
-        Ok(LeaseAddress { file: self.u32()?, slot: self.u32()?, generation: self.generation()? })
-    }
-
-    pub(super) fn flag(&mut self, what: &'static str) -> Result<bool, Malformed> {
-        match self.array()? {
-            [0] => Ok(false),
-            [1] => Ok(true),
-            [byte] => Err(packet::malformed(what, byte, "0 or 1")),
-        }
-    }
-
-    pub(super) fn backend(&mut self) -> Result<BackendKind, Malformed> {
-        let [byte] = self.array()?;
-        BackendKind::from_byte(byte).ok_or_else(|| packet::malformed("the backend", byte, "1, 2 or 3"))
-    }
-
-    pub(super) fn access(&mut self) -> Result<Access, Malformed> {
-        let [byte] = self.array()?;
-        Access::from_byte(byte).ok_or_else(|| packet::malformed("the access", byte, "0 or 1"))
-    }
-
-    pub(super) fn refusal(&mut self) -> Result<RefusalCode, Malformed> {
-        let number = self.u16()?;
-        RefusalCode::from_number(number).ok_or_else(|| packet::malformed("the refusal's code", number, "1 to 13"))
-    }
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use gpu_api::{BackendKind, DeviceUuid, ParticipantId};
 
-use super::packet::{DecodeError, malformed};
+use super::field::{Field, record};
 use crate::wire::descriptor::SessionId;
-use crate::wire::packet::{MOST_BYTES, Reader, Writer};
+use crate::wire::packet::{MOST_BYTES, Malformed, Reader, Writer, malformed};
 
 /// Numbers in a report: the fields of `Stats` and of the source's usage.
 pub const NUMBERS: usize = 22;
@@ -64,12 +64,14 @@ impl HolderRow {
     pub fn oldest(&self) -> Duration {
         Duration::from_millis(self.oldest_ms)
     }
+}
 
+impl Field for HolderRow {
     fn write(&self, w: &mut Writer<'_>) {
         for number in [self.participant.0, self.leases, self.bytes, self.mappings, self.oldest_ms] {
-            w.put(&number.to_le_bytes());
+            w.u64(number);
         }
-        w.put(&self.pid.to_le_bytes());
+        w.u32(self.pid);
         let mut command = [0; MOST_COMMAND];
         let mut len = 0;
         for c in self.command.chars().map(|c| if c.is_control() { '?' } else { c }) {
@@ -82,10 +84,13 @@ impl HolderRow {
         w.put(&command);
     }
 
-    fn read(r: &mut Reader<'_>) -> Result<HolderRow, DecodeError> {
+    fn read(r: &mut Reader<'_>) -> Result<HolderRow, Malformed> {
         let participant = ParticipantId(r.u64()?);
         let (leases, bytes, mappings, oldest_ms) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
-        let (pid, dying, [len]) = (r.u32()?, r.flag("whether a holder is dying")?, r.array()?);
+        let (pid, [dying, len]) = (r.u32()?, r.array()?);
+        if dying > 1 {
+            return Err(malformed("whether a holder is dying", dying, "0 or 1"));
+        }
         r.zeros::<2>()?;
         let command: [u8; MOST_COMMAND] = r.array()?;
         let Some((command, rest)) = command.split_at_checked(usize::from(len)) else {
@@ -99,41 +104,50 @@ impl HolderRow {
         if let Some(c) = command.chars().find(|c| c.is_control()) {
             return Err(malformed("a character of a command", u32::from(c), "no control character"));
         }
-        Ok(HolderRow { participant, leases, bytes, mappings, oldest_ms, pid, dying, command: command.into() })
+        let (dying, command) = (dying == 1, command.into());
+        Ok(HolderRow { participant, leases, bytes, mappings, oldest_ms, pid, dying, command })
     }
 }
 
-impl ReportPage {
-    pub(super) fn write(&self, w: &mut Writer<'_>) {
-        debug_assert!(self.holders.len() <= MOST_HOLDERS);
-        w.put(&self.session.0);
-        w.put(&self.device.0);
-        w.put(&[self.backend as u8, 0, 0, 0]);
-        w.put(&self.pid.to_le_bytes());
-        w.put(&self.age_ms.to_le_bytes());
-        for number in self.numbers {
-            w.put(&number.to_le_bytes());
-        }
-        w.put(&self.next.unwrap_or(u32::MAX).to_le_bytes());
-        w.put(&(self.holders.len() as u32).to_le_bytes());
-        self.holders.iter().for_each(|holder| holder.write(w));
+record!(ReportPage { session, device, backend [3], pid, age_ms, numbers, next, holders });
+
+impl Field for [u64; NUMBERS] {
+    fn write(&self, w: &mut Writer<'_>) {
+        self.iter().for_each(|number| w.u64(*number));
     }
 
-    pub(super) fn read(r: &mut Reader<'_>) -> Result<ReportPage, DecodeError> {
-        let (session, device) = (SessionId(r.array()?), DeviceUuid(r.array()?));
-        let backend = r.backend()?;
-        r.zeros::<3>()?;
-        let (pid, age_ms) = (r.u32()?, r.u64()?);
+    fn read(r: &mut Reader<'_>) -> Result<[u64; NUMBERS], Malformed> {
         let mut numbers = [0; NUMBERS];
         for number in &mut numbers {
             *number = r.u64()?;
         }
-        let next = Some(r.u32()?).filter(|&next| next != u32::MAX);
-        let count = r.u32()? as usize;
-        if count > MOST_HOLDERS {
+        Ok(numbers)
+    }
+}
+
+/// A place; 2^32-1 for none.
+impl Field for Option<u32> {
+    fn write(&self, w: &mut Writer<'_>) {
+        w.u32(self.unwrap_or(u32::MAX));
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Option<u32>, Malformed> {
+        Ok(Some(r.u32()?).filter(|&place| place != u32::MAX))
+    }
+}
+
+impl Field for Vec<HolderRow> {
+    fn write(&self, w: &mut Writer<'_>) {
+        debug_assert!(self.len() <= MOST_HOLDERS);
+        w.u32(self.len() as u32);
+        self.iter().for_each(|holder| holder.write(w));
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Vec<HolderRow>, Malformed> {
+        let count = r.u32()?;
+        if count as usize > MOST_HOLDERS {
             return Err(malformed("the number of holders", count, "at most 40"));
         }
-        let holders = (0..count).map(|_| HolderRow::read(r)).collect::<Result<_, _>>()?;
-        Ok(ReportPage { session, device, backend, pid, age_ms, numbers, next, holders })
+        (0..count).map(|_| HolderRow::read(r)).collect()
     }
 }

@@ -1,4 +1,4 @@
-use super::packet::*;
+use super::packet::DecodeError;
 use super::*;
 use crate::os::process::MOST_DESCENDANTS;
 use crate::shared::slot::Generation;
@@ -183,7 +183,7 @@ fn to_participant() -> impl Strategy<Value = ToParticipant> {
             why
         }),
         region().prop_map(|region| ToParticipant::PleaseUnmap { region }),
-        Just(ToParticipant::Closing),
+        Just(ToParticipant::Closing {}),
         (any::<u64>(), proptest::collection::vec(answer(), 1..=MOST_TICKETS))
             .prop_map(|(request, answers)| ToParticipant::Tickets { request, answers: answers.into_iter().collect() }),
         (any::<u64>(), descriptor()).prop_map(|(request, descriptor)| ToParticipant::Forwarded { request, descriptor }),

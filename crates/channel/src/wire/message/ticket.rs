@@ -1,10 +1,12 @@
 //! Tickets in messages: which are claimed, and what became of each.
 
-use super::packet::{DecodeError, malformed};
+use arrayvec::ArrayVec;
+
+use super::field::{Field, record};
 use crate::shared::slot::Generation;
 use crate::wire::descriptor::{Fence, LIMIT, NO_FENCE};
 use crate::wire::lease_address::LeaseAddress;
-use crate::wire::packet::{Reader, Writer};
+use crate::wire::packet::{Malformed, Reader, Writer, malformed};
 
 /// The most tickets that one message claims.
 pub const MOST_TICKETS: usize = 64;
@@ -18,17 +20,22 @@ pub struct TicketId {
     pub generation: Generation,
 }
 
-impl TicketId {
-    pub(super) fn write(self, w: &mut Writer<'_>) {
-        w.put(&self.number.to_le_bytes());
+record!(TicketId { number [4], generation });
+
+impl<T: Field> Field for ArrayVec<T, MOST_TICKETS> {
+    fn write(&self, w: &mut Writer<'_>) {
+        w.u32(self.len() as u32);
         w.put(&[0; 4]);
-        w.put(&self.generation.get().to_le_bytes());
+        self.iter().for_each(|ticket| ticket.write(w));
     }
 
-    pub(super) fn read(r: &mut Reader<'_>) -> Result<TicketId, DecodeError> {
-        let number = r.u32()?;
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let count = r.u32()?;
         r.zeros::<4>()?;
-        Ok(TicketId { number, generation: r.generation()? })
+        if count == 0 || count as usize > MOST_TICKETS {
+            return Err(malformed("the number of tickets", count, "1 to 64"));
+        }
+        (0..count).map(|_| T::read(r)).collect()
     }
 }
 
@@ -69,9 +76,9 @@ pub struct TicketAnswer {
     pub outcome: Outcome,
 }
 
-impl TicketAnswer {
-    pub(super) fn write(self, w: &mut Writer<'_>) {
-        let outcome: u32 = match self.outcome {
+impl Field for TicketAnswer {
+    fn write(&self, w: &mut Writer<'_>) {
+        let outcome = match self.outcome {
             Outcome::Granted(_) => 0,
             Outcome::Revoked => 1,
             Outcome::AlreadyClaimed => 2,
@@ -80,28 +87,24 @@ impl TicketAnswer {
             Outcome::Failed => 5,
             Outcome::Later => 6,
         };
-        w.put(&self.ticket.number.to_le_bytes());
-        w.put(&outcome.to_le_bytes());
-        w.put(&self.ticket.generation.get().to_le_bytes());
-        let Outcome::Granted(Granted { lease, fence }) = self.outcome else {
-            w.put(&[0; 32]);
-            return;
-        };
-        w.lease(lease);
-        w.put(&fence.map_or(NO_FENCE, |fence| fence.word).to_le_bytes());
+        w.u32(self.ticket.number);
+        w.u32(outcome);
+        self.ticket.generation.write(w);
+        let Outcome::Granted(Granted { lease, fence }) = self.outcome else { return w.put(&[0; 32]) };
+        lease.write(w);
+        w.u32(fence.map_or(NO_FENCE, |fence| fence.word));
         w.put(&[0; 4]);
-        w.put(&fence.map_or(0, |fence| fence.value).to_le_bytes());
+        w.u64(fence.map_or(0, |fence| fence.value));
     }
 
-    pub(super) fn read(r: &mut Reader<'_>) -> Result<TicketAnswer, DecodeError> {
-        let (number, outcome) = (r.u32()?, r.u32()?);
-        let ticket = TicketId { number, generation: r.generation()? };
+    fn read(r: &mut Reader<'_>) -> Result<TicketAnswer, Malformed> {
+        let (number, outcome, generation) = (r.u32()?, r.u32()?, Field::read(r)?);
+        let ticket = TicketId { number, generation };
         let outcome = match outcome {
             0 => {
-                let (lease, word) = (r.lease()?, r.u32()?);
+                let (lease, word) = (Field::read(r)?, r.u32()?);
                 r.zeros::<4>()?;
-                let value = r.u64()?;
-                let fence = match (word, value) {
+                let fence = match (word, r.u64()?) {
                     (NO_FENCE, 0) => None,
                     (NO_FENCE, value) => return Err(malformed("the value of no fence", value, "0")),
                     (_, value) if value == 0 || value >= LIMIT => {

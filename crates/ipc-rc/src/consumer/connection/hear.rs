@@ -109,7 +109,7 @@ impl Link {
                 let lease = LeaseId::new(lease.file, lease.slot, lease.generation.get());
                 self.notices.push(Notice::Revoked { lease });
             }
-            ToParticipant::Closing => self.notices.push(Notice::Closing),
+            ToParticipant::Closing {} => self.notices.push(Notice::Closing),
             ToParticipant::Report { .. }
             | ToParticipant::Snapshot { .. }
             | ToParticipant::Welcome { .. }

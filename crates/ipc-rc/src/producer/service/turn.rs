@@ -75,7 +75,7 @@ impl Service {
             self.core.wakeups.announce_change();
             for peer in self.core.roster.peers().iter().flatten() {
                 // One who cannot be told sees the hang-up.
-                let _ = self.core.roster.outbox.push(peer, &ToParticipant::Closing, None);
+                let _ = self.core.roster.outbox.push(peer, &ToParticipant::Closing {}, None);
             }
         }
         self.core.wakeups.thread.doze();
