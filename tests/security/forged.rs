@@ -219,7 +219,7 @@ fn no_process() {
         say(&socket, HELLO, 0, &body, &fds).expect("said");
         let heard = hear(&socket).expect("it answers");
         assert_eq!(heard.number, REFUSED);
-        assert!(heard.text(0).contains("no pidfd"), "{:?}", heard.text(0));
+        assert!(heard.text(0).contains("not a pidfd"), "{:?}", heard.text(0));
     }
     assert_eq!(stage.session.stats().participants, 1);
     stage.end();
