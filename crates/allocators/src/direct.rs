@@ -187,7 +187,8 @@ impl PinnedHost {
 
 // SAFETY: as the allocator beneath, which does everything.
 unsafe impl Allocator for BasicCpu {
-    hand_on!(0: name, alloc, free, free_after, record_work, is_wanted, register_keeper, get, find, stats, clear_stats, trim);
+    hand_on!(0: name, alloc, free, free_after, record_work, is_wanted, register_keeper);
+    hand_on!(0: get, find, stats, clear_stats, trim);
     hand_on!(0: memory, snapshot, check_owner);
 }
 

@@ -224,7 +224,8 @@ fn a_pool_of_no_buffers_cannot_grow() {
     let refused = Pool::new(PoolOptions::new("pool").buffers(0), direct(&Fake::new(1 << 20)));
     assert_eq!(
         refused.expect_err("it would keep nothing").to_string(),
-        "the buffers of a pool that grows is 0, but must be at least 1, or `auto_resize(false)` to pass everything through"
+        "the buffers of a pool that grows is 0, but must be at least 1, or `auto_resize(false)` to pass everything \
+         through"
     );
 }
 

@@ -170,8 +170,8 @@ impl Process {
         }
         if handle.instance != self.instance {
             return Failure::handle(format!(
-                "{} {pointer:?} is no handle of this library; pass it to the library that made it, if that is another one \
-                 of this process",
+                "{} {pointer:?} is no handle of this library; pass it to the library that made it, if that is another \
+                 one of this process",
                 K::NAME
             ));
         }

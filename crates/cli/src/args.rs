@@ -223,7 +223,7 @@ Examples:
   gpu-ipc torture                                  a minute on shared memory, six consumers at a time
   gpu-ipc torture --seconds 28800 --backend cuda   a night on a GPU
   gpu-ipc torture --seed 7 --json                  one JSON object on standard output, for programs
-  gpu-ipc torture --seconds 10 --control counter   a method that is known to be wrong: exit status 1 means that the defect was found
+  gpu-ipc torture --seconds 10 --control counter   a method known to be wrong: exit status 1 means that it was found
   gpu-ipc torture --broker                         writers and readers of objects, their broker and its keeper
 
 The seed fixes the actions, not their timing: reproducing a finding may take several runs.
@@ -288,13 +288,31 @@ pub struct DemoOptions {
     #[arg(long, value_enum, default_value = "auto")]
     pub backend: BackendChoice,
     /// Consumer processes that live to the end; two more are killed
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u32).range(1..=256)
+    )]
     pub consumers: u32,
     /// Number of blocks to share
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        default_value_t = 200,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
     pub blocks: u32,
     /// Bytes of each block: a number, or one with KiB, MiB or GiB behind it
-    #[arg(long, value_name = "BYTES", allow_negative_numbers = true, default_value = "64KiB", value_parser = size::parse)]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        allow_negative_numbers = true,
+        default_value = "64KiB",
+        value_parser = size::parse
+    )]
     pub size: u64,
     /// Seed of the blocks' contents
     #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 1)]
@@ -369,7 +387,13 @@ pub struct DoctorOptions {
     #[arg(long, value_enum, value_name = "BACKEND", value_delimiter = ',')]
     pub require: Vec<Vendor>,
     /// How long a driver may take for one step before it counts as hung
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        allow_negative_numbers = true,
+        default_value_t = 120,
+        value_parser = clap::value_parser!(u32).range(1..=86_400)
+    )]
     pub timeout: u32,
     /// Print one JSON object instead of a report to read
     #[arg(long)]

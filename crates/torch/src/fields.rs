@@ -250,8 +250,10 @@ mod tests {
         fn every_tuple_gives_a_storage_in_bounds_or_an_error(
             device: i64, handle in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..80)),
             size_bytes: u64, offset_bytes: u64,
-            name in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..40)), ref_counter_offset in 0..20_000u64,
-            event_handle in proptest::option::of(proptest::collection::vec(any::<u8>(), 60..70)), event_sync_required: bool,
+            name in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..40)),
+            ref_counter_offset in 0..20_000u64,
+            event_handle in proptest::option::of(proptest::collection::vec(any::<u8>(), 60..70)),
+            event_sync_required: bool,
         ) {
             let fields = Fields {
                 device, handle, size_bytes, offset_bytes, ref_counter_handle: name, ref_counter_offset, event_handle,

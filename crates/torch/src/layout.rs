@@ -169,7 +169,9 @@ mod tests {
     proptest! {
         #[test]
         fn the_end_is_that_of_the_farthest_element(
-            offset in 0..50u64, dims in proptest::collection::vec((1..5u64, 0..20u64), 0..4), dtype in 0..Dtype::ALL.len(),
+            offset in 0..50u64,
+            dims in proptest::collection::vec((1..5u64, 0..20u64), 0..4),
+            dtype in 0..Dtype::ALL.len(),
         ) {
             let (shape, strides): (Vec<u64>, Vec<u64>) = dims.iter().copied().unzip();
             let layout = Layout { dtype: Dtype::ALL[dtype], offset, shape: shape.clone(), strides: strides.clone() };
@@ -189,7 +191,11 @@ mod tests {
         }
 
         #[test]
-        fn no_numbers_overflow(offset: u64, dims in proptest::collection::vec((any::<u64>(), any::<u64>()), 0..70), bytes: u64) {
+        fn no_numbers_overflow(
+            offset: u64,
+            dims in proptest::collection::vec((any::<u64>(), any::<u64>()), 0..70),
+            bytes: u64,
+        ) {
             let (shape, strides) = dims.into_iter().unzip();
             let _ = Layout { dtype: Dtype::C128, offset, shape, strides }.check(bytes);
         }

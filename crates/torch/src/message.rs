@@ -240,7 +240,12 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_or_cut_message_never_panics(message in any_message(), at: prop::sample::Index, bit in 0..8u32, cut: prop::sample::Index) {
+        fn a_changed_or_cut_message_never_panics(
+            message in any_message(),
+            at: prop::sample::Index,
+            bit in 0..8u32,
+            cut: prop::sample::Index,
+        ) {
             let mut bytes = message.encode().expect("it fits");
             let at = at.index(bytes.len());
             bytes[at] ^= 1u8 << bit;

@@ -261,7 +261,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_sequence_of_bytes_gives_a_handle_or_an_error(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0..3u8) {
+        fn every_sequence_of_bytes_gives_a_handle_or_an_error(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            kind in 0..3u8,
+        ) {
             let _ = SegmentHandle::decode(&bytes);
             // Random bytes rarely reach the inner decoders.
             if bytes.len() >= 2 && kind > 0 {
@@ -271,7 +274,11 @@ mod tests {
         }
 
         #[test]
-        fn an_expandable_segment_survives(pid in 1..i32::MAX, chunk in 1..1u64 << 40, fds in proptest::collection::vec(0..i32::MAX, 1..20)) {
+        fn an_expandable_segment_survives(
+            pid in 1..i32::MAX,
+            chunk in 1..1u64 << 40,
+            fds in proptest::collection::vec(0..i32::MAX, 1..20),
+        ) {
             let tail: Vec<u8> = fds.iter().flat_map(|fd| fd.to_ne_bytes()).collect();
             let bytes = expandable(2, pid, chunk, fds.len() as u64, &tail);
             let Ok(SegmentHandle::Expandable(segment)) = SegmentHandle::decode(&bytes) else { panic!("refused") };

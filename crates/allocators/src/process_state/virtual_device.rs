@@ -148,8 +148,8 @@ mod tests {
         let error = devices.map(VirtualDevice(0), gpu(BackendKind::Cuda, 6)).expect_err("another");
         assert_eq!(
             error.to_string(),
-            "the device of a virtual device is cuda device 6 for virtual device 0, which lies on cuda device 5, but must \
-             be the same for as long as the process lives"
+            "the device of a virtual device is cuda device 6 for virtual device 0, which lies on cuda device 5, but \
+             must be the same for as long as the process lives"
         );
         assert_eq!(devices.physical(VirtualDevice(0)).expect("mapped"), gpu(BackendKind::Cuda, 5));
     }

@@ -222,7 +222,10 @@ mod tests {
                     (4, Some(chunk)) => chunk.len = number,
                     (5, Some(chunk)) => chunk.asked = number,
                     (6, _) => snapshot.lent[at % 10].address = number,
-                    (7, _) => (snapshot.lent[at % 10].len, snapshot.lent[at % 9].holder) = (number, Some(number as usize)),
+                    (7, _) => {
+                        snapshot.lent[at % 10].len = number;
+                        snapshot.lent[at % 9].holder = Some(number as usize);
+                    }
                     (8, _) => snapshot.stats.bytes_in_use = number,
                     (9, _) => snapshot.pending_bytes = number,
                     (10, _) => (snapshot.stats.bytes_reserved, snapshot.stats.bytes_limit) = (number, Some(number)),
@@ -242,7 +245,8 @@ mod tests {
             let mut bytes = busy(12).json(1 << 20).expect("room").into_bytes();
             let at = at % bytes.len();
             bytes[at] = byte;
-            if let Ok(read) = String::from_utf8(bytes).map_err(drop).and_then(|text| Snapshot::from_json(&text).map_err(drop)) {
+            let text = String::from_utf8(bytes).map_err(drop);
+            if let Ok(read) = text.and_then(|text| Snapshot::from_json(&text).map_err(drop)) {
                 read.to_string();
                 read.svg();
             }

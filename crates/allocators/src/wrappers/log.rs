@@ -109,7 +109,8 @@ unsafe impl<A: Allocator, W: Write + Send + 'static> Allocator for Log<A, W> {
         self.inner.free_after(address, work)
     }
 
-    hand_on!(inner: name, record_work, is_wanted, register_keeper, get, find, stats, clear_stats, trim, memory, snapshot, check_owner);
+    hand_on!(inner: name, record_work, is_wanted, register_keeper, get, find);
+    hand_on!(inner: stats, clear_stats, trim, memory, snapshot, check_owner);
 }
 
 impl<A: Allocator, W: Write + Send + 'static> fmt::Debug for Log<A, W> {

@@ -146,5 +146,6 @@ unsafe impl<A: Allocator> Allocator for Tracking<A> {
         state.sizes.peak = state.sizes.live;
     }
 
-    hand_on!(inner: name, record_work, is_wanted, register_keeper, get, find, stats, trim, memory, snapshot, check_owner);
+    hand_on!(inner: name, record_work, is_wanted, register_keeper, get, find);
+    hand_on!(inner: stats, trim, memory, snapshot, check_owner);
 }

@@ -74,7 +74,8 @@ fn any_step() -> impl Strategy<Value = Step> {
     let (who, name, draw) = (|| 1u64..4, || 0u8..2, || 0u8..8);
     let expect = proptest::option::weighted(0.2, 0u64..4);
     prop_oneof![
-        4 => (who(), name(), draw(), expect, any::<(bool, bool)>()).prop_map(|(who, name, draw, expect, (replace, take))| {
+        4 => (who(), name(), draw(), expect, any::<(bool, bool)>()).prop_map(|(who, name, draw, expect, both)| {
+            let (replace, take) = both;
             Step::Create { who, name, draw, expect, replace: replace && draw == 0, take: take && draw < 4 }
         }),
         4 => draw().prop_map(|draw| Step::Release { draw }),
@@ -416,7 +417,9 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn whatever_happens_readers_see_whole_objects_and_epochs_rise(steps in proptest::collection::vec(any_step(), 1..80)) {
+    fn whatever_happens_readers_see_whole_objects_and_epochs_rise(
+        steps in proptest::collection::vec(any_step(), 1..80),
+    ) {
         let mut world = World::new();
         for step in &steps {
             world.step(step);

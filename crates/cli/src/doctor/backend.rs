@@ -135,8 +135,8 @@ fn listen(kind: BackendKind, mut child: Child, tell: &dyn Fn(String)) -> Backend
                     backend.state = CheckState::Failed;
                     backend.why = Some(format!("the process that was {doing} {how}"));
                     backend.remedy = Some(
-                        "mend what fails above; else look at the driver's version and what it wrote to the system's log: \
-                         a driver that hangs or crashes here does so in every program"
+                        "mend what fails above; else look at the driver's version and what it wrote to the system's \
+                         log: a driver that hangs or crashes here does so in every program"
                             .into(),
                     );
                     return backend;

@@ -44,7 +44,10 @@ fn broker() -> Check {
         }
         BrokerState::Serves(listing) => Check::ok(name, format!("{dir}: {}", summary(&listing))),
         BrokerState::Hung(pid) => Check::warning(name, format!("{dir}: process {pid} does not answer"))
-            .why("it is stopped, or stuck in the driver; it has the directory's lock, so its successor waits for its end")
+            .why(
+                "it is stopped, or stuck in the driver; it has the directory's lock, so its successor waits for its \
+                 end",
+            )
             .remedy(format!("let it go on: kill -CONT {pid}; or end it: kill -KILL {pid}")),
         BrokerState::Unknown(why) => Check::warning(name, format!("{dir}: {why}")),
     }
@@ -120,7 +123,10 @@ fn runtime_dir() -> Check {
 fn judge_runtime_dir(dir: &Path, shown: &str, uid: u32) -> Check {
     let failed = |found: String| {
         Check::failed("runtime directory", format!("{shown}: {found}"))
-            .why("sessions without a given path put their sockets there; another user who can write there could answer in their place")
+            .why(
+                "sessions without a given path put their sockets there; another user who can write there could \
+                 answer in their place",
+            )
             .remedy("name a directory of this user with mode 0700 in GPU_IPC_RUNTIME_DIR")
             .needed()
     };

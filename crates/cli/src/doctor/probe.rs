@@ -167,7 +167,10 @@ fn in_words(caps: &Caps) -> Vec<Check> {
     if !caps.fd && !caps.handle {
         checks.push(
             Check::failed("sharing", "the device shares memory in no way")
-                .why("it exports neither file descriptors nor handles (a slice of a GPU, or a driver for another system)")
+                .why(
+                    "it exports neither file descriptors nor handles (a slice of a GPU, or a driver for another \
+                     system)",
+                )
                 .remedy("choose another device, or update the driver"),
         );
     }

@@ -16,7 +16,8 @@ pub enum ClaimError {
     /// The descriptor was claimed before. If by this participant, clone or slice the block that the first claim gave; a
     /// ticket may also have no claims left. Else have the block shared again.
     #[error(
-        "the descriptor was claimed before, as often as it can be; clone the block that its claim gave, or have it shared again"
+        "the descriptor was claimed before, as often as it can be; clone the block that its claim gave, or have it \
+         shared again"
     )]
     AlreadyClaimed,
     /// The lease ended long ago, and its slot serves another. Have the block shared again.
@@ -94,7 +95,8 @@ mod tests {
             (
                 ClaimError::AlreadyClaimed,
                 103,
-                "the descriptor was claimed before, as often as it can be; clone the block that its claim gave, or have it shared again",
+                "the descriptor was claimed before, as often as it can be; clone the block that its claim gave, or \
+                 have it shared again",
             ),
             (ClaimError::Stale, 104, "the descriptor is stale: its lease has ended; ask the producer to share again"),
             (ClaimError::ProducerGone, 12, "the producer is gone; connect to its successor"),

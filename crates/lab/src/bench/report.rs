@@ -147,7 +147,8 @@ impl Report {
             text += &format!("\nbuilt with the profile {}", place.profile);
         }
         if place.profile != MEASURES && !place.profile.is_empty() {
-            text += ", which does not inline across crates: `cargo build --profile dist -p gpu-ipc-cli` builds target/dist/gpu-ipc, whose figures the documents give";
+            text += ", which does not inline across crates: `cargo build --profile dist -p gpu-ipc-cli` builds \
+                     target/dist/gpu-ipc, whose figures the documents give";
         }
         text
     }

@@ -52,13 +52,25 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Group, Debug)]
 pub struct TortureOptions {
     /// Seconds to run
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..=604_800)
+    )]
     pub seconds: u64,
     /// Random seed; printed, and chosen by the system by default
     #[arg(long, value_name = "S", allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Consumer processes at a time
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        default_value_t = 6,
+        value_parser = clap::value_parser!(u32).range(1..=256)
+    )]
     pub consumers: u32,
     /// Which backend to use
     #[arg(long, value_enum, default_value = "host")]

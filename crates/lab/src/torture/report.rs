@@ -120,8 +120,8 @@ impl Report {
         format!(
             "{seconds} s with seed {seed}: {claims} leases claimed\n\
              {kills} consumers and {producer_kills} producers killed, {stops} processes stopped, {forks} forked\n\
-             connections: {silent} silent, {nonsense} nonsense, {abandoned} abandoned, {half_closed} shut for writing, {gave_up} given up, \
-             {strangers} of another user, {visits} let in\n\
+             connections: {silent} silent, {nonsense} nonsense, {abandoned} abandoned, {half_closed} shut for \
+             writing, {gave_up} given up, {strangers} of another user, {visits} let in\n\
              used again while held: {early_reuse}, ended twice: {double_retire}, leaked blocks: {leaked_blocks}, \
              leaked regions: {leaked_regions}\n\
              out of memory: {out_of_memory}, grown: {grown}, hung: {hung}, crashed: {crashes}\n\

@@ -64,7 +64,8 @@ impl Drop for Session {
 impl Session {
     #[new]
     #[pyo3(signature = (
-        device=None, path=None, *, limit=None, ttl=300.0, region_bytes=None, quarantine=None, max_leases=None, allow_uids=Vec::new(),
+        device=None, path=None, *, limit=None, ttl=300.0, region_bytes=None, quarantine=None, max_leases=None,
+        allow_uids=Vec::new(),
     ))]
     #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn new(

@@ -293,7 +293,8 @@ mod tests {
         let dir = ScratchDir::new();
         let error = Listener::bind(&at(dir.join("no/s"))).expect_err("no such directory");
         let expected = format!(
-            "the socket's directory is {}, which is missing or not a directory, but must be a directory that exists; make it, or choose another path",
+            "the socket's directory is {}, which is missing or not a directory, but must be a directory that exists; \
+             make it, or choose another path",
             dir.join("no").display()
         );
         assert_eq!(error.to_string(), expected);

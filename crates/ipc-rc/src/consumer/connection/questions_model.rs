@@ -489,10 +489,16 @@ fn times(fate: Fate) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 20 } else { 320 }, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 20 } else { 320 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
-    fn whatever_is_lost_what_is_mapped_is_pinned_and_every_question_ends(steps in proptest::collection::vec(step(), 1..100)) {
+    fn whatever_is_lost_what_is_mapped_is_pinned_and_every_question_ends(
+        steps in proptest::collection::vec(step(), 1..100),
+    ) {
         let mut world = World::new();
         for step in steps {
             world.step(step);

@@ -38,13 +38,21 @@ impl Service {
                 Ok(ReceiveOutcome::Packet(len)) => match ToProducer::decode(&bytes[..len], fds.len()) {
                     Ok(message) => Some(message),
                     Err(error) => {
-                        tracing::warn!(participant = %id, %error, "a participant speaks nonsense; it is granted nothing more");
+                        tracing::warn!(
+                            participant = %id,
+                            %error,
+                            "a participant speaks nonsense; it is granted nothing more"
+                        );
                         self.close(&peer);
                         continue;
                     }
                 },
                 Err(error) if is_of_its_making(&error) => {
-                    tracing::warn!(participant = %id, %error, "a participant cannot be read; it is granted nothing more");
+                    tracing::warn!(
+                        participant = %id,
+                        %error,
+                        "a participant cannot be read; it is granted nothing more"
+                    );
                     self.silence(key, &peer);
                     return;
                 }

@@ -157,7 +157,10 @@ impl Service {
         if !self.broken {
             let Err(error) = self.probe.is_passed() else { return };
             self.broken = true;
-            tracing::error!(%error, "the producer's context is broken; participants that wait for its streams are told");
+            tracing::error!(
+                %error,
+                "the producer's context is broken; participants that wait for its streams are told"
+            );
         }
         awaited().for_each(|peer| peer.words.poison());
     }

@@ -109,8 +109,8 @@ impl Report {
              over; {opens} opens, {advances} advances and {wakes} wakes compared\n\
              killed: {writer_kills} writers, {reader_kills} readers, {broker_kills} brokers, {keeper_kills} keepers; \
              stopped: {} writers, {} readers, {} brokers, {} keepers\n\
-             halves: {mixed}, lost: {lost}, backwards: {backwards}, leaked: {leaked}, hung: {hung}, crashed: {crashes}\n\
-             {last}",
+             halves: {mixed}, lost: {lost}, backwards: {backwards}, leaked: {leaked}, hung: {hung}, \
+             crashed: {crashes}\n{last}",
             stops[0], stops[1], stops[2], stops[3],
         )
     }
