@@ -62,8 +62,8 @@ fn play(options: &Options) -> Result<(), Box<dyn Error>> {
     let ms = |nanos: u64| nanos as f64 / 1e6;
     println!(
         "crash_and_return: an engine with {} in {parts} parts was killed; its successor answered right {:.1} ms after \
-         its start: {:.1} ms until it had device and broker, {:.3} ms to open, {:.1} ms to capture and to look at every \
-         byte; a copy of the same from pinned host memory takes {:.1} ms, {:.0} times as long as the open",
+         its start: {:.1} ms until it had device and broker, {:.3} ms to open, {:.1} ms to capture and to look at \
+         every byte; a copy of the same from pinned host memory takes {:.1} ms, {:.0} times as long as the open",
         shown(*bytes),
         whole.as_secs_f64() * 1e3,
         ms(device),
