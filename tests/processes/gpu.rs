@@ -314,8 +314,8 @@ fn captures_beside_releases() {
         let hold = Box::new(move || {
             let _ = gate.recv();
         });
-        // SAFETY: `host_function` asks for a live stream that nobody captures at this moment: it lives to the end of the
-        // case.
+        // SAFETY: `host_function` asks for a live stream that nobody captures at this moment: it lives to the end of
+        // the case.
         unsafe { producer.gpu.backend().host_function(stream.raw(), hold) }.expect("queued");
         for _ in 0..200 {
             let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
