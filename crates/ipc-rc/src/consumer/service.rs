@@ -1,4 +1,5 @@
-//! The participant's own thread: the producer's messages and death, ends that a release queue could not queue, and unmapping.
+//! The participant's own thread: the producer's messages and death, ends that a release queue could not queue, and
+//! unmapping.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -29,8 +29,8 @@ pub(crate) enum Owner {
     Nothing,
     #[allow(dead_code, reason = "held for its drop")]
     Object(Py<PyAny>),
-    /// PyTorch's storage, and the range of it that was shared. The tensor alone would not do, since `tensor.data = other`
-    /// gives the storage up.
+    /// PyTorch's storage, and the range of it that was shared. The tensor alone would not do, since
+    /// `tensor.data = other` gives the storage up.
     Storage { object: Py<PyAny>, first: u64, bytes: u64 },
     #[allow(dead_code, reason = "held for its drop")]
     Taken(Taken),
@@ -60,7 +60,8 @@ impl View {
         }
     }
 
-    /// Returns the first byte that belongs to the array, how many do, and how many of them lie before its first element.
+    /// Returns the first byte that belongs to the array, how many do, and how many of them lie before its first
+    /// element.
     pub fn span(&self) -> PyResult<(u64, u64, u64)> {
         let reach = self.layout.reach().and_then(|(before, after)| {
             let first = self.start.checked_sub(before)?;

@@ -108,8 +108,8 @@ impl Drop for Shared {
     }
 }
 
-/// A block of the session's memory, held by its Python object and by every array that was made of it; the last one that is dropped drops the
-/// block.
+/// A block of the session's memory, held by its Python object and by every array that was made of it; the last one that
+/// is dropped drops the block.
 #[derive(Clone)]
 pub(crate) struct Lent(Arc<Owned>);
 

@@ -209,8 +209,8 @@ impl<E: Ends> ReleaseQueues<E> {
     fn enqueue(&self, queue: &ReleaseQueue<E>, marks: &[GpuEvent], streams: &[Stream], ops: &[StreamOp]) -> Result<()> {
         let others: ArrayVec<_, FEW> = marks.iter().zip(streams).map(|(mark, stream)| mark.on(stream)).collect();
         // SAFETY: `batch_behind` asks for
-        // - live streams and events of one device: the queue keeps its own, the caller its streams, and a queue has marks
-        //   only if all are of the participant's device;
+        // - live streams and events of one device: the queue keeps its own, the caller its streams, and a queue has
+        //   marks only if all are of the participant's device;
         // - words in a registration that outlives the operation: the link unregisters its files only after its queues
         //   have run dry.
         unsafe { self.gpu.backend().batch_behind(queue.stream.raw(), &others, ops) }

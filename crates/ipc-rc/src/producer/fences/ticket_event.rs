@@ -54,8 +54,8 @@ pub(crate) enum Await {
     Room,
 }
 
-/// The producer's own streams that wait for tickets' events: one for each stream that a claimed ticket was made after, so
-/// that one stuck stream holds up only those who wait for it. The session's thread has them.
+/// The producer's own streams that wait for tickets' events: one for each stream that a claimed ticket was made after,
+/// so that one stuck stream holds up only those who wait for it. The session's thread has them.
 #[derive(Debug, Default)]
 pub(crate) struct TicketStreams(HashMap<StreamKey, TicketStream>);
 

@@ -1,6 +1,7 @@
 //! The timeline words of one participant: which stream of ours writes each, and what it owes there.
 //!
-//! A word is a [`Cell`] with a lock of its own, held across a driver's call; so the session's thread only ever tries it.
+//! A word is a [`Cell`] with a lock of its own, held across a driver's call; so the session's thread only ever tries
+//! it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
