@@ -4,7 +4,7 @@
 //!
 //! | folder | files | what |
 //! |---|---|---|
-//! | `interpreter` | `errors`, `waiting`, `queue`, `process`, `logging`, `keeper` | how Python learns of failures, waits and logs; what other threads leave to it |
+//! | `interpreter` | `errors`, `waiting`, `queue`, `process`, `later`, `logging`, `keeper` | how Python learns of failures, waits and logs; what other threads leave to it |
 //! | `data` | `layout`, `addressee`, `descriptor`, `device`, `stream`, `notice`, `stats` | what programs name and read: types that only hold data |
 //! | `arrays` | `abi`, `view`, `dlpack`, `export`, `exchange`, `interface`, `buffer`, `read`, `class` | the four protocols that arrays speak, in and out |
 //! | `producer` | `adopted`, `shared`, `block`, `sharing`, `torch_pool`, `session` | sessions, from any array to a grant |

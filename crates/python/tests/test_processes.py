@@ -238,6 +238,8 @@ sys.stdin.read()
         "gpu_ipc.inspect(other, timeout=None)",
         "gpu_ipc.connect(other, timeout=None)",
         "session.close(timeout=None)",
+        "stalled.synchronize()",
+        "session.share(block, to=session.ticket(), copy=True, stream=stalled)",
     ],
 )
 def test_ctrl_c_ends_every_wait(wait: str, tmp_path: pathlib.Path) -> None:
@@ -256,8 +258,14 @@ def test_ctrl_c_ends_every_wait(wait: str, tmp_path: pathlib.Path) -> None:
         block = session.alloc(8)
         keep = session.share(block, ttl=0)
         os.kill(producer.pid, signal.SIGSTOP)
+        if "stalled" in {wait!r}:
+            from gpu_ipc import _gpu_ipc
+            stalled = gpu_ipc.Stream("host:0")
+            _gpu_ipc._stall(stalled)
     """
-    interrupted(textwrap.dedent(program), wait, "os.kill(producer.pid, signal.SIGKILL); producer.wait()")
+    # What is stalled is never over, and the end of a stream waits for it.
+    clean = "os.kill(producer.pid, signal.SIGKILL); producer.wait(); os._exit(0)"
+    interrupted(textwrap.dedent(program), wait, clean)
 
 
 ENDS = ends(

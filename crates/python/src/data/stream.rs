@@ -1,5 +1,6 @@
 //! Streams, as PyTorch, CuPy, Numba, JAX, cuda.core or an integer name them.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use gpu_ipc::{BackendKind, Error, Gpu};
@@ -8,7 +9,8 @@ use pyo3::prelude::*;
 
 use super::device;
 use crate::interpreter::errors::{OrRaise, invalid};
-use crate::interpreter::process::process;
+use crate::interpreter::later::Later;
+use crate::interpreter::waiting::aside;
 
 /// A queue of GPU work of the library's own, for programs without an array library.
 #[pyclass(frozen, module = "gpu_ipc")]
@@ -41,7 +43,8 @@ impl Stream {
 
     /// Block until all that is queued on it has finished.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.0.synchronize()).or_raise()
+        let stream = self.0.clone();
+        aside(py, move || stream.synchronize())?.or_raise()
     }
 
     /// The protocol of ``cuda.core``: a version and the handle.
@@ -51,17 +54,6 @@ impl Stream {
 
     fn __repr__(&self) -> String {
         format!("<gpu_ipc.Stream {:#x}>", self.handle())
-    }
-}
-
-/// A reference to a Python object that any thread may give up.
-struct Kept(Option<Py<PyAny>>);
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        if let Some(object) = self.0.take() {
-            process().queue.drop_later(object);
-        }
     }
 }
 
@@ -77,20 +69,20 @@ pub(crate) fn given(gpu: &Gpu, object: &Bound<'_, PyAny>) -> PyResult<gpu_ipc::S
             "an integer, or a stream of PyTorch, CuPy, Numba, cuda.core or gpu_ipc",
         ));
     };
-    let keep = Kept(Some(object.clone().unbind()));
+    let keep = Arc::new(Later::new(object.clone().unbind()));
     object.py().detach(|| borrow(gpu, raw, keep)).or_raise()
 }
 
 /// Takes the stream of a handle, whose owner the caller keeps alive. It may reach the driver.
 pub(crate) fn of_handle(gpu: &Gpu, raw: u64) -> Result<gpu_ipc::Stream, Error> {
-    borrow(gpu, raw, Kept(None))
+    borrow(gpu, raw, Arc::new(()))
 }
 
-fn borrow(gpu: &Gpu, raw: u64, keep: Kept) -> Result<gpu_ipc::Stream, Error> {
+fn borrow(gpu: &Gpu, raw: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<gpu_ipc::Stream, Error> {
     // SAFETY: `Stream::borrow` asks for a stream that is alive as long as `keep` is: it keeps the object that owns the
     // stream, and for an integer the caller vouches, as the documentation asks; and that no thread begins to capture it
     // during a call that was given it, which the documentation asks for too.
-    unsafe { gpu_ipc::Stream::borrow(gpu, raw, Arc::new(keep)) }
+    unsafe { gpu_ipc::Stream::borrow(gpu, raw, keep) }
 }
 
 /// Returns the handle of what is a stream.

@@ -2,6 +2,7 @@
 
 pub(crate) mod errors;
 pub(crate) mod keeper;
+pub(crate) mod later;
 pub(crate) mod logging;
 pub(crate) mod process;
 pub(crate) mod queue;

@@ -57,7 +57,7 @@ struct Watched {
 
 #[derive(Default)]
 struct Inside {
-    garbage: Vec<Py<PyAny>>,
+    garbage: Vec<Box<dyn Send>>,
     lines: Vec<Line>,
     watched: Vec<Watched>,
     /// Readable when there is something to do.
@@ -77,7 +77,7 @@ impl Inside {
 /// What the keeper does next.
 #[derive(Default)]
 pub(crate) struct Work {
-    pub garbage: Vec<Py<PyAny>>,
+    pub garbage: Vec<Box<dyn Send>>,
     pub lines: Vec<Line>,
     /// Sessions with notices.
     pub heard: Vec<Arc<dyn Lender>>,
@@ -90,8 +90,8 @@ pub(crate) struct Work {
 pub(crate) struct Queue(Mutex<Inside>);
 
 impl Queue {
-    /// Leaves a reference to be dropped. Takes no lock but the queue's.
-    pub fn drop_later(&self, object: Py<PyAny>) {
+    /// Leaves what holds references to be dropped. Takes no lock but the queue's.
+    pub fn drop_later(&self, object: Box<dyn Send>) {
         let mut queue = self.lock();
         if queue.is_stopped {
             // Nobody can drop it any more: the interpreter is going, and takes it along.

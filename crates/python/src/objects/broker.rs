@@ -16,6 +16,7 @@ use crate::arrays::view::View;
 use crate::data::layout::Dtype;
 use crate::data::{device, stream};
 use crate::interpreter::errors::{OrRaise, invalid, unsupported};
+use crate::interpreter::later::Later;
 use crate::interpreter::waiting::{aside, coroutine, duration, in_slices};
 use crate::interpreter::{keeper, logging};
 use crate::producer::sharing::copy;
@@ -112,7 +113,7 @@ impl Broker {
         let layout = Layout::pack(specs.collect::<PyResult<Vec<_>>>()?, &meta.unwrap_or_default()).or_raise()?;
         let writer = self.start(py, name, layout, options_of(expect, replace))?;
         let mut used: Vec<gpu_ipc::Stream> = vec![own.clone()];
-        for (part, view) in &sources {
+        let queued = sources.iter().try_for_each(|(part, view)| {
             let stream = match (&given, view.pending(|| Ok(Some(own.raw().handle)))?) {
                 (Some(given), _) => given.clone(),
                 (None, Some(raw)) if raw != own.raw().handle => {
@@ -129,10 +130,17 @@ impl Broker {
             if !used.iter().any(|known| known.raw() == stream.raw()) {
                 used.push(stream);
             }
-        }
-        // The arrays may be dropped from here on.
-        py.detach(|| used.iter().try_for_each(gpu_ipc::Stream::synchronize)).or_raise()?;
-        drop(sources);
+            Ok::<(), PyErr>(())
+        });
+        // The arrays and the object are kept until their copies are over, also when one failed or Ctrl-C ends the wait.
+        let kept = Later::new(sources);
+        let (writer, copied) = aside(py, move || {
+            let copied = used.iter().try_for_each(gpu_ipc::Stream::synchronize);
+            drop(kept);
+            (writer, copied)
+        })?;
+        queued?;
+        copied.or_raise()?;
         let epoch = aside(py, move || writer.commit(&[]).and_then(Commit::wait))?.or_raise()?;
         Ok(epoch.0)
     }

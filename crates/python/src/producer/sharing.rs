@@ -16,8 +16,9 @@ use crate::arrays::view::{Owner, View};
 use crate::data::layout::Layout;
 use crate::data::stream;
 use crate::interpreter::errors::{OrRaise, invalid, raise};
+use crate::interpreter::later::Later;
 use crate::interpreter::process::process;
-use crate::interpreter::waiting::in_slices;
+use crate::interpreter::waiting::{aside, in_slices};
 
 /// Something to share, and after what.
 pub(crate) struct Prepared {
@@ -111,10 +112,10 @@ impl Shared {
         if len == 0 || copy {
             // A block is never empty, and an empty array reads none of its bytes.
             let lent = self.allocate(py, len.max(1), Some(Duration::ZERO))?;
+            let layout = Layout { offset: before, ..view.layout.clone() };
             if len > 0 {
-                self.copy_to(py, &lent, &view, (first, len), given, pending)?;
+                self.copy_to(py, lent.clone(), view, (first, len), given, pending)?;
             }
-            let layout = Layout { offset: before, ..view.layout };
             return Ok(Prepared { memory: Memory::Block(lent), layout, pending: None });
         }
         if let Some(error) = read::refusal(abi::Device::of(&self.gpu), view.device, len) {
@@ -183,26 +184,32 @@ impl Shared {
         }
     }
 
-    /// Copies an array into a block, and waits for it.
+    /// Copies an array into a block, and waits for it. Both are kept as long as it takes, also when Ctrl-C ends the wait.
     fn copy_to(
         &self,
         py: Python<'_>,
-        lent: &Lent,
-        view: &View,
+        lent: Lent,
+        view: View,
         range: (u64, u64),
         given: Option<&gpu_ipc::Stream>,
         pending: Option<u64>,
     ) -> PyResult<()> {
         let device = view.device;
-        py.detach(|| {
+        let stream = py.detach(|| {
             let stream = match (given, pending) {
                 (Some(given), _) => given.clone(),
                 (None, Some(raw)) => stream::of_handle(&self.gpu, raw).or_raise()?,
                 (None, None) => self.own_stream().or_raise()?.clone(),
             };
-            copy(&self.gpu, &stream, lent.block().device_ptr(), device, range)?;
-            stream.synchronize().or_raise()
-        })
+            copy(&self.gpu, &stream, lent.block().device_ptr(), device, range).map(|()| stream)
+        })?;
+        let kept = (lent, Later::new(view.owner));
+        let copied = aside(py, move || {
+            let copied = stream.synchronize();
+            drop(kept);
+            copied
+        });
+        copied?.or_raise()
     }
 
     /// Grants an array, with the interpreter's lock given up once.
