@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! create ─► Drafting ─► Making ─► Filling ─commit─► Keeping ─► Visible ─► (leaving the keeper) ─► gone
-//!              │           │         │  ▲               │
-//!              └───────────┴─────────┴──┼── abort, writer's death ─► gone
-//!                                       └── keeper refuses: the commit may come again
+//!              │           │         │               ▲  │
+//!              │           │         │        commit │  ▼ keeper refuses
+//!              │           │         │              Written
+//!              │           │         │               │
+//!              └───────────┴─────────┴───────────────┴── abort, writer's death ─► gone
 //! ```
 //!
 //! | stage | means | leaves by |
@@ -13,6 +15,7 @@
 //! | `Making` | old epochs leave the keeper (`replace`), then the workshop makes the regions | [`made`](Catalogue::made) |
 //! | `Filling` | leased to the writer; no time limit | [`commit`](Catalogue::commit), [`abort`](Catalogue::abort), [`writer_died`](Catalogue::writer_died) |
 //! | `Keeping` | regions, then manifest go to the keeper | [`kept`](Catalogue::kept) |
+//! | `Written` | its leases have ended, and the keeper did not take it | `commit`, `abort`, `writer_died` |
 //! | `Visible` | may be opened | [`remove`](Catalogue::remove), retention |
 //!
 //! Every question of [`ToBroker`](crate::wire::ToBroker) is answered the same however often it comes. A method returns
@@ -129,7 +132,7 @@ impl<F: Clone> Catalogue<F> {
                     leases: leases.clone(),
                     regions: object.files(),
                 }),
-                Stage::Keeping { .. } | Stage::Visible { .. } => {
+                Stage::Keeping { .. } | Stage::Written | Stage::Visible { .. } => {
                     Some(declined(Refusal::Exists, "the object was committed already"))
                 }
             });
@@ -302,7 +305,8 @@ impl<F: Clone> Catalogue<F> {
         }
         object.request = request;
         let leases = match &object.stage {
-            Stage::Filling { leases } => leases,
+            Stage::Filling { leases } => leases.as_slice(),
+            Stage::Written => &[],
             Stage::Keeping { .. } => return Vec::new(),
             _ => return answer(declined(Refusal::Protocol, "the object has no regions yet")),
         };
@@ -323,11 +327,11 @@ impl<F: Clone> Catalogue<F> {
         let epoch = self.names.last(&manifest.name).next();
         manifest.epoch = epoch;
         if let Some(object) = self.objects.get_mut(&identity) {
-            let Stage::Filling { leases } = std::mem::replace(&mut object.stage, Stage::Keeping { epoch }) else {
-                unreachable!("looked at above");
+            let keep = Action::Keep { identity, seq, manifest, regions };
+            return match std::mem::replace(&mut object.stage, Stage::Keeping { epoch }) {
+                Stage::Filling { leases } => vec![Action::EndLeases(asker.participant, leases), keep],
+                _ => vec![keep],
             };
-            let ended = Action::EndLeases(asker.participant, leases);
-            return vec![ended, Action::Keep { identity, seq, manifest, regions }];
         }
         Vec::new()
     }
@@ -339,12 +343,12 @@ impl<F: Clone> Catalogue<F> {
         let file = match kept {
             Ok(file) => file,
             Err(KeepError::Absent) => {
-                // The commit comes again, and finds no lease that is still held.
-                object.stage = Stage::Filling { leases: Vec::new() };
+                // The commit comes again.
+                object.stage = Stage::Written;
                 return Vec::new();
             }
             Err(KeepError::Refused(why)) => {
-                object.stage = Stage::Filling { leases: Vec::new() };
+                object.stage = Stage::Written;
                 let answer = Answer::Declined(Refusal::Keeper, why);
                 return object
                     .writer

@@ -15,7 +15,7 @@ use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::Layout;
 use crate::object::manifest::{Manifest, Readers};
 use crate::object::part::PartSpec;
-use crate::wire::{LeaseSlot, Selector, Standing};
+use crate::wire::{LeaseSlot, Refusal, Selector, Standing};
 
 /// A descriptor: a region by object and number, or a manifest.
 #[derive(Clone, PartialEq, Debug)]
@@ -448,6 +448,24 @@ fn the_control_a_broker_that_reads_no_slots_is_found() {
     world.work(7);
 }
 
+#[test]
+fn a_create_that_comes_again_after_a_refused_commit_is_declined() {
+    let mut world = World::new();
+    let create = Step::Create { who: 1, name: 0, draw: 0, expect: None, replace: false, take: false };
+    world.step(&create);
+    world.work(7);
+    world.step(&Step::Release { draw: 0 });
+    world.step(&Step::Commit { who: 1, draw: 0 });
+    world.work(0);
+    let identity = world.draws[&0];
+    assert_eq!(world.catalogue.outcome(identity), Standing::Unfinished, "the keeper refused");
+    let answer = world.catalogue.create(asker(1), 1, identity, Wanted::default()).expect_err("it is there");
+    assert!(matches!(answer, Some(Answer::Declined(Refusal::Exists, _))), "no leases are left to hand out: {answer:?}");
+    world.step(&Step::Commit { who: 1, draw: 0 });
+    world.work(7);
+    assert_eq!(world.catalogue.outcome(identity), Standing::Committed(Epoch(1)));
+}
+
 /// Commits an object, whose memory is its own or taken over.
 fn committed(world: &mut World, draw: u8, replace: bool, take: bool) {
     world.step(&Step::Create { who: 1, name: 0, draw, expect: None, replace, take });
@@ -487,9 +505,9 @@ fn names_belong_to_the_user_who_committed_them_first() {
     assert_eq!(world.catalogue.outcome(identity), Standing::Committed(Epoch(1)));
     let other = Asker { participant: Participant(9), uid: 2, shared_context: false };
     let answer = world.catalogue.open(other, &Selector::Latest("n0".into()));
-    assert!(matches!(answer, Answer::Declined(crate::wire::Refusal::User, _)), "{answer:?}");
+    assert!(matches!(answer, Answer::Declined(Refusal::User, _)), "{answer:?}");
     let answer = world.catalogue.open(other, &Selector::Identity(identity));
-    assert!(matches!(answer, Answer::Declined(crate::wire::Refusal::User, _)), "{answer:?}");
+    assert!(matches!(answer, Answer::Declined(Refusal::User, _)), "{answer:?}");
     for epoch in [Epoch(0), Epoch(1)] {
         let actions = world.catalogue.remove(other, 5, "n0", epoch);
         assert!(matches!(&actions[..], [Action::Answer(_, 5, Answer::Declined(..))]), "{actions:?}");
@@ -499,10 +517,7 @@ fn names_belong_to_the_user_who_committed_them_first() {
     let second = Identity([2; 16]);
     world.catalogue.create(other, 6, second, Wanted::default()).expect("an identity of its own");
     let actions = world.catalogue.drafted(second, Ok((draft(second, "n0"), 64)));
-    assert!(
-        matches!(&actions[..], [Action::Answer(_, 6, Answer::Declined(crate::wire::Refusal::User, _))]),
-        "{actions:?}"
-    );
+    assert!(matches!(&actions[..], [Action::Answer(_, 6, Answer::Declined(Refusal::User, _))]), "{actions:?}");
     assert!(world.catalogue.watch(other, 7, "n0", Epoch(0)).is_empty());
     assert!(world.catalogue.rows(2).is_empty());
 }

@@ -12,6 +12,7 @@ pub(super) enum Stage<F> {
     Making,
     Filling { leases: Vec<LeaseSlot> },
     Keeping { epoch: Epoch },
+    Written,
     Visible { manifest: F },
 }
 
@@ -75,7 +76,7 @@ impl<F: Clone> Object<F> {
             state: match &self.stage {
                 Stage::Drafting | Stage::Making => "making",
                 Stage::Filling { .. } if self.wanted.scratch => "scratch",
-                Stage::Filling { .. } => "filling",
+                Stage::Filling { .. } | Stage::Written => "filling",
                 Stage::Keeping { .. } => "keeping",
                 Stage::Visible { .. } => "visible",
             },
