@@ -93,7 +93,7 @@ fn release_waits() {
     assert_eq!(number(consumer.must(&Command::KeptLeases)), 0);
 }
 
-/// One stream is stuck for ever, with more drops behind it than a lane takes; 100,000 drops on another go through.
+/// One stream is stuck for ever, with more drops behind it than a queue takes; 100,000 drops on another go through.
 fn stuck_lane() {
     let producer = Producer::new();
     let participant = Participant::builder(producer.gpu.clone()).connect(producer.session.socket_path());
@@ -443,7 +443,7 @@ fn keeper_that_drops() {
         participant.claim(descriptor.as_bytes(), Wait::Host, None).expect("claimed")
     };
     let go = Gate::close(&gpu, &stream);
-    // The first is behind an event. The second gathers, and the lane alone keeps its stream then.
+    // The first is behind an event. The second gathers, and the queue alone keeps its stream then.
     let first = receive();
     first.used_on(&borrow(None)).expect("a stream of its own");
     drop(first);

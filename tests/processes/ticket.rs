@@ -181,7 +181,7 @@ fn after_stream() {
     wait_until("the contents to be there", || consumer.contents(index) == Contents::Ready);
 }
 
-/// More fences than one lane takes are asked for while the stream is stuck: they wait at the producer, not in the
+/// More fences than one queue takes are asked for while the stream is stuck: they wait at the producer, not in the
 /// driver's queue, and nobody else waits for them.
 fn stuck_stream() {
     let mut producer = Agent::start();

@@ -11,7 +11,7 @@ use super::sample::{Figures, Pairs};
 use super::words::Hold;
 use crate::device::explain;
 
-/// Leases in one round: fewer than a lane queues, and than a driver's queue takes.
+/// Leases in one round: fewer than a release queue takes, and than a driver's queue takes.
 const ROUND: usize = 64;
 /// Blocks that are shared or dropped together.
 const MANY: usize = 64;
@@ -53,7 +53,7 @@ pub fn cycle(stage: &Stage) -> Result<Vec<Row>, String> {
         stream.synchronize().map_err(|e| explain(&e))?;
         let ended = consumer.ask("end", &[])?;
         until_released(&session, &block)?;
-        // The first round maps the region, makes the lane and warms the rest.
+        // The first round maps the region, makes the queue and warms the rest.
         if round > 0 {
             share.add(&shared.numbers());
             claim.add(&claimed);
