@@ -70,8 +70,7 @@ impl GraphBlocks {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`](gpu_api::Error::Invalid) for the per-thread default stream (handle 2): the thread that drops
-    /// the list may be another.
+    /// [`Error::Invalid`] for the per-thread default stream (handle 2): the thread that drops the list may be another.
     pub fn launched_on(&self, stream: &Stream) -> Result<()> {
         stream.refuse_per_thread()?;
         let mut kept = self.kept().ok_or(Error::Forked { what: "this graph's blocks" })?;
