@@ -176,11 +176,10 @@ fn the_consumer_prints_what_the_producer_shares() {
     assert!(!socket.exists(), "the socket was left behind");
 }
 
-/// Examples with `unsafe`, and why: only what puts work on a GPU, or promises what no library can know.
-const UNSAFE: [(&str, &str); 4] = [
+/// Examples with `unsafe`, and why: only what puts work on a GPU.
+const UNSAFE: [(&str, &str); 3] = [
     ("examples/kv_handoff.rs", "plays a kernel that outlives its process"),
     ("examples/objects", "launches kernels"),
-    ("examples/torch/producer.rs", "promises that a dead process held what it takes back"),
     ("examples/torch/wire.rs", "plays a kernel by a fill"),
 ];
 

@@ -226,7 +226,7 @@ fn produce(options: &Options) -> Result<bool> {
     checks.note("the consumer ends", consumer.end());
 
     checks.note("a killed consumer's tensors come back when its pid is gone", killed(&producer, options));
-    checks.note("without a pid they are held until told", told(&producer, options));
+    checks.note("without a pid they are held until it is named", told(&producer, options));
 
     let Producer { sender, session, stream, .. } = producer;
     drop(sender);
@@ -380,8 +380,8 @@ fn row(producer: &Producer, consumer: &mut Consumer, count: usize) -> Result<()>
     }
 }
 
-/// Starts a consumer that opens one tensor and is sent another that it never opens, and kills it.
-fn orphan(producer: &Producer, options: &Options, by_pid: bool) -> Result<()> {
+/// Starts a consumer that opens one tensor and is sent another that it never opens, kills it, and returns who it was.
+fn orphan(producer: &Producer, options: &Options, by_pid: bool) -> Result<Recipient> {
     let mut consumer = Consumer::start(options)?;
     let to = if by_pid { consumer.to.clone() } else { Recipient::Unknown };
     let layout = Layout::contiguous(Dtype::U8, &[4096]);
@@ -394,7 +394,9 @@ fn orphan(producer: &Producer, options: &Options, by_pid: bool) -> Result<()> {
     if producer.sender.collect() != Collected::default() {
         return Err("something came back while the consumer lived".into());
     }
-    consumer.kill()
+    let named = consumer.to.clone();
+    consumer.kill()?;
+    Ok(named)
 }
 
 fn killed(producer: &Producer, options: &Options) -> Result<()> {
@@ -410,20 +412,18 @@ fn killed(producer: &Producer, options: &Options) -> Result<()> {
 }
 
 fn told(producer: &Producer, options: &Options) -> Result<()> {
-    orphan(producer, options, false)?;
+    let consumer = orphan(producer, options, false)?;
     let left = producer.sender.outstanding();
     if producer.sender.collect() != Collected::default() || left.len() != 2 {
         return Err(format!("{} of 2 are reported as held", left.len()).into());
     }
     for send in left {
-        // SAFETY: `reclaim` asks that nobody has the storage or opens it later: the only one it was sent to is dead and
-        // was waited for, and had no children.
-        if !unsafe { producer.sender.reclaim(send.id) } {
+        if !producer.sender.sent_to(send.id, consumer.clone()) {
             return Err("it was not outstanding".into());
         }
     }
-    match producer.sender.outstanding().len() {
-        0 => Ok(()),
-        left => Err(format!("{left} stay").into()),
+    match producer.sender.wait_released(PATIENCE) {
+        true => Ok(()),
+        false => Err("what a dead consumer held does not come back".into()),
     }
 }

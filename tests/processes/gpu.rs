@@ -324,7 +324,7 @@ fn captures_beside_releases() {
         }
         drop(go);
         for _ in 0..20 {
-            drop(kernels.capture(&stream, || kernels.write_once(&stream, target.device_ptr(), 512)));
+            let _graph = kernels.capture(&stream, || kernels.write_once(&stream, target.device_ptr(), 512));
         }
     }
     wait_until("every lease to end", || {

@@ -385,6 +385,22 @@ impl Sender {
         collected
     }
 
+    /// Says which process has a send of [`Recipient::Unknown`], so that its death brings the memory back; whether the
+    /// send is outstanding. With [`Recipient::Unknown`] the send is held until [`Sender::reclaim`] again.
+    pub fn sent_to(&self, id: SendId, to: Recipient) -> bool {
+        let process = match to {
+            Recipient::Unknown => None,
+            Recipient::Process(process) => Some(process),
+        };
+        match self.ledger().sent.get_mut(&id.0) {
+            Some(sent) if self.pid == std::process::id() => {
+                sent.process = process;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Takes back a send that nobody has or will open, and says whether it was outstanding.
     ///
     /// # Safety

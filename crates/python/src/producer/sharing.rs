@@ -184,7 +184,8 @@ impl Shared {
         }
     }
 
-    /// Copies an array into a block, and waits for it. Both are kept as long as it takes, also when Ctrl-C ends the wait.
+    /// Copies an array into a block, and waits for it. Both are kept until the copy ends, also when Ctrl-C ends the
+    /// wait.
     fn copy_to(
         &self,
         py: Python<'_>,

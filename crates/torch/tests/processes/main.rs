@@ -34,6 +34,10 @@ const CASES: &[(&str, fn())] = &[
     ("a_killed_receivers_storages_come_back_when_its_pid_is_gone", a_killed_receivers_storages_come_back),
     ("a_killed_receiver_has_its_quarantine", a_killed_receiver_has_its_quarantine),
     ("without_a_pid_it_is_held_until_told", without_a_pid_it_is_held_until_told),
+    (
+        "a_receiver_that_is_named_later_brings_it_back_by_its_death",
+        a_receiver_that_is_named_later_brings_it_back_by_its_death,
+    ),
     ("what_is_declined_comes_back", what_is_declined_comes_back),
     ("bad_fields_are_refused_and_stay_counted", bad_fields_are_refused_and_stay_counted),
     ("files_rotate_and_go_with_their_last_counter", files_rotate_and_go_with_their_last_counter),
@@ -314,6 +318,19 @@ fn without_a_pid_it_is_held_until_told() {
     assert!(unsafe { side.sender.reclaim(id) });
     // SAFETY: as above; and it must not be there a second time.
     assert!(!unsafe { side.sender.reclaim(id) });
+    emptied(&side.session);
+}
+
+fn a_receiver_that_is_named_later_brings_it_back_by_its_death() {
+    let (side, mut agent) = (Side::new(), Agent::start());
+    let (id, message) = side.send(&side.block(1), Recipient::Unknown);
+    agent.ask(&Command::Open(coded(&message)));
+    let receiver = Recipient::process(agent.pid()).expect("it lives");
+    assert!(side.sender.sent_to(id, receiver.clone()));
+    assert_eq!((side.sender.collect(), side.sender.outstanding()[0].pid), (Collected::default(), Some(agent.pid())));
+    agent.kill();
+    assert!(side.sender.wait_released(WATCHDOG));
+    assert!(!side.sender.sent_to(id, receiver), "it is not outstanding any more");
     emptied(&side.session);
 }
 
