@@ -107,7 +107,7 @@ fn is_out_of_memory(result: gpu_ipc::Result<Piece>) -> String {
 }
 
 /// How often a consumer lets go just before an allocation. The session's own thread looks after a while: that it is
-/// first each time is out of the question.
+/// first in half of them is out of the question.
 const ROUNDS: u64 = 100;
 
 fn limbo() {
@@ -116,15 +116,24 @@ fn limbo() {
     let producer = Producer::registered(&gpu, &arena);
     let mut consumer = Consumer::start();
     let id = consumer.connect(&producer.session);
+    let mut late = 0;
     for _ in 0..ROUNDS {
         let held = producer.lend(&mut consumer, id, REGION);
         is_out_of_memory(arena.take(REGION, 1));
         consumer.let_go(held);
-        // The arena waits for nothing: its request alone has limbo looked at.
-        let piece = arena.take(REGION, 1).expect("limbo was collected");
+        // The arena waits for nothing: its request alone has limbo looked at. Where the session's thread looked first,
+        // the block may be on its way back.
+        let mut piece = arena.take(REGION, 1).ok();
+        late += u64::from(piece.is_none());
+        wait_until("the session's thread to give the block back", || {
+            piece = piece.take().or_else(|| arena.take(REGION, 1).ok());
+            piece.is_some()
+        });
+        let piece = piece.expect("waited for");
         assert_eq!((arena.stats().in_use, arena.stats().reserved), (REGION, REGION));
         arena.give_back(piece);
     }
+    assert!(late < ROUNDS / 2, "{late} of {ROUNDS} requests did not find what limbo had");
 }
 
 fn idle_mapping() {

@@ -30,7 +30,8 @@ pub struct ArenaOptions {
     pub growth: Growth,
     /// How regions are shared; by file descriptor where the device can when `None`.
     pub sharing: Option<Sharing>,
-    /// How long [`take`](RegionSource::take) waits for memory when there is none.
+    /// How long [`take`](RegionSource::take) waits for memory when there is none. Without a wait, a block that another
+    /// thread is giving back at that moment counts as in use.
     pub wait: Duration,
     /// How long it waits for consumers that it asked to unmap.
     pub patience: Duration,

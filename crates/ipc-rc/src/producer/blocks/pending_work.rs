@@ -156,11 +156,12 @@ impl<B> PendingWork<B> {
             stream.refuse_capture("drop the block after the capture ended")?;
             stream.synchronize()
         });
+        // Its streams are done or broken. Statistics that show the block gone must not show it waiting here.
+        self.unmarked.fetch_sub(1, Ordering::Relaxed);
         let kept = match passed {
             Ok(()) => self.wait_for(block, proofs, std::iter::empty(), |_| None).map(|_| ()),
             Err(error) => Err((block, error)),
         };
-        self.unmarked.fetch_sub(1, Ordering::Relaxed);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         kept
     }
