@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_api::{BackendKind, DeviceId, DeviceUuid, Error, Gpu, GpuBackend, Result};
 
@@ -68,6 +68,48 @@ pub fn detect() -> Result<Detected> {
 /// ```
 pub fn detect_only(kind: BackendKind) -> Result<Detected> {
     look_for(&[kind])
+}
+
+/// The backends of one process: each is loaded when it is first asked for. Sessions and participants that use the same
+/// one know each other's streams.
+///
+/// A child must not use its parent's after a fork.
+///
+/// # Examples
+///
+/// ```
+/// use gpu_ipc::BackendKind;
+/// use gpu_ipc::backend::Backends;
+///
+/// let backends = Backends::default();
+/// let (one, other) = (backends.get(BackendKind::Host)?, backends.get(BackendKind::Host)?);
+/// assert!(std::sync::Arc::ptr_eq(&one, &other));
+/// # Ok::<(), gpu_ipc::Error>(())
+/// ```
+#[derive(Default)]
+pub struct Backends(Mutex<Vec<Arc<dyn GpuBackend>>>);
+
+impl Backends {
+    /// Returns the backend of a kind.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be used; the next call tries again.
+    pub fn get(&self, kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
+        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(backend) = loaded.iter().find(|backend| backend.kind() == kind) {
+            return Ok(backend.clone());
+        }
+        let backend = detect_only(kind)?.backend(kind)?;
+        loaded.push(backend.clone());
+        Ok(backend)
+    }
+}
+
+impl fmt::Debug for Backends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backends").finish_non_exhaustive()
+    }
 }
 
 fn look_for(kinds: &[BackendKind]) -> Result<Detected> {

@@ -116,10 +116,10 @@ pub mod backend {
         GpuEvents, GpuHandles, GpuHostMemory, GpuMemory, GpuPointers, GpuPools, GpuRanges, GpuStore, GpuStreams,
         GpuWords, Holder, HostMemory, HostPtr, KernelPages, Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece,
         PointerInfo, PoolUsage, RawEvent, RawMemory, RawPool, RawStream, Reclaim, Reclaimed, Region, RegionId,
-        RegionSource, Sharing, SourceUsage, StreamIdentity, StreamInfo, StreamOp, WordPtr, groups, vendor,
+        RegionSource, Sharing, SourceUsage, StreamIdentity, StreamInfo, StreamOp, WordPtr, explain, groups, vendor,
     };
 
-    pub use crate::detect::{Detected, detect_only};
+    pub use crate::detect::{Backends, Detected, detect_only};
 }
 
 /// Allocators of device and host memory, and the value that owns those of a process.

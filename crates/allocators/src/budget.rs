@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Weak;
 use std::time::Instant;
 
+use gpu_api::{DeviceId, Error};
+
 use crate::Trim;
 use crate::keepers::Keepers;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -57,6 +59,19 @@ impl Budget {
     /// The bytes that are left.
     pub fn take(&self, bytes: u64) -> Result<(), u64> {
         self.take_until(bytes, None)
+    }
+
+    /// Takes bytes for an allocator of a device, which was asked for `asked`; the error names the budget, and says of
+    /// which memory it is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfMemory`] when too few are left.
+    pub(crate) fn take_for(&self, device: DeviceId, bytes: u64, asked: u64, of: &str) -> gpu_api::Result<()> {
+        self.take(bytes).map_err(|free| {
+            let hint = format!("of a budget of {} bytes{of}", self.limit);
+            Error::OutOfMemory { device, asked, free, hint }
+        })
     }
 
     /// Takes bytes as [`take`](Budget::take), and waits for others to give some back, until then if at all.

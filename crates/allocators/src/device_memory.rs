@@ -75,11 +75,7 @@ impl DeviceMemory {
 
     /// Takes bytes of the budget.
     fn afford(&self, bytes: u64, asked: u64) -> Result<()> {
-        let Some(budget) = &self.budget else { return Ok(()) };
-        budget.take(bytes).map_err(|free| {
-            let hint = format!("of a budget of {} bytes", budget.limit());
-            Error::OutOfMemory { device: self.gpu.device(), asked, free, hint }
-        })
+        self.budget.as_ref().map_or(Ok(()), |budget| budget.take_for(self.gpu.device(), bytes, asked, ""))
     }
 
     fn release(&self, extent: Extent) -> Result<()> {

@@ -372,7 +372,7 @@ impl Core {
         freed
     }
 
-    /// Hands what is no longer worked on to the driver; asks about so many pieces at most.
+    /// Hands what is no longer worked on to the driver; asks about `most` pieces.
     fn settle(&self, most: usize) {
         let mut asked = {
             let mut state = self.state();

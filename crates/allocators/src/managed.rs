@@ -70,10 +70,9 @@ impl ManagedMemory {
     /// Takes bytes of all budgets, or of none.
     fn afford(&self, bytes: u64, asked: u64) -> Result<()> {
         for (at, budget) in self.budgets.iter().enumerate() {
-            if let Err(free) = budget.take(bytes) {
+            if let Err(error) = budget.take_for(self.gpu.device(), bytes, asked, " of managed memory") {
                 self.budgets[..at].iter().for_each(|taken| taken.give_back(bytes));
-                let hint = format!("of a budget of {} bytes of managed memory", budget.limit());
-                return Err(Error::OutOfMemory { device: self.gpu.device(), asked, free, hint });
+                return Err(error);
             }
         }
         Ok(())

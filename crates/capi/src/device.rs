@@ -138,7 +138,7 @@ fn kind(backend: u32) -> Outcome<BackendKind> {
 fn all(process: &Process) -> Outcome<Vec<Gpu>> {
     let mut found = Vec::new();
     for kind in BackendKind::ALL {
-        let backend = match process.backend(kind) {
+        let backend = match process.backends.get(kind) {
             Ok(backend) => backend,
             Err(error @ Error::Invalid { .. }) => return Err(error.into()),
             Err(_) => continue,

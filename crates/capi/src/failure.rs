@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 
-use crate::engine::{ClaimError, Error, ObjectError};
+use crate::engine::{ClaimError, Error, ObjectError, explain};
 
 /// What a function returns that did what it was asked for.
 pub const GPU_IPC_OK: i32 = 0;
@@ -154,14 +154,7 @@ impl Failure {
 
     /// Makes a failure of an error: its text with its causes, and the remedy of its own text.
     fn caused(code: i32, error: &dyn std::error::Error) -> Failure {
-        let mut failure = Failure::of(code, error.to_string());
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            failure.text.push_str(": ");
-            failure.text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        failure
+        Failure { text: explain(error), ..Failure::of(code, error.to_string()) }
     }
 }
 

@@ -11,10 +11,9 @@ use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::callback::Callbacks;
-use crate::engine::{BackendKind, DeviceId, Error, ForkGuard, Gpu, GpuBackend, Result, detect_only};
+use crate::engine::{BackendKind, Backends, DeviceId, Error, ForkGuard, Gpu, Result};
 use crate::failure::Failure;
 use crate::handle::{Handle, MOST_INSTANCES};
 use crate::kinds::{KINDS, Kind, Tables};
@@ -31,8 +30,7 @@ pub(crate) struct Process {
     pub tables: Tables,
     pub callbacks: Callbacks,
     pub pools: Pools,
-    /// One of each kind, so that sessions and participants of a process know each other's streams.
-    backends: Mutex<Vec<Arc<dyn GpuBackend>>>,
+    pub backends: Backends,
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
@@ -62,7 +60,7 @@ impl Process {
             tables: Tables::default(),
             callbacks: Callbacks::default(),
             pools: Pools::default(),
-            backends: Mutex::default(),
+            backends: Backends::default(),
         });
         let before = parent.map_or(ptr::null_mut(), |parent| ptr::from_ref(parent).cast_mut());
         let fresh = Box::into_raw(fresh);
@@ -182,24 +180,9 @@ impl Process {
         Failure::handle(format!("{} was closed; open another", K::NAME))
     }
 
-    /// Returns the backend of a kind, loaded at the first call.
-    ///
-    /// # Errors
-    ///
-    /// Why it cannot be used; the next call tries again.
-    pub fn backend(&self, kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
-        let mut backends = self.backends.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(backend) = backends.iter().find(|backend| backend.kind() == kind) {
-            return Ok(backend.clone());
-        }
-        let backend = detect_only(kind)?.backend(kind)?;
-        backends.push(backend.clone());
-        Ok(backend)
-    }
-
     /// Opens a device of a backend.
     pub fn device(&self, kind: BackendKind, number: u32) -> Result<Gpu> {
-        let backend = self.backend(kind)?;
+        let backend = self.backends.get(kind)?;
         let count = backend.device_count()?;
         if number >= count {
             return Err(Error::Invalid {

@@ -28,6 +28,28 @@ impl fmt::Display for DriverError {
 
 impl std::error::Error for DriverError {}
 
+/// Writes an error with its causes, each behind a colon: the text of an error does not repeat its cause.
+///
+/// # Examples
+///
+/// ```
+/// use gpu_api::{Error, explain};
+///
+/// let source = std::io::Error::from_raw_os_error(12);
+/// let error = Error::System { call: "mmap", remedy: "raise RLIMIT_AS", source };
+/// assert_eq!(explain(&error), format!("{error}: Cannot allocate memory (os error 12)"));
+/// ```
+pub fn explain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
 /// An error, classified by what the caller can do.
 ///
 /// The cause, where there is one, is in [`source`](std::error::Error::source) and not repeated in the text.

@@ -67,7 +67,7 @@ pub mod groups {
     };
 }
 pub use device::{BackendKind, Caps, DeviceId, DeviceInfo, DeviceUuid, MemoryInfo};
-pub use error::{DriverError, Error, Result};
+pub use error::{DriverError, Error, Result, explain};
 pub use fork::ForkGuard;
 pub use id::{ParticipantId, RegionId};
 pub use memory::{

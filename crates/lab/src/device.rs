@@ -1,6 +1,7 @@
 //! The device that a command works on.
 
 use gpu_ipc::backend::detect_only;
+pub use gpu_ipc::backend::explain;
 use gpu_ipc::{BackendKind, Error, Gpu};
 
 use crate::args::BackendChoice;
@@ -29,17 +30,6 @@ pub fn find(kind: BackendKind, uuid: &str) -> Result<Gpu, String> {
         Some((_, error)) => explain(error),
         None => format!("the parent's {kind} device is not visible in a child process; check CUDA_VISIBLE_DEVICES"),
     })
-}
-
-/// Writes an error with its causes.
-pub fn explain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// Takes an error apart: what is wrong, and what to do about it where it says.

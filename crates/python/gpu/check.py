@@ -12,11 +12,11 @@ import pathlib
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import running  # noqa: E402
 import torch  # noqa: E402
 from consumers import AHEAD, PATIENCE, WAYS, Pool, told_of  # noqa: E402
 
@@ -292,26 +292,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     pool = Pool(options.device)
-    known = {check.__name__: check for check in CHECKS + ALONE}
-    unknown = set(options.names) - known.keys()
-    if unknown:
-        parser.error(f"no such check: {', '.join(sorted(unknown))}")
-    chosen = [known[name] for name in options.names] or CHECKS
-    passed = failed = 0
-    for check in chosen:
-        start = time.monotonic()
-        try:
-            check()
-        except BaseException:
-            traceback.print_exc(file=sys.stdout)
-            print(f"FAILED {check.__name__}", flush=True)
-            failed += 1
-        else:
-            print(f"ok {check.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
-            passed += 1
-    pool.end()
-    print(f"python: {passed} checks passed, {failed} failed, 0 skipped")
-    return 1 if failed else 0
+    return running.run("python", running.choose(parser, options.names, CHECKS, ALONE), end=pool.end)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,9 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable, Iterator
 
+import running
 import torch
 
 import gpu_ipc
@@ -165,27 +164,10 @@ def main() -> int:
     parser.add_argument("--without", action="append", default=[], choices=["compile"])
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    known = {check.__name__: check for check in CHECKS}
-    unknown = set(options.names) - known.keys()
-    if unknown:
-        parser.error(f"no such check: {', '.join(sorted(unknown))}")
-    chosen = [known[name] for name in options.names] or CHECKS
+    chosen = running.choose(parser, options.names, CHECKS)
     if "compile" in options.without:
         chosen = [check for check in chosen if "compiled" not in check.__name__]
-    passed = failed = 0
-    for check in chosen:
-        start = time.monotonic()
-        try:
-            check()
-        except BaseException:
-            traceback.print_exc(file=sys.stdout)
-            print(f"FAILED {check.__name__}", flush=True)
-            failed += 1
-        else:
-            print(f"ok {check.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
-            passed += 1
-    print(f"python-objects: {passed} checks passed, {failed} failed, 0 skipped")
-    return 1 if failed or not passed else 0
+    return running.run("python-objects", chosen)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use channel::os::socket;
-use gpu_api::{Error, Result};
+use gpu_api::{Error, Result, explain};
 
 use crate::server::action::{Asker, Participant, Refused};
-use crate::server::happened::explain;
 use crate::server::peer::{Peer, Proof, Slots, identify};
 use crate::wire::{self, MOST_BYTES, Refusal, ToBroker, ToClient, version_of_hello};
 

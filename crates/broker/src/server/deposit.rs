@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use channel::trace_point;
-use gpu_api::{Error, Result};
+use gpu_api::{Error, Result, explain};
 
 use crate::keeper::depositor::{DepositError, Depositor};
 use crate::memory::sealed;
@@ -13,7 +13,7 @@ use crate::object::identity::Identity;
 use crate::object::manifest::Manifest;
 use crate::server::action::KeepError;
 use crate::server::bequest::{Label, Tombs};
-use crate::server::happened::{File, Happened, Teller, explain};
+use crate::server::happened::{File, Happened, Teller};
 
 /// What is to be done with the keeper.
 pub(super) enum Job {

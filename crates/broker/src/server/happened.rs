@@ -37,14 +37,3 @@ impl Teller {
         self.waker.wake();
     }
 }
-
-/// Writes an error with its causes.
-pub(super) fn explain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}

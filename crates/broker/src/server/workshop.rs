@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use channel::trace_point;
-use gpu_api::{Error, Gpu, Result};
+use gpu_api::{Error, Gpu, Result, explain};
 
 use crate::memory::sealed;
 use crate::memory::store::{FindGpus, make_region};
 use crate::object::identity::Identity;
 use crate::object::manifest::{MOST_MANIFEST, Manifest};
 use crate::server::action::{Device, Refused};
-use crate::server::happened::{File, Happened, Teller, explain};
+use crate::server::happened::{File, Happened, Teller};
 use crate::wire::Refusal;
 
 /// What the workshop is to do.

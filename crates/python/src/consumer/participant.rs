@@ -52,7 +52,7 @@ pub(crate) fn connect(
         Some(_) => device::open(py, device)?,
         None => {
             let report = stats::ask(py, path.clone(), timeout)?;
-            let found = py.detach(|| Gpu::with_uuid(process().backend(report.backend)?, report.device));
+            let found = py.detach(|| Gpu::with_uuid(process().backends.get(report.backend)?, report.device));
             found.or_raise()?
         }
     };

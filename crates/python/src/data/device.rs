@@ -127,7 +127,7 @@ pub(crate) fn detect(py: Python<'_>) -> PyResult<Detected> {
 }
 
 fn all_of(kind: BackendKind) -> Result<Vec<Gpu>, Error> {
-    let backend = process().backend(kind)?;
+    let backend = process().backends.get(kind)?;
     (0..backend.device_count()?).map(|ordinal| Gpu::new(backend.clone(), DeviceId(ordinal))).collect()
 }
 

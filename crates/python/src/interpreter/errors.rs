@@ -2,6 +2,7 @@
 //!
 //! The classes are Python's own, in `gpu_ipc._errors`, because most have a second base (`TimeoutError`, `MemoryError`).
 
+use gpu_ipc::backend::explain;
 use gpu_ipc::broker::ObjectError;
 use gpu_ipc::{ClaimError, Error};
 use pyo3::exceptions::PyBufferError;
@@ -69,19 +70,19 @@ impl<T> OrRaise<T> for Result<T, ObjectError> {
 
 /// Makes the exception of what went wrong with an object.
 fn raise_object(error: ObjectError) -> PyErr {
-    exception(error.code(), text_of(&error))
+    exception(error.code(), explain(&error))
 }
 
 /// Makes the exception of an error.
 pub(crate) fn raise(error: Error) -> PyErr {
-    exception(error.code(), text_of(&error))
+    exception(error.code(), explain(&error))
 }
 
 /// Makes the exception of a failed claim.
 pub(crate) fn raise_claim(error: ClaimError) -> PyErr {
     match error {
         ClaimError::Backend(error) => raise(error),
-        error => exception(error.code(), text_of(&error)),
+        error => exception(error.code(), explain(&error)),
     }
 }
 
@@ -108,18 +109,6 @@ pub(crate) fn poisoned() -> PyErr {
 /// Makes what the array protocols want where an array cannot be handed out.
 pub(crate) fn no_buffer(text: impl Into<String>) -> PyErr {
     PyBufferError::new_err(text.into())
-}
-
-/// An error with its causes, each after a colon.
-fn text_of(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 fn exception(code: i32, text: String) -> PyErr {

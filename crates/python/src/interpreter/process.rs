@@ -5,10 +5,8 @@
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu_ipc::backend::{GpuBackend, detect_only};
-use gpu_ipc::{BackendKind, Result};
+use gpu_ipc::backend::Backends;
 use pyo3::prelude::*;
 
 use super::queue::Queue;
@@ -17,8 +15,7 @@ use super::queue::Queue;
 #[derive(Default)]
 pub(crate) struct Process {
     pub queue: Queue,
-    /// One of each kind, so that sessions and participants of a process know each other's streams.
-    backends: Mutex<Vec<Arc<dyn GpuBackend>>>,
+    pub backends: Backends,
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
@@ -47,17 +44,4 @@ pub(crate) fn process() -> &'static Process {
 #[pyfunction(name = "_forked")]
 pub(crate) fn forked() {
     CURRENT.store(ptr::null_mut(), Ordering::Release);
-}
-
-impl Process {
-    /// Returns the backend of a kind, loaded at the first call.
-    pub fn backend(&self, kind: BackendKind) -> Result<Arc<dyn GpuBackend>> {
-        let mut backends = self.backends.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(backend) = backends.iter().find(|backend| backend.kind() == kind) {
-            return Ok(backend.clone());
-        }
-        let backend = detect_only(kind)?.backend(kind)?;
-        backends.push(backend.clone());
-        Ok(backend)
-    }
 }

@@ -410,7 +410,7 @@ fn a_block_shared_by_descriptor_is_an_expandable_segment() {
     let sender = Sender::new(gpu.clone()).quarantine(Duration::ZERO);
     let side = Side { sender, stream, session, gpu, _dir: dir };
     let mut agent = Agent::start();
-    // Where Yama lets only a parent take descriptors (`ptrace_scope` 1), it lets whoever is named here.
+    // Where Yama lets only a parent take descriptors (`ptrace_scope` 1), it lets the process that is named here.
     // SAFETY: `prctl(PR_SET_PTRACER)` takes a process' number; without Yama it is refused, and not needed.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(agent.pid())) };
     let blocks = [side.block(5), side.block(6)];
