@@ -84,6 +84,24 @@ fn is_there(path: &Path) -> bool {
     !matches!(dial(path), Err(Errno::CONNREFUSED | Errno::NOENT))
 }
 
+/// Says whether the producer is gone, or goes within a time. A socket that takes connections is no proof that it
+/// lives, since a forked child keeps it; and a process that dies closes its connections before it is dead.
+fn goes(path: &Path, within: Duration) -> bool {
+    let socket = match dial(path) {
+        Ok(socket) => socket,
+        Err(error) => return matches!(error, Errno::CONNREFUSED | Errno::NOENT),
+    };
+    let Ok(listener) = rustix::net::sockopt::socket_peercred(&socket) else { return false };
+    match pidfd_open(listener.pid, PidfdFlags::empty()) {
+        Ok(listener) => {
+            let within = rustix::event::Timespec { tv_sec: within.as_secs() as i64, tv_nsec: 0 };
+            let mut fds = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut fds, Some(&within)) == Ok(1)
+        }
+        Err(error) => error == Errno::SRCH,
+    }
+}
+
 /// Connects, and says nothing; fails with `AGAIN` when too many wait already.
 fn dial(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -261,8 +279,8 @@ impl Visitor {
     fn is_lawful(&self, error: Error) -> Result<bool, String> {
         match error {
             Error::Connect { .. } | Error::ProducerGone { .. } => Ok(is_there(&self.path)),
-            // A session that ends closes who comes late.
-            Error::Refused { .. } if fs::metadata(&self.path).is_err() || !is_there(&self.path) => Ok(false),
+            // A session that ends, or that is killed, closes who comes late.
+            Error::Refused { .. } if fs::metadata(&self.path).is_err() || goes(&self.path, PATIENCE) => Ok(false),
             error => Err(explain(&error)),
         }
     }
@@ -270,6 +288,9 @@ impl Visitor {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
     use gpu_ipc::Session;
     use gpu_ipc::backend::DeviceId;
     use gpu_ipc::host::{HostBackend, HostConfig};
@@ -310,5 +331,27 @@ mod tests {
         }
         assert!(session.shutdown(PATIENCE).clean);
         assert_eq!(visitor.visit(), Ok(false));
+    }
+
+    #[test]
+    fn a_dead_producer_is_gone_although_a_child_keeps_its_socket() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("s");
+        let kept = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let kept = kept.expect("a socket");
+        rustix::net::bind(&kept, &SocketAddrUnix::new(&path).expect("it is short")).expect("it is free");
+        let listener = kept.try_clone().expect("a descriptor");
+        let mut producer = Command::new("cat");
+        producer.stdin(Stdio::piped());
+        // SAFETY: `pre_exec` asks for async-signal-safe calls: `listen` is one.
+        unsafe { producer.pre_exec(move || Ok(rustix::net::listen(&listener, 16)?)) };
+        let mut producer = producer.spawn().expect("cat is there");
+        assert!(!goes(&path, Duration::ZERO), "it lives");
+        producer.kill().expect("it lives");
+        // A zombie is dead, too.
+        assert!(goes(&path, PATIENCE), "it is dead");
+        producer.wait().expect("it is a child");
+        assert!(is_there(&path), "its socket takes connections");
+        assert!(goes(&path, Duration::ZERO), "it is gone");
     }
 }

@@ -3,7 +3,7 @@
 //! | step | what | when it fails |
 //! |---|---|---|
 //! | accept | the kernel identifies the process; one that is not allowed is told so, and nothing that it sent is read | the connection is closed |
-//! | greet | the hello is read, with its descriptors | the connection is closed |
+//! | greet | the hello is read, with its descriptors | refused |
 //! | prepare | version, vendor and device are checked; a counter file is made and registered. Nobody sees any of it | refused |
 //! | seat | the welcome is sent, and the participant is in the table: one step for a thread that looks it up | [let go](Service::let_go) |
 //!
@@ -117,7 +117,11 @@ impl Service {
                 self.greetings.insert(key, greeting);
                 return;
             }
-            Ok(ReceiveOutcome::HungUp) | Err(_) => return self.unwatch(key, socket.as_fd()),
+            Ok(ReceiveOutcome::HungUp) => return self.unwatch(key, socket.as_fd()),
+            Err(error) => {
+                self.unwatch(key, socket.as_fd());
+                return refuse(socket, (RefusalCode::Failed, format!("the hello cannot be received: {error}")));
+            }
         };
         match ToProducer::decode(&bytes[..len], fds.len()) {
             Ok(ToProducer::Inspect { request, from }) => {
