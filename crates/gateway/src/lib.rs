@@ -1,0 +1,15 @@
+//! Replicas of gpu-ipc's objects on other hosts.
+//!
+//! A **gateway** is a process beside a host's broker, an ordinary reader and writer of it. It leases an object to a
+//! gateway of another host, which reads the bytes by a [`transport`], asks for a confirmation, and commits a
+//! **replica**: the same identity and epoch under the same name. Neither the user's process nor the broker speaks to a
+//! network.
+//!
+//! Read in this order:
+//!
+//! 1. [`transport`]: carries bytes between the memory of two gateways, and knows nothing of objects.
+
+mod error;
+pub mod transport;
+
+pub use error::{Error, Result};
