@@ -27,6 +27,8 @@
 //!
 //! 1. `nixl`: NIXL, by its C library, loaded at run time.
 
+pub mod nixl;
+
 use std::fmt;
 
 use crate::error::Result;

@@ -1,0 +1,202 @@
+//! NIXL: NVIDIA's library that moves bytes by UCX, so by NVLink, InfiniBand, RoCE or TCP.
+//!
+//! It is loaded at run time. Read in this order:
+//!
+//! 1. [`find`]: where the library is looked for.
+//! 2. `library`: its C functions.
+//! 3. `agent`: an agent, with UCX and a progress thread, and memory registered with it.
+//! 4. `envelope`: the metadata that one gateway gives another.
+//! 5. `peer`: other gateways that NIXL knows.
+//! 6. `request`: one read; **one that never ends keeps its memory**.
+//! 7. `transfer`: many, as one [`Transfer`].
+//! 8. `card`: what a network card wrote to a GPU is made visible.
+//!
+//! Both sides must run their agents: a read over TCP is answered by the origin's progress thread, and stands still while
+//! that process is stopped, for as long as it is (`SIGSTOP`: still under way after 40 s; a link that is down: after
+//! 150 s; `SIGKILL`: an error in 38 to 72 ms).
+
+mod agent;
+mod card;
+mod envelope;
+pub mod find;
+mod library;
+mod peer;
+mod request;
+mod transfer;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use agent::{Agent, Registered};
+use envelope::{Envelope, MAX_NAME, MAX_RANGES, Range};
+use peer::{Known, Peers};
+use request::Kept;
+
+use super::{Pair, Peer, Place, Registration, Span, Transfer, Transport};
+use crate::error::{Error, Result};
+
+/// A transport that reads by NIXL.
+///
+/// ```no_run
+/// use gateway::transport::{Transport, nixl::Nixl};
+///
+/// let nixl = Nixl::start("gateway-7f3a", Some("tcp"))?;
+/// assert_eq!(nixl.kind(), "nixl");
+/// # Ok::<(), gateway::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Nixl {
+    shared: Arc<Shared>,
+    peers: Peers,
+}
+
+/// What registrations need as well.
+#[derive(Debug)]
+struct Shared {
+    agent: Arc<Agent>,
+    next: AtomicU64,
+    registered: Mutex<BTreeMap<u64, Arc<Registered>>>,
+}
+
+impl Nixl {
+    /// Loads NIXL from where [`find`] says and starts an agent.
+    ///
+    /// `name` is how peers call the agent: it must be unique among them, and another for each process. `transports`
+    /// limits UCX as `UCX_TLS` does, which goes before it: `tcp` or `tcp,cuda_copy`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] without the library, with how to get it, and [`Error::Invalid`] for a name that is none.
+    pub fn start(name: &str, transports: Option<&str>) -> Result<Self> {
+        if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(Error::Invalid {
+                what: "the name of NIXL's agent",
+                got: format!("{name:?}"),
+                must: "1 to 128 printable characters of ASCII without a space",
+            });
+        }
+        let library = library::Library::load(&find::Surroundings::of_process().candidates()?)?;
+        let agent = Arc::new(Agent::start(library, name, transports)?);
+        let shared = Shared { agent, next: AtomicU64::new(1), registered: Mutex::default() };
+        Ok(Self { shared: Arc::new(shared), peers: Peers::default() })
+    }
+}
+
+impl Transport for Nixl {
+    fn kind(&self) -> &'static str {
+        "nixl"
+    }
+
+    unsafe fn register(&self, memory: &[Span]) -> Result<Box<dyn Registration>> {
+        // SAFETY: `Registered::new` asks that the memory is mapped until the registration is dropped, which our caller
+        // promises; a transfer that never ends keeps it, and our caller keeps that memory mapped.
+        let registered = Arc::new(unsafe { Registered::new(&self.shared.agent, memory)? });
+        let serial = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner).insert(serial, registered);
+        Ok(Box::new(Entry { shared: Arc::clone(&self.shared), serial }))
+    }
+
+    fn metadata(&self) -> Result<Vec<u8>> {
+        // Held meanwhile, so that the ranges and NIXL's metadata are of one moment.
+        let registered = self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let ranges: Vec<_> = registered
+            .iter()
+            .flat_map(|(&serial, registered)| registered.spans().iter().map(move |&span| Range { span, serial }))
+            .collect();
+        if ranges.len() > MAX_RANGES {
+            return Err(Error::Unavailable {
+                what: format!("the metadata of {} ranges", ranges.len()),
+                why: format!("a peer takes {MAX_RANGES}"),
+                remedy: "end remote leases before more are given",
+            });
+        }
+        let blob = self.shared.agent.metadata()?;
+        Ok(Envelope { name: self.shared.agent.name().to_owned(), ranges, blob }.encode())
+    }
+
+    fn load_peer(&self, metadata: &[u8]) -> Result<Box<dyn Peer>> {
+        let known = self.peers.load(&self.shared.agent, &Envelope::decode(metadata)?)?;
+        Ok(Box::new(Reader { shared: Arc::clone(&self.shared), known }))
+    }
+
+    fn flush(&self) -> Result<()> {
+        let registered = self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices: Vec<_> = registered
+            .values()
+            .flat_map(|registered| registered.spans())
+            .filter_map(|span| match span.place {
+                Place::Host => None,
+                Place::Device(ordinal) => Some(ordinal),
+            })
+            .collect();
+        drop(registered);
+        devices.sort_unstable();
+        devices.dedup();
+        card::flush(&devices)
+    }
+}
+
+/// A registration, by its number.
+#[derive(Debug)]
+struct Entry {
+    shared: Arc<Shared>,
+    serial: u64,
+}
+
+impl Registration for Entry {}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let registered = self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.serial);
+        // Outside of the lock: NIXL takes it back here, unless a transfer into it has not ended.
+        drop(registered);
+    }
+}
+
+/// A peer to read from.
+#[derive(Debug)]
+struct Reader {
+    shared: Arc<Shared>,
+    known: Arc<Known>,
+}
+
+impl Peer for Reader {
+    unsafe fn read(&self, pairs: &[Pair]) -> Result<Box<dyn Transfer>> {
+        let mut destination: Vec<Arc<Registered>> = Vec::new();
+        let registered = self.shared.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        for pair in pairs {
+            if pair.from.bytes != pair.to.bytes {
+                return Err(Error::Invalid {
+                    what: "the length of a destination",
+                    got: format!("{} bytes", pair.to.bytes),
+                    must: "the length of its source",
+                });
+            }
+            agent::range(pair.to.address, pair.to.bytes)?;
+            agent::range(pair.from.address, pair.from.bytes)?;
+            if !self.known.covers(&pair.from) {
+                return Err(Error::Transfer {
+                    why: format!(
+                        "the other gateway has not registered {} bytes at {:#x}",
+                        pair.from.bytes, pair.from.address
+                    ),
+                });
+            }
+            let Some(own) = registered.values().find(|registered| registered.covers(&pair.to)) else {
+                return Err(Error::Invalid {
+                    what: "a destination",
+                    got: format!("{} bytes at {:#x}", pair.to.bytes, pair.to.address),
+                    must: "within memory that is registered with this transport",
+                });
+            };
+            if !destination.iter().any(|kept| Arc::ptr_eq(kept, own)) {
+                destination.push(Arc::clone(own));
+            }
+        }
+        drop(registered);
+        let kept = Kept { peer: Arc::clone(&self.known), destination };
+        // SAFETY: `Read::start` asks for what our caller promises.
+        Ok(Box::new(unsafe { transfer::Read::start(kept, pairs)? }))
+    }
+}

@@ -1,0 +1,158 @@
+//! A read of several ranges, as a window of requests.
+//!
+//! Ranges are cut into pieces of [`PIECE`] bytes, so that people see how far a read is; [`WINDOW`] of them are under way
+//! at a time, so that the next is asked for before the last has arrived.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use super::request::{Kept, Prepared, Running, State};
+use crate::error::{Error, Result};
+use crate::transport::{Pair, Progress, Transfer};
+
+/// Bytes of one request.
+pub const PIECE: u64 = 32 << 20;
+/// Requests under way at a time.
+pub const WINDOW: usize = 4;
+
+/// A read that is under way.
+pub struct Read {
+    kept: Arc<Kept>,
+    waiting: VecDeque<Pair>,
+    running: VecDeque<(Running, u64)>,
+    arrived: u64,
+    failed: Option<Error>,
+    /// What `poll` says again once it has ended.
+    ended: Option<Result<(), String>>,
+}
+
+impl Read {
+    /// Starts to read.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Transfer`] when the first request cannot be posted: then nothing is written.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Peer::read`](crate::transport::Peer::read).
+    pub unsafe fn start(kept: Kept, pairs: &[Pair]) -> Result<Self> {
+        let mut read = Self {
+            kept: Arc::new(kept),
+            waiting: pairs.iter().flat_map(pieces).collect(),
+            running: VecDeque::new(),
+            arrived: 0,
+            failed: None,
+            ended: None,
+        };
+        read.fill();
+        match read.failed.take() {
+            Some(error) if read.running.is_empty() && read.arrived == 0 => Err(error),
+            failed => {
+                read.failed = failed;
+                Ok(read)
+            }
+        }
+    }
+
+    /// Posts requests until the window is full, nothing waits, or one fails.
+    fn fill(&mut self) {
+        while self.failed.is_none() && self.running.len() < WINDOW {
+            let Some(pair) = self.waiting.pop_front() else { return };
+            let posted = Prepared::new(Arc::clone(&self.kept), &pair).map(|request| {
+                // SAFETY: `Prepared::post` asks for what the caller of `Read::start` promised for all pairs.
+                unsafe { request.post() }
+            });
+            match posted {
+                Ok(State::Running(request)) => self.running.push_back((request, pair.to.bytes)),
+                Ok(State::Ended(Ok(()))) => self.arrived += pair.to.bytes,
+                Ok(State::Ended(Err(error))) | Err(error) => self.failed = Some(error),
+            }
+        }
+    }
+}
+
+impl Transfer for Read {
+    fn poll(&mut self) -> Result<Progress> {
+        if let Some(ended) = &self.ended {
+            return ended.clone().map(|()| Progress::Done).map_err(|why| Error::Transfer { why });
+        }
+        for _ in 0..self.running.len() {
+            let Some((request, bytes)) = self.running.pop_front() else { break };
+            match request.poll() {
+                State::Running(request) => self.running.push_back((request, bytes)),
+                State::Ended(Ok(())) => self.arrived += bytes,
+                // The first error is the cause of those after it.
+                State::Ended(Err(error)) => drop(self.failed.get_or_insert(error)),
+            }
+        }
+        self.fill();
+        // An error is told only when no request writes any more. One that never ends keeps the whole read running.
+        if !self.running.is_empty() {
+            return Ok(Progress::Running { bytes: self.arrived });
+        }
+        match self.failed.take() {
+            Some(error) => {
+                self.waiting.clear();
+                self.ended = Some(Err(match &error {
+                    Error::Transfer { why } => why.clone(),
+                    other => other.to_string(),
+                }));
+                Err(error)
+            }
+            None => {
+                self.ended = Some(Ok(()));
+                Ok(Progress::Done)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Read")
+            .field("waiting", &self.waiting.len())
+            .field("running", &self.running.len())
+            .field("arrived", &self.arrived)
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Cuts a pair into pieces.
+fn pieces(pair: &Pair) -> impl Iterator<Item = Pair> + use<> {
+    let pair = *pair;
+    (0..pair.to.bytes.div_ceil(PIECE)).map(move |index| {
+        let offset = index * PIECE;
+        let bytes = PIECE.min(pair.to.bytes - offset);
+        let mut piece = pair;
+        (piece.from.address, piece.from.bytes) = (pair.from.address + offset, bytes);
+        (piece.to.address, piece.to.bytes) = (pair.to.address + offset, bytes);
+        piece
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::{Place, RemoteSpan, Span};
+
+    #[test]
+    fn pieces_are_the_whole_without_a_gap() {
+        for bytes in [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE + 3] {
+            let pair = Pair {
+                from: RemoteSpan { address: 1 << 20, bytes, place: Place::Host },
+                to: Span { address: 1 << 40, bytes, place: Place::Host },
+            };
+            let mut offset = 0;
+            for piece in pieces(&pair) {
+                assert_eq!((piece.from.address, piece.to.address), ((1 << 20) + offset, (1 << 40) + offset));
+                assert_eq!(piece.from.bytes, piece.to.bytes);
+                assert!(piece.to.bytes > 0 && piece.to.bytes <= PIECE);
+                offset += piece.to.bytes;
+            }
+            assert_eq!(offset, bytes);
+        }
+    }
+}
