@@ -8,7 +8,7 @@
 //! | bm_alloc_and_free | TensorFlow's: one of 4 KiB, and back; the figure is for the two |
 //! | bm_alloc_batch_then_free | TensorFlow's: 1,000 of 256 B to 32 KiB, then all back; for each one of them |
 //! | bm_allocation_delayed | TensorFlow's: each goes back after 100 more; for each one of them |
-//! | two threads | both do pairs, each with 1,000 live chunks of its own, on one allocator |
+//! | threads | one, two and four do pairs, each with 1,000 live chunks of its own, on one allocator |
 //!
 //! Each figure is the least and the median over batches of 1,000 pairs (of those of the first script, the second half),
 //! or over whole replays. Waste is what the
@@ -24,7 +24,7 @@
 //! `--least`, which is nearer to the truth on a machine that others use too.
 //!
 //! Pass `--quick` for fewer rounds, `--ours` to leave the others out, `--live N` for pairs of one size alone, `--live
-//! 0` for everything but pairs.
+//! 0` for everything but pairs, `--threads` for threads alone.
 
 mod subjects;
 mod table;
@@ -291,33 +291,39 @@ fn waste_of<S: Subject>(subject: &mut S, steps: &[Step]) -> f64 {
     highest as f64 / most_asked as f64 - 1.0
 }
 
-/// Two threads on one allocator; the figure is one thread's time for a pair.
-fn two_threads(common: &impl Common, batches: usize) -> Figures {
-    let barrier = Barrier::new(2);
-    let work = |seed: u64| {
-        let mut random = Sequence(seed);
+/// Some threads on one allocator, in rounds that all begin together; the figure is the time of the thread that takes
+/// longest, for each of its pairs. It has the waits of every thread in it, which a median over short batches would hide.
+fn threads(common: &impl Common, threads: u64, batches: usize) -> Figures {
+    /// Batches of a round.
+    const ROUND: usize = 10;
+    let barrier = Barrier::new(threads as usize);
+    let work = |thread: u64| {
+        let mut random = Sequence(3 + 2 * thread);
         let mut held: Vec<u64> = (0..BATCH).map(|_| common.take(random.size())).collect();
-        barrier.wait();
-        let batch = |_| {
+        let mut nanos = Vec::with_capacity(batches / ROUND);
+        for _ in 0..batches / ROUND {
+            let plan: Vec<(usize, u64)> =
+                (0..ROUND * BATCH).map(|_| ((random.next() % BATCH as u64) as usize, random.size())).collect();
+            barrier.wait();
             let start = Instant::now();
-            for _ in 0..BATCH {
-                let at = (random.next() % BATCH as u64) as usize;
+            for &(at, bytes) in &plan {
                 common.give(held[at]);
-                held[at] = common.take(random.size());
+                held[at] = common.take(bytes);
             }
-            start.elapsed().as_nanos() as f64 / BATCH as f64
-        };
-        let nanos: Vec<f64> = (0..batches).map(batch).collect();
-        // Until both have finished, both are measured.
-        barrier.wait();
+            nanos.push(start.elapsed().as_nanos() as f64 / plan.len() as f64);
+        }
         held.into_iter().for_each(|address| common.give(address));
         nanos
     };
     let nanos = std::thread::scope(|scope| {
-        let other = scope.spawn(|| work(5));
-        let mut nanos = work(3);
-        nanos.extend(other.join().expect("no panic"));
-        nanos
+        let work = &work;
+        let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        let mut slowest = work(0);
+        for other in others {
+            let nanos = other.join().expect("no panic");
+            slowest.iter_mut().zip(nanos).for_each(|(slowest, nanos)| *slowest = slowest.max(nanos));
+        }
+        slowest
     });
     Figures::of(nanos, None)
 }
@@ -353,13 +359,14 @@ fn compare(script: &impl Script, field: Field) -> Column {
     column
 }
 
-fn compare_two_threads(batches: usize, only_ours: bool) -> Column {
-    let report = |row, figures| report("two threads", row, figures);
+fn compare_threads(count: u64, batches: usize, only_ours: bool) -> Column {
+    let name = format!("threads, {count}");
+    let report = |row, figures| report(&name, row, figures);
     let mut column: Column = Default::default();
-    column[0] = report(0, two_threads(&Ours::new(), batches));
+    column[0] = report(0, threads(&Ours::new(), count, batches));
     if !only_ours {
-        column[3] = report(3, two_threads(&SameJob::new(Offset::new(4000)), batches));
-        column[4] = report(4, two_threads(&SameJob::new(Range::new()), batches));
+        column[3] = report(3, threads(&SameJob::new(Offset::new(2000 * count as usize)), count, batches));
+        column[4] = report(4, threads(&SameJob::new(Range::new()), count, batches));
     }
     column
 }
@@ -381,30 +388,36 @@ fn main() {
     let batches = if quick { 50 } else { 500 };
     let machine = table::machine();
     let mut pairs = Vec::new();
-    for live in [1_000, 10_000, 100_000, 1_000_000] {
-        if only_live.is_none_or(|only| only == live) {
+    let only_threads = is_given("--threads");
+    for live in [10, 1_000, 10_000, 100_000, 1_000_000] {
+        if !only_threads && only_live.is_none_or(|only| only == live) {
             let live_too = if pairs.is_empty() { " live" } else { "" };
             pairs.push((grouped(live) + live_too, compare(&Pairs { live, batches }, Field { only_ours, live })));
         }
     }
     let mut others = Vec::new();
-    if only_live.is_none_or(|only| only == 0) {
+    if !only_threads && only_live.is_none_or(|only| only == 0) {
         let field = Field { only_ours, live: 4000 };
         let trace: Trace = training_log().parse().expect("a log of our own");
         others = vec![
             ("(b) `AllocAndFree`".to_owned(), compare(&AllocAndFree { batches }, field)),
             ("(b) `AllocBatchThenFree`, 1,000".to_owned(), compare(&BatchThenFree { batches }, field)),
             ("(b) `AllocationDelayed`, 100".to_owned(), compare(&Delayed { batches }, field)),
-            ("(c) two threads".to_owned(), compare_two_threads(batches, only_ours)),
             ("(d) replay, each step".to_owned(), compare(&Replay { trace: &trace, rounds: batches / 10 }, field)),
         ];
+    }
+    let mut beside = Vec::new();
+    if only_threads || only_live.is_none_or(|only| only == 0) {
+        let heading = |count| if count == 1 { "one thread".to_owned() } else { format!("{count} threads") };
+        beside = [1, 2, 4].map(|count| (heading(count), compare_threads(count, batches, only_ours))).into();
     }
     let which = match shown {
         Shown::Median => "Medians",
         Shown::Least => "The least",
     };
     println!("{which} on {machine}.");
-    for (corner, columns) in [("(a) pairs: time, waste", pairs), ("", others)] {
+    for (corner, columns) in [("(a) pairs: time, waste", pairs), ("", others), ("(c) threads on one allocator", beside)]
+    {
         if !columns.is_empty() {
             println!("\n{}", table::markdown(corner, &columns, shown));
         }

@@ -12,7 +12,7 @@ use super::pending::{Pending, ask};
 use super::stats::{AllocatorStats, Counters, Scopes};
 use super::window::Window;
 use crate::keepers::Keepers;
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, lock_briefly};
 use crate::upstream::RoomListener;
 use crate::{Placed, Request, SubAllocator};
 
@@ -127,7 +127,7 @@ impl<U: SubAllocator> Core<U> {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, BfcState<U::Token>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock_briefly(&self.state)
     }
 
     /// Tells waiting requests that memory may have become free.

@@ -22,6 +22,8 @@ pub struct FakeState {
     pub refuses_export: bool,
     /// Which call of `alloc` or of an export fails, counted from 1; none for 0.
     pub fails_at: usize,
+    /// Of how many calls in a row one fails; none for 0.
+    pub fails_each: usize,
     /// How many there were.
     pub calls: usize,
     /// The nodes that host memory can be bound to; any when `None`.
@@ -86,7 +88,9 @@ impl Fake {
     fn call(&self, call: &'static str) -> Result<()> {
         let mut state = self.state();
         state.calls += 1;
-        if state.calls == state.fails_at { Err(Fake::failure(call)) } else { Ok(()) }
+        let fails =
+            state.calls == state.fails_at || state.fails_each > 0 && state.calls.is_multiple_of(state.fails_each);
+        if fails { Err(Fake::failure(call)) } else { Ok(()) }
     }
 
     fn failure(call: &'static str) -> Error {

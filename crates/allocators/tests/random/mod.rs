@@ -3,6 +3,7 @@
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): every seed is good,
 /// and every bit of a number.
+#[derive(Debug)]
 pub struct Random(u64);
 
 impl Random {
