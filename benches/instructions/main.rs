@@ -1,4 +1,4 @@
-//! What the paths of a lease cost in instructions, against upper bounds: `ci/instructions`.
+//! What the paths of a lease and of a heap cost in instructions, against upper bounds: `ci/instructions`.
 //!
 //! A count says the same on a slow machine and on a busy one, so it can fail a build where a time cannot. Each case
 //! runs in a process of its own, which is stepped through what is measured; `bounds.csv` holds the bounds. Beforehand
@@ -12,6 +12,7 @@
 //! instructions --profile NAME   the addresses of one case's instructions, for addr2line, and how often each came
 //! ```
 
+mod heap;
 mod stepper;
 
 use std::hint::black_box;
@@ -24,6 +25,7 @@ use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, Gpu, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
 
+use heap::Heap;
 use stepper::What;
 
 /// Case, upper bound.
@@ -51,6 +53,9 @@ const CASES: &[Case] = &[
     ("drop_many", 0, drop_sent),
     ("drop_in_limbo_0", 0, drop_sent_held),
     ("drop_in_limbo_100000", 100_000, drop_sent_held),
+    ("heap_pair_10", 0, |pair| heap_pairs(pair, 10)),
+    ("heap_pair_1000", 0, |pair| heap_pairs(pair, 1_000)),
+    ("heap_pair_100000", 0, |pair| heap_pairs(pair, 100_000)),
 ];
 
 fn main() -> ExitCode {
@@ -83,6 +88,7 @@ struct Pair {
     marks: bool,
     spent: Duration,
     in_limbo: Vec<ReceivedBlock>,
+    heap: Option<Heap>,
     _dir: tempfile::TempDir,
 }
 
@@ -101,6 +107,7 @@ impl Pair {
             marks: false,
             spent: Duration::ZERO,
             in_limbo: Vec::new(),
+            heap: None,
             _dir: dir,
         };
         for _ in 0..limbo {
@@ -232,6 +239,13 @@ fn drop_sent_held(pair: &mut Pair) {
     pair.measure(blocks, |_, block| drop(block));
     drop(held);
     pair.session.collect();
+}
+
+/// A free and an allocation at random, among this many live chunks.
+fn heap_pairs(pair: &mut Pair, live: usize) {
+    let mut heap = pair.heap.take().unwrap_or_else(|| Heap::new(live));
+    pair.measure(heap.plan(BATCH), |_, planned| heap.pair(planned));
+    pair.heap = Some(heap);
 }
 
 fn find(name: &str) -> Option<&'static Case> {

@@ -70,13 +70,15 @@ impl Request {
     /// Refuses nonsense.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
+        if self.bytes > 0 && self.align.is_power_of_two() { Ok(()) } else { Err(self.nonsense()) }
+    }
+
+    #[cold]
+    fn nonsense(&self) -> Error {
         if self.bytes == 0 {
-            return Err(Error::Invalid { what: "size", got: "0 bytes".into(), must: "at least 1 byte" });
+            return Error::Invalid { what: "size", got: "0 bytes".into(), must: "at least 1 byte" };
         }
-        if !self.align.is_power_of_two() {
-            return Err(Error::Invalid { what: "alignment", got: self.align.to_string(), must: "a power of two" });
-        }
-        Ok(())
+        Error::Invalid { what: "alignment", got: self.align.to_string(), must: "a power of two" }
     }
 
     /// Names the code that asked: the tag, if there is one, and the line.

@@ -157,16 +157,22 @@ impl<U: SubAllocator> Core<U> {
         Seen { generation: state.generation, room: state.room }
     }
 
+    #[inline]
     pub(crate) fn fit(&self, request: &Request) -> Result<Fit> {
         request.check()?;
         let rounded = self.options.rounded(request.bytes);
         let fit = rounded.and_then(|bytes| Fit::new(request.bytes, bytes, request.align));
-        fit.ok_or_else(|| Error::OutOfMemory {
+        fit.ok_or_else(|| self.unfit(request))
+    }
+
+    #[cold]
+    fn unfit(&self, request: &Request) -> Error {
+        Error::OutOfMemory {
             device: self.options.device,
             asked: request.bytes,
             free: self.options.limit.saturating_sub(self.state().counters.in_use),
             hint: "no chunk is that large or so aligned, ask for less".into(),
-        })
+        }
     }
 
     #[inline]

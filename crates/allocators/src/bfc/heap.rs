@@ -25,6 +25,7 @@ pub(crate) struct Fit {
 impl Fit {
     /// Rounds `bytes` for a request of `asked` up to units; `None` when no chunk can hold them. `align` is a power of
     /// two.
+    #[inline]
     pub(crate) fn new(asked: u64, bytes: u64, align: u64) -> Option<Fit> {
         if align > MAX_CHUNK {
             return None;

@@ -35,6 +35,14 @@ struct Order {
     filled: u32,
 }
 
+impl Order {
+    #[cold]
+    fn make_bins(&mut self) {
+        self.bins.reserve_exact(BINS);
+        self.bins.resize_with(BINS, || Bin::Few(Vec::new()));
+    }
+}
+
 /// Sorted entries: in one piece, or many.
 enum Bin {
     Few(Vec<Entry>),
@@ -183,8 +191,7 @@ impl Index {
         let BinPlace { order: number, bin } = place;
         let order = &mut self.orders[number];
         if order.bins.is_empty() {
-            order.bins.reserve_exact(BINS);
-            order.bins.resize_with(BINS, || Bin::Few(Vec::new()));
+            order.make_bins();
         }
         order.bins[bin].insert(entry);
         order.filled |= 1 << bin;

@@ -1,0 +1,60 @@
+//! A heap with many live chunks, and random pairs of one free and one allocation.
+
+use std::cell::Cell;
+use std::hint::black_box;
+
+use gpu_ipc::allocators::{Bfc, BfcOptions, Growth, Request, Simulated};
+
+/// Bytes that everything fits in.
+const ROOM: u64 = 512 << 30;
+
+/// Best fit over addresses without memory behind them.
+pub struct Heap {
+    bfc: Bfc<Simulated>,
+    held: Vec<Cell<u64>>,
+    /// A fixed sequence: xorshift.
+    random: u64,
+}
+
+impl Heap {
+    /// Makes a heap with this many live chunks.
+    pub fn new(live: usize) -> Heap {
+        let bfc = Bfc::new(BfcOptions::new("heap").limit(ROOM).growth(Growth::Whole), Simulated::new());
+        let mut heap = Heap { bfc, held: Vec::with_capacity(live), random: 0x9e37_79b9_7f4a_7c15 };
+        for _ in 0..live {
+            let bytes = heap.bytes();
+            let placed = heap.bfc.alloc(Request::new(bytes)).expect("room");
+            heap.held.push(Cell::new(placed.address));
+        }
+        // A heap that was just filled has hardly a hole.
+        for pair in heap.plan(2 * live) {
+            heap.pair(pair);
+        }
+        heap
+    }
+
+    /// Chooses what is freed in each of some pairs, and what is asked for then.
+    pub fn plan(&mut self, pairs: usize) -> Vec<(usize, u64)> {
+        (0..pairs).map(|_| ((self.number() % self.held.len() as u64) as usize, self.bytes())).collect()
+    }
+
+    /// Frees a chunk and allocates another.
+    pub fn pair(&self, (at, bytes): (usize, u64)) {
+        let held = &self.held[at];
+        self.bfc.free(held.get()).expect("in use");
+        held.set(black_box(self.bfc.alloc(Request::new(bytes)).expect("room").address));
+    }
+
+    /// Returns a size from 256 B to 1 MiB, as many of each power of two.
+    fn bytes(&mut self) -> u64 {
+        let least = 256 << (self.number() % 12);
+        least + self.number() % least
+    }
+
+    fn number(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
