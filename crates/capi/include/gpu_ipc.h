@@ -252,6 +252,9 @@ typedef struct gpu_ipc_reader gpu_ipc_reader;
 // A block that this process received.
 typedef struct gpu_ipc_received gpu_ipc_received;
 
+// Memory of a broker that goes with this process.
+typedef struct gpu_ipc_scratch gpu_ipc_scratch;
+
 // A producer's session.
 typedef struct gpu_ipc_session gpu_ipc_session;
 
@@ -381,6 +384,14 @@ typedef struct gpu_ipc_create_options {
     uint32_t replace;
     // Zero.
     uint32_t reserved;
+    // The group of each part, as many as there are parts; null to lay all of them together. A group has memory of its
+    // own, so that it can be taken over without the others. At most 16 groups, in the order of their numbers.
+    const uint32_t *groups;
+    // Names of parts that are as in the name's newest epoch: its memory is taken over, without a copy, and may not be
+    // written to. All parts of a group or none, and each epoch with the same groups.
+    const char *const *unchanged;
+    // How many they are.
+    size_t unchanged_count;
 } gpu_ipc_create_options;
 
 // Identifies one object for ever, on every host.
@@ -756,8 +767,8 @@ int32_t gpu_ipc_client_connect(struct gpu_ipc_device *device,
 // before `gpu_ipc_writer_commit`.
 //
 // Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory
-// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit or a name of another user, `INVALID`,
-// `WRITER_LOST`, `DEADLINE`, `FORKED`.
+// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, a name of another user, or parts that are not
+// as in the newest epoch, `NOT_FOUND` where there is none, `INVALID`, `WRITER_LOST`, `DEADLINE`, `FORKED`.
 //
 // Caller: `name` ends with a zero byte; there are `count` parts with good pointers in them; `options` is null, or has as many
 // bytes as its `size` says and good pointers in them.
@@ -861,6 +872,22 @@ int32_t gpu_ipc_reader_get_part_at(struct gpu_ipc_reader *reader, size_t number,
 // Caller: `name` ends with a zero byte; there is room for `len` bytes.
 int32_t gpu_ipc_reader_read(struct gpu_ipc_reader *reader, const char *name, uint64_t offset, void *bytes, size_t len);
 
+// Copies a part into the part of the same name of an object that is being filled, on the device.
+//
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` for a part that
+// either has not, of another length, or taken over; `MISMATCH` for a writer on another device; `ASLEEP`, `POISONED`,
+// `DRIVER`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte.
+int32_t gpu_ipc_reader_copy_part(struct gpu_ipc_reader *reader, const char *name, struct gpu_ipc_writer *writer);
+
+// Copies the whole object into memory of this process alone, which may be written to: scratch memory of the broker,
+// which counts against its limits. The reader stays as it is.
+//
+// Keeps: nothing. Thread: any. Blocks: for the broker and until the copy has finished. Errors: `BAD_HANDLE`, `ASLEEP`,
+// `POISONED`, `OUT_OF_MEMORY`, `REFUSED`, `DRIVER`, `DEADLINE`, `FORKED`.
+int32_t gpu_ipc_reader_writable_copy(struct gpu_ipc_reader *reader, struct gpu_ipc_scratch **scratch);
+
 // Names a stream whose work touches the object: advance, sleep and close wait for it.
 //
 // Keeps: the stream, until the reader is closed. Thread: any. Blocks: while another call is in this reader. Errors:
@@ -906,6 +933,64 @@ int32_t gpu_ipc_reader_wake_to(struct gpu_ipc_reader *reader, uint64_t epoch);
 //
 // Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
 int32_t gpu_ipc_reader_close(struct gpu_ipc_reader *reader);
+
+// Makes memory that is never committed: it counts against the broker's limits, and goes with this process. `name` is
+// what the broker's listing calls it.
+//
+// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory
+// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, `INVALID`, `DEADLINE`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte; there are `count` parts with good pointers in them.
+int32_t gpu_ipc_object_scratch(struct gpu_ipc_client *client,
+                               const char *name,
+                               const struct gpu_ipc_part_spec *parts,
+                               size_t count,
+                               struct gpu_ipc_scratch **scratch);
+
+// Describes a part and its address. The GPU, and on the host backend the CPU, may write there until the close.
+//
+// Work on it is named with `gpu_ipc_scratch_used_on`: work on a stream that was not named, and that is not finished at
+// the close, is undefined behaviour.
+//
+// Keeps: nothing. Thread: any. Blocks: while another call is in this memory. Errors: `BAD_HANDLE`, `INVALID`.
+//
+// Caller: `name` ends with a zero byte; `part` has as many bytes as its `size` says.
+int32_t gpu_ipc_scratch_get_part(struct gpu_ipc_scratch *scratch, const char *name, struct gpu_ipc_part *part);
+
+// Copies `len` bytes from the host into a part from `offset` on.
+//
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
+// end, `DRIVER`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte; there are `len` bytes.
+int32_t gpu_ipc_scratch_write(struct gpu_ipc_scratch *scratch,
+                              const char *name,
+                              uint64_t offset,
+                              const void *bytes,
+                              size_t len);
+
+// Copies `len` bytes of a part from `offset` on to the host.
+//
+// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` beyond the part's
+// end, `DRIVER`, `FORKED`.
+//
+// Caller: `name` ends with a zero byte; there is room for `len` bytes.
+int32_t gpu_ipc_scratch_read(struct gpu_ipc_scratch *scratch,
+                             const char *name,
+                             uint64_t offset,
+                             void *bytes,
+                             size_t len);
+
+// Names a stream whose work touches the memory: the close waits for it.
+//
+// Keeps: the stream, until that work is done. Thread: any. Blocks: while another call is in this memory. Errors:
+// `BAD_HANDLE`, `MISMATCH` for a stream of another device.
+int32_t gpu_ipc_scratch_used_on(struct gpu_ipc_scratch *scratch, struct gpu_ipc_stream *stream);
+
+// Gives scratch memory up; it goes when the work on the named streams is done. Null is passed over.
+//
+// Keeps: nothing. Thread: any. Blocks: no. Errors: `BAD_HANDLE`.
+int32_t gpu_ipc_scratch_close(struct gpu_ipc_scratch *scratch);
 
 // Describes a part and its address. The GPU, and on the host backend the CPU, may write there until the commit.
 //
@@ -1394,8 +1479,8 @@ GPU_IPC_SAME(sizeof(gpu_ipc_collected), 32);
 GPU_IPC_SAME(offsetof(gpu_ipc_collected, returned), 24);
 GPU_IPC_SAME(sizeof(gpu_ipc_connect_options), 48);
 GPU_IPC_SAME(offsetof(gpu_ipc_connect_options, reserved), 44);
-GPU_IPC_SAME(sizeof(gpu_ipc_create_options), 64);
-GPU_IPC_SAME(offsetof(gpu_ipc_create_options, reserved), 60);
+GPU_IPC_SAME(sizeof(gpu_ipc_create_options), 88);
+GPU_IPC_SAME(offsetof(gpu_ipc_create_options, unchanged_count), 80);
 GPU_IPC_SAME(sizeof(gpu_ipc_descriptor), 192);
 GPU_IPC_SAME(offsetof(gpu_ipc_descriptor, bytes), 0);
 GPU_IPC_SAME(sizeof(gpu_ipc_descriptor_info), 104);

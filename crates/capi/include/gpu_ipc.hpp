@@ -455,6 +455,25 @@ public:
     }
 };
 
+/// Memory of a broker that goes with this process.
+class Scratch : public Handle<gpu_ipc_scratch, gpu_ipc_scratch_close> {
+public:
+    using Handle::Handle;
+
+    gpu_ipc_part part(const std::string &name) const {
+        auto part = sized<gpu_ipc_part>();
+        check(gpu_ipc_scratch_get_part(get(), name.c_str(), &part));
+        return part;
+    }
+    void write(const std::string &part, const void *bytes, size_t len, uint64_t offset = 0) const {
+        check(gpu_ipc_scratch_write(get(), part.c_str(), offset, bytes, len));
+    }
+    void read(const std::string &part, void *bytes, size_t len, uint64_t offset = 0) const {
+        check(gpu_ipc_scratch_read(get(), part.c_str(), offset, bytes, len));
+    }
+    void used_on(const Stream &stream) const { check(gpu_ipc_scratch_used_on(get(), stream.get())); }
+};
+
 class Reader : public Handle<gpu_ipc_reader, gpu_ipc_reader_close> {
 public:
     using Handle::Handle;
@@ -488,6 +507,16 @@ public:
     void wake() const { check(gpu_ipc_reader_wake(get())); }
     /// Maps an epoch, 0 for the newest.
     void wake_to(uint64_t epoch = 0) const { check(gpu_ipc_reader_wake_to(get(), epoch)); }
+    /// Copies a part into that of the same name of an object that is being filled.
+    void copy_part(const std::string &part, const Writer &to) const {
+        check(gpu_ipc_reader_copy_part(get(), part.c_str(), to.get()));
+    }
+    /// Copies the whole object into memory of this process that may be written to.
+    Scratch writable_copy() const {
+        gpu_ipc_scratch *scratch;
+        check(gpu_ipc_reader_writable_copy(get(), &scratch));
+        return Scratch(scratch);
+    }
 };
 
 class Client : public Handle<gpu_ipc_client, gpu_ipc_client_close> {
@@ -504,6 +533,11 @@ public:
         gpu_ipc_writer *writer;
         check(gpu_ipc_object_create(get(), name.c_str(), parts.data(), parts.size(), &options, &writer));
         return Writer(writer);
+    }
+    Scratch scratch(const std::string &name, const std::vector<gpu_ipc_part_spec> &parts) const {
+        gpu_ipc_scratch *scratch;
+        check(gpu_ipc_object_scratch(get(), name.c_str(), parts.data(), parts.size(), &scratch));
+        return Scratch(scratch);
     }
     Reader open(const std::string &name, uint64_t epoch = 0) const {
         gpu_ipc_reader *reader;

@@ -2,8 +2,8 @@
 
 pub(crate) use gpu_ipc::backend::{Backends, DeviceId, DevicePtr, ForkGuard, explain};
 pub(crate) use gpu_ipc::broker::{
-    Client, CreateOptions, DType, Dimension, Epoch, Identity, Layout, ObjectError, PartSpec, Reader, Readers, Selector,
-    Standing, Writer,
+    Client, CreateOptions, DType, Dimension, Epoch, Identity, Layout, ObjectError, PartSpec, Reader, Readers, Scratch,
+    Selector, Standing, Writer,
 };
 pub(crate) use gpu_ipc::participant::{Notice, ParticipantBuilder};
 pub(crate) use gpu_ipc::session::{AdoptToken, Contents, SentSlice, SessionNotice, ShareOptions, Stats};

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use crate::engine::{Client, Gpu, Participant, Reader, ReceivedBlock, SentBlock, Writer};
+use crate::engine::{Client, Gpu, Participant, Reader, ReceivedBlock, Scratch, SentBlock, Writer};
 use crate::handle::KIND_BITS;
 use crate::opened::{OpenSession, OpenStream};
 use crate::table::{FreeRow, Table};
@@ -67,6 +67,11 @@ pub struct gpu_ipc_writer(());
 #[derive(Debug)]
 pub struct gpu_ipc_reader(());
 
+/// Memory of a broker that goes with this process.
+#[allow(non_camel_case_types, reason = "the name that C has for it")]
+#[derive(Debug)]
+pub struct gpu_ipc_scratch(());
+
 /// Makes the table of each kind.
 macro_rules! kinds {
     ($($type:ident = $number:literal, $name:literal, $table:ident: $value:ty;)*) => {
@@ -119,4 +124,5 @@ kinds! {
     gpu_ipc_client = 7, "a client of a broker", clients: Client;
     gpu_ipc_writer = 8, "a writer", writers: Mutex<Option<Writer>>;
     gpu_ipc_reader = 9, "a reader", readers: Mutex<Reader>;
+    gpu_ipc_scratch = 10, "scratch memory", scratches: Mutex<Scratch>;
 }

@@ -58,6 +58,7 @@ const EXCHANGES: &[Exchange] = &[
     ("a_consumer_in_c_of_a_producer_in_rust", "examples/consumer.c", a_consumer_in_c_of_a_producer_in_rust),
     ("a_consumer_in_rust_of_a_producer_in_c", "examples/producer.c", a_consumer_in_rust_of_a_producer_in_c),
     ("hot_swap_of_an_object", "examples/hot_swap.c", hot_swap_of_an_object),
+    ("objects_are_taken_over_and_copied", "tests/c/objects.c", objects_are_taken_over_and_copied),
 ];
 
 /// In the environment of a process of this binary that is a broker: its directory.
@@ -159,6 +160,17 @@ fn a_consumer_in_rust_of_a_producer_in_c() -> Result<(), Failed> {
 }
 
 fn hot_swap_of_an_object() -> Result<(), Failed> {
+    let text = beside_a_broker("examples/hot_swap.c", &["8"])?;
+    if text.contains("moves at one address") && text.ends_with("8 epochs\n") { Ok(()) } else { Err(text.into()) }
+}
+
+fn objects_are_taken_over_and_copied() -> Result<(), Failed> {
+    let text = beside_a_broker("tests/c/objects.c", &[])?;
+    if text == "objects: all went well\n" { Ok(()) } else { Err(text.into()) }
+}
+
+/// Runs a program that is told the directory of a broker, and returns what it prints.
+fn beside_a_broker(source: &'static str, arguments: &[&str]) -> Result<String, Failed> {
     let dir = tempfile::tempdir()?;
     let objects = dir.path().join("objects");
     std::fs::create_dir(&objects)?;
@@ -170,13 +182,12 @@ fn hot_swap_of_an_object() -> Result<(), Failed> {
             }
             std::thread::yield_now();
         }
-        let mut command = watched(&compile("examples/hot_swap.c", dir.path())?);
-        run(command.arg(&objects).arg("8"))
+        let mut command = watched(&compile(source, dir.path())?);
+        run(command.arg(&objects).args(arguments))
     })();
     broker.kill()?;
     broker.wait()?;
-    let text = String::from_utf8_lossy(&done?.stdout).into_owned();
-    if text.contains("moves at one address") && text.ends_with("8 epochs\n") { Ok(()) } else { Err(text.into()) }
+    Ok(String::from_utf8_lossy(&done?.stdout).into_owned())
 }
 
 fn be_a_broker(dir: PathBuf) {

@@ -76,6 +76,10 @@ fn files_go_in_and_bytes_come_out_also_after_the_broker_was_killed() {
     let listing: serde_json::Value = serde_json::from_str(&text(&run(dir, &["objects", "--json"]))).expect("JSON");
     assert_eq!((&listing["ok"], &listing["keeper"]), (&true.into(), &"fed".into()));
     assert_eq!(listing["objects"][0]["name"], "model");
+    // As NVIDIA's resource driver of Kubernetes tells a container where its directory is.
+    let mut told = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    told.args(get).env("NVIDIA_DRA_LOCAL_IPC_DIR", dir).env("GPU_IPC_HOST_BYTES", "1073741824");
+    assert!(told.output().expect("the program").stdout == contents);
     let first = keeper.broker();
     keeper.kill_broker();
     wait_until("another broker", || keeper.broker() != first && run(dir, &["objects"]).status.success());

@@ -329,6 +329,9 @@ impl Reader {
     /// As [`advance_to`](Reader::advance_to); the reader sleeps on.
     pub fn wake_to(&mut self, to: &Selector) -> Result<()> {
         self.link.check_fork()?;
+        if self.range.as_ref().is_some_and(Range::is_poisoned) {
+            return Err(self.not_mapped());
+        }
         if self.range.as_ref().is_some_and(Range::is_mapped) {
             return self.advance_to(to).map(drop);
         }

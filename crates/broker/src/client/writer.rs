@@ -141,6 +141,11 @@ impl Writer {
         self.manifest.layout.part(part).map(|part| address(&self.manifest, self.base, part))
     }
 
+    /// Says whether a part is taken over from the former epoch, so that it may be read alone.
+    pub fn is_unchanged(&self, part: &str) -> bool {
+        self.manifest.layout.part(part).is_some_and(|part| self.is_taken(part))
+    }
+
     /// Notes that work on this stream touches the object.
     ///
     /// # Errors
@@ -223,8 +228,12 @@ impl Writer {
         self.base
     }
 
+    fn is_taken(&self, part: &Part) -> bool {
+        self.taken.checked_shr(u32::from(part.region)).is_some_and(|bits| bits & 1 != 0)
+    }
+
     fn check_own(&self, part: &Part) -> Result<()> {
-        if self.taken.checked_shr(u32::from(part.region)).is_none_or(|bits| bits & 1 == 0) {
+        if !self.is_taken(part) {
             return Ok(());
         }
         let got = format!("{}, which is taken over from the former epoch", part.spec.name);

@@ -118,9 +118,9 @@ impl Range {
     ///
     /// # Panics
     ///
-    /// If something is mapped.
+    /// If something is mapped, or the addresses are lost.
     pub fn map(&mut self, imported: Imported) -> Result<(), SwapError> {
-        assert!(matches!(self.content, Content::Nothing), "mapped already");
+        assert!(matches!(self.content, Content::Nothing), "mapped already, or lost");
         match self.map_all(&imported) {
             Ok(()) => {
                 self.content = Content::Mapped(imported);

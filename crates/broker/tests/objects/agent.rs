@@ -11,6 +11,7 @@ use broker::{Broker, Client, CreateOptions, Epoch, Layout, Limits, Options, Part
 use gpu_api::{DeviceId, Gpu};
 use harness::program::this_program;
 use harness::{Child, say};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::step;
@@ -68,6 +69,8 @@ pub enum Command {
     Open(String),
     Advance,
     Sleep,
+    /// Sleeps, and keeps its lease, while the kernel gives this process no more addresses.
+    SleepAtTheLimit,
     Wake,
     /// Counts a word in as many bytes of memory that it was given and has not written to.
     Look {
@@ -370,6 +373,7 @@ fn carry_out(client: &Client, held: &mut Option<Reader>, command: Command) -> br
         Command::Open(name) => *held = Some(client.open(&name)?),
         Command::Advance => assert!(reader(held).advance()?, "there is no newer epoch"),
         Command::Sleep => reader(held).sleep(true)?,
+        Command::SleepAtTheLimit => at_the_limit_of_addresses(|| reader(held).sleep(false))?,
         Command::Wake => {
             reader(held).wake_to(&Selector::Latest("model".into()))?;
         }
@@ -379,6 +383,15 @@ fn carry_out(client: &Client, held: &mut Option<Reader>, command: Command) -> br
         seed_of(reader);
     }
     Ok(Said::Epoch(reader.epoch().0))
+}
+
+/// Does something while every `mmap` of this process fails.
+fn at_the_limit_of_addresses<T>(does: impl FnOnce() -> T) -> T {
+    let usual = getrlimit(Resource::As);
+    setrlimit(Resource::As, Rlimit { current: Some(1), ..usual.clone() }).expect("a lower limit");
+    let done = does();
+    setrlimit(Resource::As, usual).expect("the limit that was");
+    done
 }
 
 fn reader(held: &mut Option<Reader>) -> &mut Reader {

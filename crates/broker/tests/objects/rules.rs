@@ -13,6 +13,7 @@ use crate::{Case, until};
 pub const CASES: &[Case] = &[
     ("rules::a_refused_commit_may_be_asked_for_again", a_refused_commit_may_be_asked_for_again),
     ("rules::a_refused_object_is_given_up", a_refused_object_is_given_up),
+    ("rules::lost_addresses_say_so_and_the_object_opens_anew", lost_addresses_say_so),
     ("rules::memory_that_comes_back_shows_nothing_of_its_last_user", memory_shows_nothing),
 ];
 
@@ -165,4 +166,23 @@ fn memory_shows_nothing() {
         let seen = next.ask(&Command::Look { bytes, word: SECRET });
         assert_eq!(seen, Said::Count(0), "words of the last user in {bytes} bytes, committed: {committed}");
     }
+}
+
+/// A reader that cannot map what it has taken off: here a process at its limit of addresses, on a GPU a context that
+/// broke.
+fn lost_addresses_say_so() {
+    let dir = Dir::new();
+    let _keeper = Agent::keeper(&dir);
+    until("the broker listens", || dir.join("broker").exists());
+    let mut agent = Agent::client(&dir);
+    assert_eq!(agent.ask(&to_put("model", 1)), Said::Epoch(1));
+    assert_eq!(agent.ask(&Command::Open("model".into())), Said::Epoch(1));
+    let why = agent.cannot(&Command::SleepAtTheLimit);
+    assert!(why.contains("the addresses of model are lost") && why.contains("raise RLIMIT_AS"), "{why}");
+    assert_eq!(agent.ask(&to_put("model", 2)), Said::Epoch(2));
+    for command in [Command::Advance, Command::Wake, Command::Sleep] {
+        let why = agent.cannot(&command);
+        assert!(why.contains("the addresses of model are lost"), "{command:?}: {why}");
+    }
+    assert_eq!(agent.ask(&Command::Open("model".into())), Said::Epoch(2), "every byte was compared");
 }

@@ -67,6 +67,14 @@ pub struct gpu_ipc_create_options {
     pub replace: u32,
     /// Zero.
     pub reserved: u32,
+    /// The group of each part, as many as there are parts; null to lay all of them together. A group has memory of its
+    /// own, so that it can be taken over without the others. At most 16 groups, in the order of their numbers.
+    pub groups: *const u32,
+    /// Names of parts that are as in the name's newest epoch: its memory is taken over, without a copy, and may not be
+    /// written to. All parts of a group or none, and each epoch with the same groups.
+    pub unchanged: *const *const c_char,
+    /// How many they are.
+    pub unchanged_count: usize,
 }
 sized_struct!(gpu_ipc_create_options: "gpu_ipc_create_options");
 
@@ -109,8 +117,8 @@ pub unsafe extern "C" fn gpu_ipc_client_connect(
 /// before `gpu_ipc_writer_commit`.
 ///
 /// Keeps: nothing; what describes the parts is copied. Thread: any. Blocks: for the broker, which may scrub memory
-/// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit or a name of another user, `INVALID`,
-/// `WRITER_LOST`, `DEADLINE`, `FORKED`.
+/// first. Errors: `BAD_HANDLE`, `OUT_OF_MEMORY`, `REFUSED` for a limit, a name of another user, or parts that are not
+/// as in the newest epoch, `NOT_FOUND` where there is none, `INVALID`, `WRITER_LOST`, `DEADLINE`, `FORKED`.
 ///
 /// # Safety
 ///
@@ -132,7 +140,11 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
         // SAFETY: `read` asks for what this function asks for.
         let given = unsafe { sized::read(options) }?;
         // SAFETY: `layout_of` asks for what this function asks for.
-        let layout = unsafe { layout_of(parts, count, given.user, given.user_len) }?;
+        let layout = unsafe { layout_of(parts, count, given.groups, given.user, given.user_len) }?;
+        // SAFETY: `array` asks for what this function asks for.
+        let unchanged = unsafe { array(given.unchanged, given.unchanged_count, "unchanged") }?;
+        // SAFETY: `text` asks for what this function asks for.
+        let name_of = |&name: &*const c_char| unsafe { text(name, "the name of an unchanged part") }.map(str::to_owned);
         // SAFETY: `array` asks for what this function asks for.
         let uids = unsafe { array(given.uids, given.uid_count, "uids") }?;
         let options = CreateOptions {
@@ -146,7 +158,8 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
             },
             expect: (given.expect != 0).then_some(Epoch(given.expected)),
             replace: given.replace != 0,
-            ..CreateOptions::default()
+            unchanged: unchanged.iter().map(name_of).collect::<Outcome<_>>()?,
+            identity: None,
         };
         let made = process.get(client)?.create_with(name, layout, &options)?;
         writer.set(process.open(Mutex::new(Some(made)))?);

@@ -2,14 +2,16 @@
 //!
 //! 1. `part`: one part of an object, as C describes and reads it.
 //! 2. `client`: connect, create, open, watch, remove.
-//! 3. `writer`: fill and commit. `reader`: use, advance, sleep, wake.
+//! 3. `writer`: fill and commit. `reader`: use, advance, sleep, wake, copy. `scratch`: memory that is never committed.
 
 mod client;
 mod part;
 mod reader;
+mod scratch;
 mod writer;
 
 pub use client::*;
 pub use part::*;
 pub use reader::*;
+pub use scratch::*;
 pub use writer::*;

@@ -1,5 +1,6 @@
 //! One part of an object: a named tensor.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
 
 use crate::boundary::{array, text};
@@ -70,14 +71,15 @@ pub struct gpu_ipc_part {
 }
 sized_struct!(gpu_ipc_part: "gpu_ipc_part");
 
-/// Packs the parts that C describes.
+/// Packs the parts that C describes: each group apart, or all together where `groups` is null.
 ///
 /// # Safety
 ///
-/// There are `count` of them, with good pointers in them; and `user_len` bytes.
+/// There are `count` of them, with good pointers in them, and as many groups; and `user_len` bytes.
 pub(super) unsafe fn layout_of(
     specs: *const gpu_ipc_part_spec,
     count: usize,
+    groups: *const u32,
     user: *const c_void,
     user_len: usize,
 ) -> Outcome<Layout> {
@@ -87,7 +89,16 @@ pub(super) unsafe fn layout_of(
     let user = unsafe { array(user.cast::<u8>(), user_len, "the user's bytes") }?;
     // SAFETY: `spec_of` asks for good pointers, as this function does.
     let parts = specs.iter().map(|spec| unsafe { spec_of(spec) }).collect::<Outcome<Vec<_>>>()?;
-    Ok(Layout::pack(parts, user)?)
+    if groups.is_null() {
+        return Ok(Layout::pack(parts, user)?);
+    }
+    // SAFETY: `array` asks for what this function asks for.
+    let groups = unsafe { array(groups, count, "groups") }?;
+    let mut grouped: BTreeMap<u32, Vec<PartSpec>> = BTreeMap::new();
+    for (&group, part) in groups.iter().zip(parts) {
+        grouped.entry(group).or_default().push(part);
+    }
+    Ok(Layout::pack_groups(grouped.into_values(), user)?)
 }
 
 /// # Safety

@@ -2,14 +2,15 @@
 
 use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
-use crate::boundary::{call, put, room, text};
+use crate::boundary::{call, out_handle, put, room, text};
 use crate::engine::{Reader, Selector};
 use crate::failure::Outcome;
-use crate::kinds::{gpu_ipc_reader, gpu_ipc_stream};
+use crate::kinds::{gpu_ipc_reader, gpu_ipc_scratch, gpu_ipc_stream, gpu_ipc_writer};
 use crate::object::client::{identity_of, selector};
 use crate::object::part::{GPU_IPC_NAME_BYTES, describe, gpu_ipc_identity, gpu_ipc_part, name_at, no_such};
+use crate::object::writer::with as with_writer;
 use crate::process::Process;
 use crate::sized::{self, sized_struct};
 
@@ -163,6 +164,46 @@ pub unsafe extern "C" fn gpu_ipc_reader_read(
         // SAFETY: `room` asks for what this function asks for.
         let bytes = unsafe { room(bytes, len) }?;
         with(process, reader, |reader| Ok(reader.read_at(name, offset, bytes)?))
+    })
+}
+
+/// Copies a part into the part of the same name of an object that is being filled, on the device.
+///
+/// Keeps: nothing. Thread: any. Blocks: until the copy has finished. Errors: `BAD_HANDLE`, `INVALID` for a part that
+/// either has not, of another length, or taken over; `MISMATCH` for a writer on another device; `ASLEEP`, `POISONED`,
+/// `DRIVER`, `FORKED`.
+///
+/// # Safety
+///
+/// `name` ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpu_ipc_reader_copy_part(
+    reader: *mut gpu_ipc_reader,
+    name: *const c_char,
+    writer: *mut gpu_ipc_writer,
+) -> i32 {
+    call(|process| {
+        // SAFETY: `text` asks for what this function asks for.
+        let name = unsafe { text(name, "the name of a part") }?;
+        with(process, reader, |reader| with_writer(process, writer, |writer| Ok(reader.copy_part(name, writer)?)))
+    })
+}
+
+/// Copies the whole object into memory of this process alone, which may be written to: scratch memory of the broker,
+/// which counts against its limits. The reader stays as it is.
+///
+/// Keeps: nothing. Thread: any. Blocks: for the broker and until the copy has finished. Errors: `BAD_HANDLE`, `ASLEEP`,
+/// `POISONED`, `OUT_OF_MEMORY`, `REFUSED`, `DRIVER`, `DEADLINE`, `FORKED`.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpu_ipc_reader_writable_copy(
+    reader: *mut gpu_ipc_reader,
+    scratch: Option<&mut MaybeUninit<*mut gpu_ipc_scratch>>,
+) -> i32 {
+    call(|process| {
+        let scratch = out_handle(scratch, "scratch")?;
+        let made = with(process, reader, |reader| Ok(reader.writable_copy()?))?;
+        scratch.set(process.open(Mutex::new(made))?);
+        Ok(())
     })
 }
 

@@ -13,7 +13,7 @@ use crate::process::Process;
 use crate::sized;
 
 /// Runs a call with a writer, one at a time.
-fn with<T>(
+pub(super) fn with<T>(
     process: &'static Process,
     writer: *mut gpu_ipc_writer,
     run: impl FnOnce(&mut Writer) -> Outcome<T>,

@@ -53,7 +53,7 @@ static void open_all(const char *path)
 // Calls every function that takes a handle with these, all of which are wrong.
 static void call_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ipc_session *se, gpu_ipc_block *b,
                      gpu_ipc_participant *p, gpu_ipc_received *r, gpu_ipc_client *c, gpu_ipc_writer *w,
-                     gpu_ipc_reader *re)
+                     gpu_ipc_reader *re, gpu_ipc_scratch *sc)
 {
     gpu_ipc_stream *made_stream = (gpu_ipc_stream *)1;
     gpu_ipc_session *made_session = (gpu_ipc_session *)1;
@@ -63,6 +63,7 @@ static void call_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ip
     gpu_ipc_client *made_client;
     gpu_ipc_writer *made_writer;
     gpu_ipc_reader *made_reader;
+    gpu_ipc_scratch *made_scratch;
     gpu_ipc_device_info device_info = {.size = sizeof device_info};
     gpu_ipc_stats stats = {.size = sizeof stats};
     gpu_ipc_collected collected = {.size = sizeof collected};
@@ -153,12 +154,19 @@ static void call_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ip
     EXPECT(code, gpu_ipc_reader_sleep(re, false));
     EXPECT(code, gpu_ipc_reader_wake(re));
     EXPECT(code, gpu_ipc_reader_wake_to(re, 0));
+    EXPECT(code, gpu_ipc_reader_copy_part(re, "w", w));
+    EXPECT(code, gpu_ipc_reader_writable_copy(re, &made_scratch));
+    EXPECT(code, gpu_ipc_object_scratch(c, "m", &spec, 1, &made_scratch));
+    EXPECT(code, gpu_ipc_scratch_get_part(sc, "w", &part));
+    EXPECT(code, gpu_ipc_scratch_write(sc, "w", 0, text, 1));
+    EXPECT(code, gpu_ipc_scratch_read(sc, "w", 0, text, 1));
+    EXPECT(code, gpu_ipc_scratch_used_on(sc, st));
 }
 
 // Closes what is wrong. Null is passed over, as free does.
 static void close_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_ipc_session *se, gpu_ipc_block *b,
                       gpu_ipc_participant *p, gpu_ipc_received *r, gpu_ipc_client *c, gpu_ipc_writer *w,
-                      gpu_ipc_reader *re)
+                      gpu_ipc_reader *re, gpu_ipc_scratch *sc)
 {
     EXPECT(code, gpu_ipc_device_close(d));
     EXPECT(code, gpu_ipc_stream_close(st));
@@ -171,12 +179,13 @@ static void close_all(int32_t code, gpu_ipc_device *d, gpu_ipc_stream *st, gpu_i
     EXPECT(code, gpu_ipc_client_close(c));
     EXPECT(code, gpu_ipc_writer_close(w));
     EXPECT(code, gpu_ipc_reader_close(re));
+    EXPECT(code, gpu_ipc_scratch_close(sc));
 }
 
 static void null_handles(void)
 {
-    call_all(GPU_IPC_BAD_HANDLE, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
-    close_all(GPU_IPC_OK, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    call_all(GPU_IPC_BAD_HANDLE, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+    close_all(GPU_IPC_OK, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
     SAYS(GPU_IPC_BAD_HANDLE, "a session is null", gpu_ipc_session_shutdown(NULL, 0));
 }
 
@@ -283,7 +292,7 @@ static void handles_after_their_close(void)
     check(gpu_ipc_device_close(device), "close");
     // None of them can stand for anything again.
     call_all(GPU_IPC_BAD_HANDLE, device, stream, closed_session, closed_block, participant, closed_received, NULL, NULL,
-             NULL);
+             NULL, NULL);
 }
 
 static pthread_mutex_t told_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -330,9 +339,10 @@ static void calls_in_a_forked_child(void)
     require(child >= 0, "no child");
     if (child == 0) {
         call_all(GPU_IPC_FORKED, device, stream, session, block, participant, received, (gpu_ipc_client *)(void *)block,
-                 (gpu_ipc_writer *)(void *)block, (gpu_ipc_reader *)(void *)block);
+                 (gpu_ipc_writer *)(void *)block, (gpu_ipc_reader *)(void *)block, (gpu_ipc_scratch *)(void *)block);
         close_all(GPU_IPC_FORKED, device, stream, session, block, participant, received,
-                  (gpu_ipc_client *)(void *)block, (gpu_ipc_writer *)(void *)block, (gpu_ipc_reader *)(void *)block);
+                  (gpu_ipc_client *)(void *)block, (gpu_ipc_writer *)(void *)block, (gpu_ipc_reader *)(void *)block,
+                  (gpu_ipc_scratch *)(void *)block);
         // The child opens its own.
         char path[4096];
         require((size_t)snprintf(path, sizeof path, "%s-child", socket_path) < sizeof path, "too long a path");
