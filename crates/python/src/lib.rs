@@ -9,8 +9,8 @@
 //! | `arrays` | `abi`, `view`, `dlpack`, `export`, `exchange`, `interface`, `buffer`, `read`, `class` | the four protocols that arrays speak, in and out |
 //! | `producer` | `adopted`, `shared`, `block`, `sharing`, `torch_pool`, `session` | sessions, from any array to a grant |
 //! | `consumer` | `received`, `participant` | participants, from a grant to any array |
-//! | `objects` | `part`, `writer`, `object`, `broker` | objects of a broker, and the arrays in them |
-//! | `testing` | `memory`, `server`, `stall`, `timing` | for comparison and tests: somebody else's memory, a broker, the same calls without Python |
+//! | `objects` | `part`, `scratch`, `writer`, `object`, `broker` | objects of a broker, and the arrays in them |
+//! | `testing` | `memory`, `panic`, `server`, `stall`, `timing` | for comparison and tests: somebody else's memory, failures, a broker, the same calls without Python |
 //!
 //! Three rules hold everywhere:
 //!
@@ -56,6 +56,8 @@ mod _gpu_ipc {
     #[pymodule_export]
     use crate::objects::part::Part;
     #[pymodule_export]
+    use crate::objects::scratch::Scratch;
+    #[pymodule_export]
     use crate::objects::writer::ObjectWriter;
     #[pymodule_export]
     use crate::producer::block::Block;
@@ -63,6 +65,8 @@ mod _gpu_ipc {
     use crate::producer::session::Session;
     #[pymodule_export]
     use crate::testing::memory::{PlainMemory, Segment};
+    #[pymodule_export]
+    use crate::testing::panic::panic_on_sessions_thread;
     #[pymodule_export]
     use crate::testing::server::serve_broker;
     #[pymodule_export]

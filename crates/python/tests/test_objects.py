@@ -176,6 +176,148 @@ def test_the_listing_says_who_reads(broker: gpu_ipc.Broker) -> None:
     del model
 
 
+def test_parts_that_stay_are_taken_over(broker: gpu_ipc.Broker) -> None:
+    base = {"w": numpy.arange(1 << 16), "b": numpy.ones(300)}
+    groups = [["base"], ["adapter"]]
+    broker.put("model", {"base": base, "adapter": {"a": numpy.zeros(5)}, "step": numpy.array(1)}, groups=groups)
+    model = broker.open("model")
+    at = model["base/w"].data_ptr
+    one = broker.listing()["bytes"]
+    # Of what stays neither contents nor an array is needed.
+    pairs = {"w": ("int64", (1 << 16,)), "b": ("float64", (300,))}
+    new: dict[str, object] = {"base": pairs, "adapter": {"a": numpy.ones(5)}, "step": numpy.array(2)}
+    assert broker.put("model", new, groups=groups, unchanged=["base"]) == 2
+    assert 0 < broker.listing()["bytes"] - one < one, "the base is there once"
+    assert (numpy.from_dlpack(model["adapter/a"]) == 0).all()
+    assert model.advance() and model["base/w"].data_ptr == at
+    assert numpy.array_equal(model["base/w"], base["w"]) and numpy.array_equal(model["base/b"], base["b"])
+    assert (numpy.from_dlpack(model["adapter/a"]) == 1).all() and numpy.asarray(model["step"]) == 2
+
+    with broker.create("model", new, groups=groups, unchanged=["base/w", "base/b"], expect=2) as writer:
+        assert writer["base/w"].read_only and not writer["adapter/a"].read_only
+        assert numpy.array_equal(writer["base/w"], base["w"])
+        adapter = numpy.from_dlpack(writer["adapter/a"])
+        adapter[:] = 3
+        step = numpy.from_dlpack(writer["step"])
+        step[...] = 3
+        del adapter, step
+        assert writer.commit() == 3
+    assert model.advance() and (numpy.from_dlpack(model["adapter/a"]) == 3).all()
+    assert numpy.array_equal(model["base/b"], base["b"])
+
+    for wrong, text in (
+        ({"unchanged": ["no"]}, "no, which the layout does not have"),
+        ({"unchanged": ["base/w"]}, "and not base/b"),
+        ({"groups": [["base"], ["base/w"]]}, "`base/w` twice"),
+        ({"groups": [["no"]]}, "`no`"),
+        ({"groups": [[f"{n}"] for n in range(17)]}, "`0`"),
+    ):
+        with pytest.raises(gpu_ipc.Invalid, match=text):
+            broker.create("model", new, **{"groups": groups, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(gpu_ipc.Invalid, match="number of regions"):
+        broker.put("many", {f"{n}": numpy.zeros(1) for n in range(17)}, groups=[[f"{n}"] for n in range(17)])
+    with pytest.raises(gpu_ipc.NotFound, match="no epoch to take parts over from"):
+        broker.put("other", new, groups=groups, unchanged=["base"])
+    with pytest.raises(gpu_ipc.Refused, match="differs from epoch 3"):
+        changed = {**new, "base": {"w": ("int32", (1 << 17,)), "b": pairs["b"]}}
+        broker.put("model", changed, groups=groups, unchanged=["base"])
+    assert broker.open("model").epoch == 3
+
+
+def test_a_part_is_copied_into_another_object(broker: gpu_ipc.Broker) -> None:
+    broker.put("model", weights(3))
+    model = broker.open("model")
+    with broker.create("other", {**weights(0), "more": numpy.zeros(2)}) as writer:
+        bias = numpy.from_dlpack(writer["layer.0.bias"])
+        bias[:] = 7
+        # While an array of another part is alive, too.
+        model.copy_part("layer.0.weight", writer)
+        with pytest.raises(gpu_ipc.Invalid, match="more, which model does not have"):
+            model.copy_part("more", writer)
+        del bias
+        writer.commit()
+        with pytest.raises(gpu_ipc.Invalid, match="committed"):
+            model.copy_part("layer.0.weight", writer)
+    other = broker.open("other")
+    assert (numpy.from_dlpack(other["layer.0.weight"]) == 3).all()
+    assert (numpy.from_dlpack(other["layer.0.bias"]) == 7).all()
+    with broker.create("short", {"layer.0.bias": numpy.zeros(1)}) as writer:
+        with pytest.raises(gpu_ipc.Invalid, match="32 bytes for layer.0.bias, which has 8"):
+            model.copy_part("layer.0.bias", writer)
+        model.sleep()
+        with pytest.raises(gpu_ipc.Asleep):
+            model.copy_part("step", writer)
+
+
+def test_a_copy_may_be_written_to(broker: gpu_ipc.Broker) -> None:
+    given = weights(4)
+    broker.put("model", given)
+    model = broker.open("model")
+    before = broker.listing()["bytes"]
+    copy = model.writable_copy()
+    assert isinstance(copy, Mapping) and copy.keys() == model.keys() and len(copy) == 3 and "3 parts" in repr(copy)
+    assert broker.listing()["bytes"] > before, "it counts against the limits"
+    assert all(numpy.array_equal(part, given[name]) for name, part in copy.items())
+    array = numpy.from_dlpack(copy["layer.0.weight"])
+    assert array.flags.writeable
+    array[:] = 9
+    assert (numpy.from_dlpack(model["layer.0.weight"]) == 4).all()
+    # The array alone keeps it.
+    del copy
+    assert (array == 9).all()
+    del array
+    until(lambda: broker.listing()["bytes"] == before, "the copy is given back")
+
+    memory = broker.scratch("workspace", {"a": ("float16", (3, 5)), "b": given["step"]})
+    assert memory["a"].shape == (3, 5) and "a" in memory and "c" not in memory and list(memory) == ["a", "b"]
+    assert len(memory.values()) == 2
+    with pytest.raises(KeyError):
+        memory["c"]
+    with pytest.raises(gpu_ipc.NotFound):
+        broker.open("workspace")
+    model.sleep()
+    with pytest.raises(gpu_ipc.Asleep):
+        model.writable_copy()
+
+
+def test_addresses_that_are_lost_say_so(directory: pathlib.Path) -> None:
+    """What a move took off the addresses and nothing could be put on: a process at its limit of addresses."""
+    program = f"""
+import resource, numpy, gpu_ipc
+broker = gpu_ipc.connect_broker({str(directory)!r}, "host:0", timeout={WATCHDOG})
+broker.put("model", {{"w": numpy.ones(64)}})
+model = broker.open("model")
+array = numpy.from_dlpack(model["w"])
+# Its thread and memory are there again when it sleeps at the limit.
+model.sleep()
+model.wake()
+before = resource.getrlimit(resource.RLIMIT_AS)
+spare = bytearray(100_000)
+del spare
+resource.setrlimit(resource.RLIMIT_AS, (1, before[1]))
+try:
+    model.sleep()
+    told = None
+except gpu_ipc.Error as error:
+    told = error
+finally:
+    resource.setrlimit(resource.RLIMIT_AS, before)
+assert type(told) is gpu_ipc.Poisoned and told.code == 206, repr(told)
+assert "model" in str(told) and "RLIMIT_AS" in str(told) and "open" in str(told), told
+broker.put("model", {{"w": numpy.zeros(64)}})
+for call in (model.advance, model.wake, model.sleep):
+    try:
+        call()
+        raise AssertionError(call)
+    except gpu_ipc.Poisoned as error:
+        assert "model" in str(error), error
+assert model.asleep and model.epoch == 1
+# As the text says: opened anew it is whole, and this process goes on.
+assert not numpy.from_dlpack(broker.open("model")["w"]).any()
+"""
+    assert said(program) == (0, "", "")
+
+
 def test_readers_go_on_when_the_broker_dies(directory: pathlib.Path) -> None:
     second = directory.parent / "second"
     second.mkdir(mode=0o700)
@@ -226,6 +368,9 @@ def test_a_forked_child_is_refused(broker: gpu_ipc.Broker, tmp_path: pathlib.Pat
                 lambda: model.advance(),
                 lambda: model.sleep(),
                 lambda: asleep.wake(),
+                lambda: model.writable_copy(),
+                lambda: model.copy_part("step", writer),
+                lambda: broker.scratch("m", weights(1)),
                 lambda: writer.commit(),
             ]
             for place, attempt in enumerate(attempts):
@@ -259,6 +404,8 @@ part = model["w"]
 view = numpy.from_dlpack(part)
 seen = memoryview(model["b"])
 writer = broker.create("made", {{"a": ("float32", (4,))}})
+copy = model.writable_copy()
+own = numpy.from_dlpack(copy["w"])
 """
 
 
@@ -275,6 +422,8 @@ writer = broker.create("made", {{"a": ("float32", (4,))}})
         "writer.commit()",
         "model.advance()",
         "released.wake()",
+        "model.writable_copy()",
+        "broker.scratch('s', {'a': numpy.ones(1)})",
         "abandoned.epoch",
     ],
 )
@@ -306,7 +455,7 @@ if "abandoned" in {wait!r}:
 
 
 ENDS = ends(
-    "broker, model, part, view, seen, writer, array",
+    "broker, model, part, view, seen, writer, array, copy, own",
     "assert broker.open('model').advance() is False and writer['a'].shape == (4,)",
     "numpy.from_dlpack(broker.open('model')['w']); broker.listing(); model.advance()",
 )
@@ -344,6 +493,9 @@ def test_tensors_come_nested_and_keep_the_object(broker: gpu_ipc.Broker) -> None
     other = torch.nn.Linear(4, 3)
     other.load_state_dict(broker.open("linear").tensors())
     assert torch.equal(other.weight, module.weight)
+    copied = broker.open("linear").writable_copy().tensors()
+    copied["bias"].zero_()
+    assert torch.equal(copied["weight"], module.weight) and not copied["bias"].any()
     with broker.create("filled", {"w": module.weight.detach()}) as writer:
         writer["w"].torch().copy_(module.weight.detach())
         writer.commit()

@@ -343,3 +343,58 @@ def test_the_library_speaks_to_logging_and_prints_nothing(tmp_path: pathlib.Path
             [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=WATCHDOG, check=False
         )
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+def test_a_session_whose_thread_broke_tells_everybody(tmp_path: pathlib.Path) -> None:
+    """A panic on it, as of a subscriber of the library's events: nobody waits for ever, and nothing is printed."""
+    program = textwrap.dedent(f"""
+        import asyncio, logging, select
+        lines = []
+        class Take(logging.Handler):
+            def emit(self, record):
+                lines.append((record.levelname, record.getMessage()))
+        logging.getLogger("gpu_ipc").addHandler(Take())
+        import gpu_ipc
+        from gpu_ipc import _gpu_ipc
+        session = gpu_ipc.Session("host:0", {str(tmp_path / "s")!r})
+        first = gpu_ipc.connect(session.path)
+        block = session.alloc(8)
+        received = first.claim(session.share(block, to=first.id))
+        assert [notice.kind for notice in session.notices()] == ["joined"]
+        _gpu_ipc._panic_on_sessions_thread()
+        participants = [first]
+        try:
+            # The session says that it has welcomed it, and panics.
+            participants.append(gpu_ipc.connect(session.path, timeout={WATCHDOG}))
+        except gpu_ipc.ConnectFailed:
+            pass
+        async def failure():
+            async with asyncio.timeout({WATCHDOG}):
+                async for notice in session.notices_async():
+                    if notice.kind == "failed":
+                        return notice
+        notice = asyncio.run(failure())
+        assert notice.participant is None and "failed" in repr(notice)
+        try:
+            gpu_ipc.connect(session.path, timeout={WATCHDOG})
+            raise AssertionError("nobody listens")
+        except gpu_ipc.ConnectFailed:
+            pass
+        try:
+            session.share(block, to=first.id)
+            raise AssertionError("nobody would answer for it")
+        except gpu_ipc.Error as error:
+            assert "the session's thread" in str(error), error
+        for participant in participants:
+            assert select.select([participant], [], [], {WATCHDOG})[0]
+            assert "producer_gone" in [notice.kind for notice in participant.notices()]
+            assert participant.is_producer_gone
+        # What is held stays good, and the program may close the session.
+        assert bytes(received) == bytes(8) and session.stats().live_blocks == 1
+        received.release()
+        session.close()
+        while not lines:
+            pass
+        assert all(level == "ERROR" and "gpu-ipc-session panicked" in text for level, text in lines), lines
+    """)
+    assert said(program) == (0, "", "")

@@ -158,10 +158,6 @@ impl Core {
     pub fn fail(&self) {
         self.life.has_failed.store(true, Ordering::Relaxed);
         self.life.closing.store(true, Ordering::Relaxed);
-        tracing::error!(
-            session = %self.facts.id,
-            "the session's thread panicked: nothing more is shared, and participants are told"
-        );
     }
 
     /// Sees to it that the thread looks when a grant lapses. Called after the grant was written down.

@@ -24,6 +24,7 @@ the GPU work on it is done, or when the consumer's death is proven. Without a GP
 `Received`                  an array under a lease
 `connect_broker`, `Broker`  objects that outlive their writer: `put`, `create`, `open`, `watch`
 `Object`, `ObjectWriter`    one that is mapped, and one that is being filled; `Part`, an array in it
+`Scratch`                   memory of this process alone, such as a copy of an object that may be written to
 `Stream`                    a stream, for programs without an array library
 `detect`                    which devices there are, and why not the others
 `sessions`, `inspect`       who holds what, from outside
@@ -83,6 +84,7 @@ from gpu_ipc._gpu_ipc import (
     Participant,
     ParticipantId,
     Received,
+    Scratch,
     Session,
     SessionNotice,
     SessionReport,
@@ -137,6 +139,7 @@ __all__ = [
     "Received",
     "Refused",
     "Revoked",
+    "Scratch",
     "Session",
     "SessionNotice",
     "SessionReport",

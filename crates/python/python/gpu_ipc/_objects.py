@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_ipc._errors import Invalid
-from gpu_ipc._gpu_ipc import Object
+from gpu_ipc._gpu_ipc import Object, Scratch
 
 # Between the keys on the way to a part. Names of PyTorch's parameters hold dots, so those tell nothing.
 SEPARATOR = "/"
@@ -40,8 +40,17 @@ def nested(parts: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def tensors(of: Object) -> dict[str, Any]:
-    """Make PyTorch tensors of all parts, on memory that faults when it is written."""
+def expanded(parts: Mapping[str, Any], names: list[str]) -> list[str]:
+    """Put the parts of a mapping in the place of its name; a name of neither stays, to be refused by it."""
+    found: list[str] = []
+    for name in names:
+        inside = [part for part in parts if part.startswith(name + SEPARATOR)]
+        found += [name] if name in parts or not inside else inside
+    return found
+
+
+def tensors(of: Object | Scratch) -> dict[str, Any]:
+    """Make PyTorch tensors of all parts; those of an object are on memory that faults when it is written."""
     return nested({name: part.without_read_only_flag().torch() for name, part in of.items()})
 
 
@@ -49,3 +58,4 @@ def register() -> None:
     """Let `isinstance(object, Mapping)` say what is so."""
     mapping: Any = Mapping
     mapping.register(Object)
+    mapping.register(Scratch)

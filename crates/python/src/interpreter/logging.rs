@@ -1,4 +1,4 @@
-//! What the library tells `tracing`, told to Python's `logging`.
+//! What the library tells `tracing`, and its panics, told to Python's `logging`.
 //!
 //! `tracing` hands its events on to `log`, as text. They come on any thread, with any lock held, so they are logged by
 //! the keeper's thread.
@@ -15,8 +15,14 @@ use super::queue::Line;
 /// Takes in what is logged from here on, at the level that the logger has at this moment.
 pub(crate) fn listen(py: Python<'_>) {
     static ONCE: Once = Once::new();
-    // The first of this library: its `log` is its own, whatever other libraries of the process have.
-    ONCE.call_once(|| drop(log::set_logger(&ToPython)));
+    // The first of this library: its `log` and its panics are its own, whatever other libraries of the process have.
+    ONCE.call_once(|| {
+        drop(log::set_logger(&ToPython));
+        std::panic::set_hook(Box::new(|panic| {
+            let thread = std::thread::current();
+            error_later(format!("{} panicked: {panic}", thread.name().unwrap_or("a thread")));
+        }));
+    });
     if let Ok(level) = logger(py).and_then(|logger| logger.call_method0(py, "getEffectiveLevel")?.extract::<u32>(py)) {
         let wanted = Level::iter().filter(|known| u32::from(number(*known)) >= level).max();
         log::set_max_level(wanted.map_or(LevelFilter::Off, |level| level.to_level_filter()));

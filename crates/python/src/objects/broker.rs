@@ -1,5 +1,6 @@
 //! A connection to a broker: put, create and open objects, and wait for newer ones.
 
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -10,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use super::object::{Object, selector};
+use super::scratch::Scratch;
 use super::writer::ObjectWriter;
 use crate::arrays::read;
 use crate::arrays::view::View;
@@ -67,6 +69,11 @@ impl Broker {
         client.clone().ok_or_else(|| invalid("a broker's connection", "closed", "open: connect again"))
     }
 
+    fn specs_of(&self, parts: &Bound<'_, PyDict>) -> PyResult<Vec<PartSpec>> {
+        let spec = |(name, what): (Bound<'_, PyAny>, Bound<'_, PyAny>)| spec_of_what(&self.gpu, name.extract()?, &what);
+        parts.iter().map(spec).collect()
+    }
+
     fn start(&self, py: Python<'_>, name: String, parts: Layout, options: CreateOptions) -> PyResult<Writer> {
         let client = self.client()?;
         aside(py, move || client.create_with(&name, parts, &options))?.or_raise()
@@ -85,11 +92,20 @@ impl Broker {
     ///     expect: the epoch that the name must have at the commit; 0 for none.
     ///     replace: give the name's epochs up first, where there is no room for two.
     ///     meta: bytes of your own beside the parts.
+    ///     groups: lists of names, of parts or of mappings that hold them. The parts of a list have memory of their own,
+    ///         at most 16 in all, so that they can be unchanged without the others.
+    ///     unchanged: names, of parts or of mappings, that are as in the newest epoch: its memory is taken over and
+    ///         nothing is copied. All parts of a group or none, and each epoch with the same groups. Their arrays may be
+    ///         pairs of type and shape, as for ``create``.
     ///
     /// Raises:
     ///     Conflict: the name has another epoch than ``expect``.
     ///     OutOfMemory: there is no room for all of it, and nothing was taken.
-    #[pyo3(signature = (name, parts, *, stream=None, expect=None, replace=false, meta=None))]
+    ///     NotFound: there is no epoch whose parts could be unchanged.
+    ///     Refused: the newest epoch has the unchanged parts in another way: other names, types, shapes, groups or users.
+    #[pyo3(signature = (
+        name, parts, *, stream=None, expect=None, replace=false, meta=None, groups=Vec::new(), unchanged=Vec::new(),
+    ))]
     #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn put(
         &self,
@@ -100,18 +116,30 @@ impl Broker {
         expect: Option<u64>,
         replace: bool,
         meta: Option<Vec<u8>>,
+        groups: Vec<Vec<String>>,
+        unchanged: Vec<String>,
     ) -> PyResult<u64> {
         let given = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
         let own = py.detach(|| gpu_ipc::Stream::create(&self.gpu)).or_raise()?;
         let order = || Ok(given.is_none().then(|| own.raw().handle));
-        let mut sources = Vec::new();
-        for (part, array) in flat(py, parts)?.iter() {
+        let parts = flat(py, parts)?;
+        let unchanged = expanded(&parts, unchanged)?;
+        let taken: HashSet<&str> = unchanged.iter().map(String::as_str).collect();
+        let (mut specs, mut sources) = (Vec::new(), Vec::new());
+        for (part, array) in parts.iter() {
+            let part = part.extract::<String>()?;
+            if array.is_instance_of::<PyTuple>() && taken.contains(part.as_str()) {
+                specs.push(spec_of_what(&self.gpu, part, &array)?);
+                continue;
+            }
             let view = read::read(&self.gpu, &array, order)?;
-            sources.push((part.extract::<String>()?, view));
+            specs.push(spec_of(&part, &view)?);
+            if !taken.contains(part.as_str()) {
+                sources.push((part, view));
+            }
         }
-        let specs = sources.iter().map(|(part, view)| spec_of(part, view));
-        let layout = Layout::pack(specs.collect::<PyResult<Vec<_>>>()?, &meta.unwrap_or_default()).or_raise()?;
-        let writer = self.start(py, name, layout, options_of(expect, replace))?;
+        let layout = layout_of(&parts, specs, groups, meta)?;
+        let writer = self.start(py, name, layout, options_of(expect, replace, unchanged))?;
         let mut used: Vec<gpu_ipc::Stream> = vec![own.clone()];
         let queued = sources.iter().try_for_each(|(part, view)| {
             let stream = match (&given, view.pending(|| Ok(Some(own.raw().handle)))?) {
@@ -150,8 +178,11 @@ impl Broker {
     /// Args:
     ///     parts: as for ``put``, but nothing is copied: arrays say type and shape, as does a pair of both,
     ///         ``("bfloat16", (4096, 4096))``.
-    ///     name, expect, replace, meta: as for ``put``.
-    #[pyo3(signature = (name, parts, *, expect=None, replace=false, meta=None))]
+    ///     name, expect, replace, meta, groups, unchanged: as for ``put``.
+    #[pyo3(signature = (
+        name, parts, *, expect=None, replace=false, meta=None, groups=Vec::new(), unchanged=Vec::new(),
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn create(
         &self,
         py: Python<'_>,
@@ -160,26 +191,28 @@ impl Broker {
         expect: Option<u64>,
         replace: bool,
         meta: Option<Vec<u8>>,
+        groups: Vec<Vec<String>>,
+        unchanged: Vec<String>,
     ) -> PyResult<ObjectWriter> {
-        let mut specs = Vec::new();
-        for (part, what) in flat(py, parts)?.iter() {
-            let part = part.extract::<String>()?;
-            let (dtype, shape) = match what.cast::<PyTuple>() {
-                Ok(pair) => {
-                    let (dtype, shape): (String, Vec<u64>) = pair.extract()?;
-                    let known = Dtype::of_name(&dtype);
-                    (known.ok_or_else(|| invalid("an element type", dtype, "a name such as `bfloat16`"))?, shape)
-                }
-                Err(_) => {
-                    let layout = read::read(&self.gpu, &what, || Ok(None))?.layout;
-                    (layout.dtype, layout.shape.iter().map(|&length| length as u64).collect())
-                }
-            };
-            specs.push(PartSpec::contiguous(part, dtype_of(dtype), &shape).or_raise()?);
-        }
-        let layout = Layout::pack(specs, &meta.unwrap_or_default()).or_raise()?;
-        let writer = self.start(py, name, layout, options_of(expect, replace))?;
+        let parts = flat(py, parts)?;
+        let unchanged = expanded(&parts, unchanged)?;
+        let layout = layout_of(&parts, self.specs_of(&parts)?, groups, meta)?;
+        let writer = self.start(py, name, layout, options_of(expect, replace, unchanged))?;
         Ok(ObjectWriter::new(writer, &self.gpu))
+    }
+
+    /// Make memory of this process alone, which nobody else sees: a mapping of names to arrays that may be written to.
+    ///
+    /// Args:
+    ///     name: what the broker's listing calls it.
+    ///     parts: as for ``create``.
+    #[pyo3(signature = (name, parts))]
+    fn scratch(&self, py: Python<'_>, name: String, parts: &Bound<'_, PyAny>) -> PyResult<Scratch> {
+        let parts = flat(py, parts)?;
+        let layout = layout_of(&parts, self.specs_of(&parts)?, Vec::new(), None)?;
+        let client = self.client()?;
+        let memory = aside(py, move || client.scratch(&name, layout))?.or_raise()?;
+        Ok(Scratch::new(memory, &self.gpu))
     }
 
     /// Map an object, read-only.
@@ -261,8 +294,59 @@ impl Broker {
     }
 }
 
-fn options_of(expect: Option<u64>, replace: bool) -> CreateOptions {
-    CreateOptions { expect: expect.map(Epoch), replace, ..CreateOptions::default() }
+fn options_of(expect: Option<u64>, replace: bool, unchanged: Vec<String>) -> CreateOptions {
+    CreateOptions { expect: expect.map(Epoch), replace, unchanged, ..CreateOptions::default() }
+}
+
+/// Puts the parts that names stand for in the place of those of mappings.
+fn expanded(parts: &Bound<'_, PyDict>, names: Vec<String>) -> PyResult<Vec<String>> {
+    let objects = parts.py().import("gpu_ipc._objects")?;
+    objects.call_method1("expanded", (parts, names))?.extract()
+}
+
+/// Packs parts, each group apart; what no group names is one more, the first.
+fn layout_of(
+    parts: &Bound<'_, PyDict>,
+    specs: Vec<PartSpec>,
+    groups: Vec<Vec<String>>,
+    meta: Option<Vec<u8>>,
+) -> PyResult<Layout> {
+    let meta = meta.unwrap_or_default();
+    if groups.is_empty() {
+        return Layout::pack(specs, &meta).or_raise();
+    }
+    let mut place = HashMap::new();
+    let mut packed = vec![Vec::new(); groups.len() + 1];
+    for (at, names) in groups.into_iter().enumerate() {
+        for name in expanded(parts, names)? {
+            if !parts.contains(&name)? {
+                return Err(invalid("a group of parts", format!("`{name}`"), "of parts of the object"));
+            }
+            if place.insert(name.clone(), at + 1).is_some() {
+                return Err(invalid("the groups of parts", format!("`{name}` twice"), "apart from each other"));
+            }
+        }
+    }
+    for spec in specs {
+        packed[place.get(&spec.name).copied().unwrap_or(0)].push(spec);
+    }
+    Layout::pack_groups(packed, &meta).or_raise()
+}
+
+/// Describes a part by an array like it, or by a pair of type and shape.
+fn spec_of_what(gpu: &Gpu, name: String, what: &Bound<'_, PyAny>) -> PyResult<PartSpec> {
+    let (dtype, shape) = match what.cast::<PyTuple>() {
+        Ok(pair) => {
+            let (dtype, shape): (String, Vec<u64>) = pair.extract()?;
+            let known = Dtype::of_name(&dtype);
+            (known.ok_or_else(|| invalid("an element type", dtype, "a name such as `bfloat16`"))?, shape)
+        }
+        Err(_) => {
+            let layout = read::read(gpu, what, || Ok(None))?.layout;
+            (layout.dtype, layout.shape.iter().map(|&length| length as u64).collect())
+        }
+    };
+    PartSpec::contiguous(name, dtype_of(dtype), &shape).or_raise()
 }
 
 /// Lays nested mappings out flat.

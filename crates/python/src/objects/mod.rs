@@ -3,4 +3,5 @@
 pub(crate) mod broker;
 pub(crate) mod object;
 pub(crate) mod part;
+pub(crate) mod scratch;
 pub(crate) mod writer;

@@ -8,6 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::part::{Addresses, Part, ask, names_of, place_of};
+use super::scratch::Scratch;
+use super::writer::ObjectWriter;
 use crate::data::stream;
 use crate::interpreter::errors::OrRaise;
 use crate::interpreter::waiting::aside;
@@ -65,8 +67,8 @@ impl Object {
     }
 
     fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
-        let (layout, start) = self.with(py, |reader| place_of(reader.layout(), reader.device_ptr(name), name))??;
-        Ok(Part::new(Addresses::Reader(self.reader.clone()), start, layout, &self.gpu))
+        let place = self.with(py, |reader| place_of(reader.layout(), reader.device_ptr(name), name))??;
+        Ok(Part::new(Addresses::Reader(self.reader.clone()), place, &self.gpu, true))
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
@@ -114,6 +116,7 @@ impl Object {
     ///
     /// Raises:
     ///     LayoutDiffers: the parts are not the same; nothing changed. Open it as an object of its own.
+    ///     Poisoned: neither the new memory nor the old could be mapped. Open the object anew.
     #[pyo3(signature = (epoch=None))]
     fn advance(&self, py: Python<'_>, epoch: Option<u64>) -> PyResult<bool> {
         let to = self.select(py, epoch)?;
@@ -144,6 +147,33 @@ impl Object {
             }
         })?;
         woken.or_raise()
+    }
+
+    /// Copy a part into the part of the same name of an object that is being filled, on the device.
+    ///
+    /// Raises:
+    ///     Invalid: one of both has no such part, or of another length, or it is unchanged there.
+    ///     Asleep: this object sleeps.
+    fn copy_part(&self, py: Python<'_>, name: String, writer: &ObjectWriter) -> PyResult<()> {
+        let (reader, writer) = (self.reader.clone(), writer.writer()?);
+        let copied = aside(py, move || {
+            let reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
+            reader.copy_part(&name, &mut writer)
+        })?;
+        copied.or_raise()
+    }
+
+    /// Copy the whole object into memory of this process alone, which may be written to. It counts against the broker's
+    /// limits, and is given back when the copy and every array made of it are gone.
+    ///
+    /// Raises:
+    ///     OutOfMemory: there is no room for it.
+    ///     Asleep: this object sleeps.
+    fn writable_copy(&self, py: Python<'_>) -> PyResult<Scratch> {
+        let reader = self.reader.clone();
+        let copied = aside(py, move || reader.lock().unwrap_or_else(PoisonError::into_inner).writable_copy())?;
+        Ok(Scratch::new(copied.or_raise()?, &self.gpu))
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gpu_ipc::Gpu;
 use gpu_ipc::backend::DevicePtr;
-use gpu_ipc::broker::{DType, Layout as Parts, Reader, Writer};
+use gpu_ipc::broker::{DType, Layout as Parts, Reader, Scratch, Writer};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
@@ -16,16 +16,18 @@ use crate::data::stream::{self, ConsumerStream};
 use crate::interpreter::errors::{OrRaise, unsupported};
 use crate::interpreter::waiting::for_ever;
 
-/// How soon a reader that is busy is tried again.
+/// How soon an object that is busy is tried again.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// What keeps the addresses of a part.
 #[derive(Clone)]
 pub(crate) enum Addresses {
     /// An object that is being filled.
-    Writer(Arc<Writer>),
+    Writer(Arc<Mutex<Writer>>),
     /// One that is mapped.
     Reader(Arc<Mutex<Reader>>),
+    /// Memory that is never committed.
+    Scratch(Arc<Mutex<Scratch>>),
 }
 
 /// A part of an object: an array for every library that takes arrays.
@@ -42,8 +44,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    pub fn new(addresses: Addresses, start: u64, layout: Layout, gpu: &Gpu) -> Part {
-        let read_only = matches!(addresses, Addresses::Reader(_));
+    pub fn new(addresses: Addresses, (layout, start): (Layout, u64), gpu: &Gpu, read_only: bool) -> Part {
         Part { addresses, start, layout, gpu: gpu.clone(), read_only }
     }
 }
@@ -72,24 +73,25 @@ impl Array for Part {
         let ConsumerStream::Raw(raw) = on else { return Ok(()) };
         let stream = py.detach(|| stream::of_handle(&self.gpu, raw)).or_raise()?;
         match addresses {
-            Addresses::Writer(writer) => py.detach(|| writer.used_on(&stream)).or_raise(),
+            Addresses::Writer(writer) => ask(py, writer, |writer| writer.used_on(&stream))?.or_raise(),
             Addresses::Reader(reader) => ask(py, reader, |reader| reader.used_on(&stream))?.or_raise(),
+            Addresses::Scratch(scratch) => ask(py, scratch, |scratch| scratch.used_on(&stream))?.or_raise(),
         }
     }
 }
 
-/// Asks a reader something, with no lock of Python's held. A move that Ctrl-C gave up on has the reader until its
+/// Asks an object something, with no lock of Python's held. A move that Ctrl-C gave up on has the object until its
 /// broker answers, and Ctrl-C ends this wait for it as well.
-pub(crate) fn ask<T: Send>(
+pub(crate) fn ask<O: Send, T: Send>(
     py: Python<'_>,
-    reader: &Mutex<Reader>,
-    question: impl Fn(&mut Reader) -> T + Send + Sync,
+    object: &Mutex<O>,
+    question: impl Fn(&mut O) -> T + Send + Sync,
 ) -> PyResult<T> {
     for_ever(py, |slice| {
         let begin = Instant::now();
         loop {
-            match reader.try_lock() {
-                Ok(mut reader) => return Some(question(&mut reader)),
+            match object.try_lock() {
+                Ok(mut object) => return Some(question(&mut object)),
                 Err(TryLockError::Poisoned(broken)) => return Some(question(&mut broken.into_inner())),
                 Err(TryLockError::WouldBlock) if begin.elapsed() >= slice => return None,
                 Err(TryLockError::WouldBlock) => thread::sleep(LOOK_AGAIN),

@@ -7,7 +7,7 @@ use gpu_ipc::broker::{Commit, Writer};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::part::{Addresses, Part, names_of, place_of};
+use super::part::{Addresses, Part, ask, names_of, place_of};
 use crate::data::stream;
 use crate::interpreter::errors::{OrRaise, invalid};
 use crate::interpreter::waiting::aside;
@@ -15,16 +15,16 @@ use crate::interpreter::waiting::aside;
 /// An object that is being filled. Left without ``commit`` it is aborted: nobody ever sees it.
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct ObjectWriter {
-    writer: Mutex<Option<Arc<Writer>>>,
+    writer: Mutex<Option<Arc<Mutex<Writer>>>>,
     gpu: Gpu,
 }
 
 impl ObjectWriter {
     pub fn new(writer: Writer, gpu: &Gpu) -> ObjectWriter {
-        ObjectWriter { writer: Mutex::new(Some(Arc::new(writer))), gpu: gpu.clone() }
+        ObjectWriter { writer: Mutex::new(Some(Arc::new(Mutex::new(writer)))), gpu: gpu.clone() }
     }
 
-    fn writer(&self) -> PyResult<Arc<Writer>> {
+    pub fn writer(&self) -> PyResult<Arc<Mutex<Writer>>> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         writer.clone().ok_or_else(|| invalid("an object to fill", "committed or aborted", "one that is being filled"))
     }
@@ -32,21 +32,24 @@ impl ObjectWriter {
 
 #[pymethods]
 impl ObjectWriter {
-    /// A part, to be written: an array for every library that takes arrays.
-    fn __getitem__(&self, name: &str) -> PyResult<Part> {
+    /// A part, to be written: an array for every library that takes arrays. One that is unchanged is read-only.
+    fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
         let writer = self.writer()?;
-        let (layout, start) = place_of(writer.layout(), writer.device_ptr(name), name)?;
-        Ok(Part::new(Addresses::Writer(writer), start, layout, &self.gpu))
+        let (place, unchanged) = ask(py, &writer, |writer| {
+            Ok::<_, PyErr>((place_of(writer.layout(), writer.device_ptr(name), name)?, writer.is_unchanged(name)))
+        })??;
+        Ok(Part::new(Addresses::Writer(writer), place, &self.gpu, unchanged))
     }
 
     /// The names of the parts.
-    fn keys(&self) -> PyResult<Vec<String>> {
-        Ok(names_of(self.writer()?.layout()))
+    fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        ask(py, &*self.writer()?, |writer| names_of(writer.layout()))
     }
 
     /// Name a stream whose work touches the object.
-    fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.writer()?.used_on(&stream::given(&self.gpu, stream)?).or_raise()
+    fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let stream = stream::given(&self.gpu, stream)?;
+        ask(py, &*self.writer()?, |writer| writer.used_on(&stream))?.or_raise()
     }
 
     /// Make the object visible, whole, once all work on the streams that were named has finished; return its epoch.
@@ -64,7 +67,7 @@ impl ObjectWriter {
         let writer = {
             let mut open = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
             match open.take().map(Arc::try_unwrap) {
-                Some(Ok(writer)) => writer,
+                Some(Ok(writer)) => writer.into_inner().unwrap_or_else(PoisonError::into_inner),
                 Some(Err(shared)) => {
                     let arrays = Arc::strong_count(&shared) - 1;
                     *open = Some(shared);

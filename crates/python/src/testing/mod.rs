@@ -1,7 +1,8 @@
 //! For comparison and tests: the library's calls without Python around them, memory of other allocators, a
-//! broker, work that does not end.
+//! broker, work that does not end, a panic.
 
 pub(crate) mod memory;
+pub(crate) mod panic;
 pub(crate) mod server;
 pub(crate) mod stall;
 pub(crate) mod timing;

@@ -62,6 +62,11 @@ impl Service {
         }
         self.core.notices.push(SessionNotice::Failed);
         self.core.wakeups.announce_change();
+        // Last: a subscriber that panics does so here as well.
+        tracing::error!(
+            session = %self.core.facts.id,
+            "the session's thread panicked: nothing more is shared, and participants are told"
+        );
     }
 
     /// Waits for something to do, and does it.

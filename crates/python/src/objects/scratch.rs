@@ -1,0 +1,81 @@
+//! Memory of a broker that is never committed.
+
+use std::sync::{Arc, Mutex};
+
+use gpu_ipc::Gpu;
+use gpu_ipc::broker::Scratch as Memory;
+use pyo3::prelude::*;
+
+use super::part::{Addresses, Part, ask, names_of, place_of};
+use crate::data::stream;
+use crate::interpreter::errors::OrRaise;
+
+/// Memory of this process alone, as a mapping of the names of its parts to arrays that may be written to.
+///
+/// It is the broker's, and counts against its limits; nobody else sees it. It is given back when this object and every
+/// array made of it are gone, or when the process dies.
+#[pyclass(frozen, mapping, module = "gpu_ipc")]
+pub(crate) struct Scratch {
+    memory: Arc<Mutex<Memory>>,
+    gpu: Gpu,
+}
+
+impl Scratch {
+    pub fn new(memory: Memory, gpu: &Gpu) -> Scratch {
+        Scratch { memory: Arc::new(Mutex::new(memory)), gpu: gpu.clone() }
+    }
+
+    fn with<T: Send>(&self, py: Python<'_>, question: impl Fn(&mut Memory) -> T + Send + Sync) -> PyResult<T> {
+        ask(py, &self.memory, question)
+    }
+}
+
+#[pymethods]
+impl Scratch {
+    fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Part> {
+        let place = self.with(py, |memory| place_of(memory.layout(), memory.device_ptr(name), name))??;
+        Ok(Part::new(Addresses::Scratch(self.memory.clone()), place, &self.gpu, false))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |memory| memory.layout().parts().len())
+    }
+
+    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        self.with(py, |memory| memory.layout().part(name).is_some())
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.keys(py)?.into_pyobject(py)?.try_iter()?.into_any())
+    }
+
+    /// The names of the parts, in their order.
+    fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, |memory| names_of(memory.layout()))
+    }
+
+    /// The parts, in the order of their names.
+    fn values(&self, py: Python<'_>) -> PyResult<Vec<Part>> {
+        self.keys(py)?.iter().map(|name| self.__getitem__(py, name)).collect()
+    }
+
+    /// Names and parts.
+    fn items(&self, py: Python<'_>) -> PyResult<Vec<(String, Part)>> {
+        self.keys(py)?.into_iter().map(|name| Ok((name.clone(), self.__getitem__(py, &name)?))).collect()
+    }
+
+    /// Make PyTorch tensors of all parts, nested as they were put.
+    fn tensors<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("gpu_ipc._objects")?.call_method1("tensors", (slf,))
+    }
+
+    /// Name a stream whose work touches the memory: its end waits for that.
+    fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let stream = stream::given(&self.gpu, stream)?;
+        self.with(py, |memory| memory.used_on(&stream))?.or_raise()
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("<gpu_ipc.Scratch {} parts>", self.__len__(py)?))
+    }
+}
