@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pathlib
 import select
 import subprocess
 import sys
@@ -202,3 +203,79 @@ def test_garbage_from_the_other_side_is_an_error(session: gpu_ipc.Session) -> No
             with pytest.raises((gpu_ipc.BadDescriptor, gpu_ipc.Mismatch)):
                 participant.claim(bad)
         assert len(participant.claim(good)) == 8
+
+
+# Streams as other libraries have them, and one that none has.
+STREAMS = """
+import ctypes, os, sys, types
+import gpu_ipc
+from gpu_ipc import _gpu_ipc
+session = gpu_ipc.Session("host:0", sys.argv[1])
+participant = gpu_ipc.connect(session.path)
+stream = gpu_ipc.Stream("host:0")
+_gpu_ipc._stall(stream)
+raw = stream.handle
+kinds = {
+    "gpu_ipc": stream,
+    "an integer": raw,
+    "PyTorch": types.SimpleNamespace(cuda_stream=raw),
+    "CuPy": types.SimpleNamespace(ptr=raw),
+    "cuda.core": types.SimpleNamespace(__cuda_stream__=lambda: (0, raw)),
+    "cuda.core before": types.SimpleNamespace(__cuda_stream__=(0, raw)),
+    "Numba": types.SimpleNamespace(handle=ctypes.c_void_p(raw)),
+    "an integer as a handle": types.SimpleNamespace(handle=raw),
+}
+for name, given in kinds.items():
+    block = session.alloc(8)
+    received = participant.claim(session.share(block, to=participant.id, stream=given))
+    assert received.state == "pending", name
+    received.record_stream(given)
+    try:
+        received.wait(timeout=0.01)
+        raise AssertionError(name)
+    except gpu_ipc.Timeout:
+        pass
+for wrong in ("0", 1.5, object(), -1):
+    try:
+        session.share(session.alloc(8), to=participant.id, stream=wrong)
+        raise AssertionError(wrong)
+    except gpu_ipc.Invalid as error:
+        assert "a stream" in str(error), error
+print("all", flush=True)
+# What is stalled is never over, and the end of a stream waits for it.
+os._exit(0)
+"""
+
+
+def test_a_stream_of_every_library_is_taken(path: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", STREAMS, path], capture_output=True, text=True, timeout=2 * WATCHDOG, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "all\n", "")
+
+
+def test_devices_and_sessions_are_found(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpu_ipc.detect()
+    names = [device.name for device in found.devices]
+    assert "host:0" in names and set(found.missing) | {name.split(":")[0] for name in names} == {"cuda", "hip", "host"}
+    assert all(found.missing.values()), "each says why"
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("GPU_IPC_RUNTIME_DIR", str(tmp_path))
+    assert gpu_ipc.sessions() == []
+    with gpu_ipc.Session("host:0") as session, gpu_ipc.connect(session.path, name="a reader") as participant:
+        assert gpu_ipc.sessions() == gpu_ipc.sessions(tmp_path) == [session.path]
+        received = participant.claim(session.share(session.alloc(100), to=participant.id))
+        report = gpu_ipc.inspect(session.path)
+        assert (report.session, report.pid, report.backend) == (session.id, os.getpid(), "host")
+        (holder,) = report.stats.holders
+        assert (holder.participant, holder.leases, holder.bytes) == (participant.id, 1, 100)
+        received.release()
+    until(lambda: gpu_ipc.sessions() == [], "a session that is closed is not listed")
+    with pytest.raises(gpu_ipc.ConnectFailed):
+        gpu_ipc.inspect(tmp_path / "nobody")
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    kinds = [kind for kind in vars(gpu_ipc).values() if isinstance(kind, type) and issubclass(kind, gpu_ipc.Error)]
+    assert len({kind.code for kind in kinds}) == len(kinds) > 30
+    assert all(kind.__name__ in gpu_ipc.__all__ and kind.__doc__ for kind in kinds)
