@@ -388,7 +388,7 @@ fn carry_out(client: &Client, held: &mut Option<Reader>, command: Command) -> br
 /// Does something while every `mmap` of this process fails.
 fn at_the_limit_of_addresses<T>(does: impl FnOnce() -> T) -> T {
     let usual = getrlimit(Resource::As);
-    setrlimit(Resource::As, Rlimit { current: Some(1), ..usual.clone() }).expect("a lower limit");
+    setrlimit(Resource::As, Rlimit { current: Some(1), ..usual }).expect("a lower limit");
     let done = does();
     setrlimit(Resource::As, usual).expect("the limit that was");
     done
