@@ -348,7 +348,7 @@ def test_the_library_speaks_to_logging_and_prints_nothing(tmp_path: pathlib.Path
 def test_a_session_whose_thread_broke_tells_everybody(tmp_path: pathlib.Path) -> None:
     """A panic on it, as of a subscriber of the library's events: nobody waits for ever, and nothing is printed."""
     program = textwrap.dedent(f"""
-        import asyncio, logging, select
+        import logging, select
         lines = []
         class Take(logging.Handler):
             def emit(self, record):
@@ -368,12 +368,11 @@ def test_a_session_whose_thread_broke_tells_everybody(tmp_path: pathlib.Path) ->
             participants.append(gpu_ipc.connect(session.path, timeout={WATCHDOG}))
         except gpu_ipc.ConnectFailed:
             pass
-        async def failure():
-            async with asyncio.timeout({WATCHDOG}):
-                async for notice in session.notices_async():
-                    if notice.kind == "failed":
-                        return notice
-        notice = asyncio.run(failure())
+        notices = []
+        while "failed" not in [notice.kind for notice in notices]:
+            assert select.select([session], [], [], {WATCHDOG})[0]
+            notices += session.notices()
+        notice = notices[-1]
         assert notice.participant is None and "failed" in repr(notice)
         try:
             gpu_ipc.connect(session.path, timeout={WATCHDOG})
