@@ -95,14 +95,14 @@ impl Broker {
     ///     groups: lists of names, of parts or of mappings that hold them. The parts of a list have memory of their own,
     ///         at most 16 in all, so that they can be unchanged without the others.
     ///     unchanged: names, of parts or of mappings, that are as in the newest epoch: its memory is taken over and
-    ///         nothing is copied. All parts of a group or none, and each epoch with the same groups. Their arrays may be
-    ///         pairs of type and shape, as for ``create``.
+    ///         nothing is copied. All parts of a group or none, and each epoch with the same groups. Their arrays may
+    ///         be pairs of type and shape, as for ``create``.
     ///
     /// Raises:
     ///     Conflict: the name has another epoch than ``expect``.
     ///     OutOfMemory: there is no room for all of it, and nothing was taken.
     ///     NotFound: there is no epoch whose parts could be unchanged.
-    ///     Refused: the newest epoch has the unchanged parts in another way: other names, types, shapes, groups or users.
+    ///     Refused: the newest epoch has the unchanged parts with other names, types, shapes, groups or users.
     #[pyo3(signature = (
         name, parts, *, stream=None, expect=None, replace=false, meta=None, groups=Vec::new(), unchanged=Vec::new(),
     ))]
