@@ -139,6 +139,7 @@ fn the_readme_names_the_features_and_the_toolchain() {
         "EMBEDDING",
         "GUARANTEES",
         "HIP",
+        "HOSTS",
         "OBJECTS",
         "PYTHON",
         "PYTORCH",

@@ -16,7 +16,7 @@ pub struct Desk<'a> {
     pub origin: bool,
     /// The age of each read of it at this moment.
     pub reads: &'a [Duration],
-    /// What a read takes on an idle path: the object's size over the rate that was measured at start.
+    /// What a read takes when nothing is in its way: the object's size over the best rate of this host's own link.
     pub expected: Duration,
     /// Reads of it that were admitted and did not fail, those of this moment among them.
     pub admitted: u32,

@@ -26,8 +26,9 @@ pub enum Step<H> {
 /// - A host that refused, failed or was slow is not asked again before its bar has ended. The bar doubles with each time.
 /// - A host that says it is full is not asked; an origin says so once it has stepped aside. A host that has waited long, or that no
 ///   replica serves, is desperate and asks those too: a false report cannot starve it.
-/// - Of two drawn among the rest the one with the fewer reads is taken ("the power of two choices", Mitzenmacher 2001): a host
-///   that always reports no load then draws at most two in as many readers as there are sources, not all.
+/// - Of two drawn among the rest the one with the fewer reads is taken ("the power of two choices", Mitzenmacher 2001), and if it is full
+///   too, the host waits. So a host that always reports no load draws at most two in as many readers as there are sources, not all
+///   that find the others busy.
 ///
 /// ```
 /// use std::time::Duration;
@@ -49,8 +50,8 @@ pub fn choose<H: Copy + Ord>(view: &View<'_, H>) -> Step<H> {
     let desperate = view.out_of_patience(&serving) || (replicas > 0 && serving.is_empty());
 
     let rested: Vec<_> = others.iter().copied().filter(|source| view.barred_until(source.host).is_none()).collect();
-    let free: Vec<_> = rested.iter().copied().filter(|source| desperate || source.reads < source.limit).collect();
-    if let Some(source) = lighter_of_two(&free, &mut dice) {
+    let drawn = lighter_of_two(&rested, &mut dice);
+    if let Some(source) = drawn.filter(|source| desperate || source.reads < source.limit) {
         return Step::Read { host: source.host, last_resort: source.origin && desperate };
     }
     let first_end = others.iter().filter_map(|source| view.barred_until(source.host)).min();
@@ -58,11 +59,13 @@ pub fn choose<H: Copy + Ord>(view: &View<'_, H>) -> Step<H> {
     Step::Wait(bar.unwrap_or_default().max(drawn_pause(view.pause(), &mut dice)))
 }
 
-/// Draws two and takes the one with fewer reads; `None` of none.
+/// Draws two, or the only one, and takes the one with fewer reads; `None` of none.
 fn lighter_of_two<H: Copy>(sources: &[Source<H>], dice: &mut Dice) -> Option<Source<H>> {
-    let mut draw = || sources.get(dice.below(sources.len() as u64) as usize).copied();
-    let (one, two) = (draw()?, draw()?);
-    Some(if two.reads < one.reads { two } else { one })
+    let count = sources.len() as u64;
+    let one = dice.below(count);
+    let two = (one + 1 + dice.below(count.saturating_sub(1))) % count.max(1);
+    let (one, two) = (sources.get(one as usize)?, sources.get(two as usize)?);
+    Some(if two.reads < one.reads { *two } else { *one })
 }
 
 /// Returns half a pause to one and a half.

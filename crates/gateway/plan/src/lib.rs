@@ -22,9 +22,9 @@
 //!
 //! let second = Duration::from_secs(1);
 //! let source = |host, origin, reads| Source { host, origin, heard: second, reads, limit: 1 };
-//! let sources = [source("a", true, 1), source("b", false, 1), source("c", false, 0)];
-//! let view = View { me: "d", now: 2 * second, wanted_since: second, expected: second, sources: &sources, troubles: &[], seed: 7 };
-//! assert_eq!(choose(&view), Step::Read { host: "c", last_resort: false });
+//! let sources = [source("a", true, 1), source("b", false, 0)];
+//! let view = View { me: "c", now: 2 * second, wanted_since: second, expected: second, sources: &sources, troubles: &[], seed: 7 };
+//! assert_eq!(choose(&view), Step::Read { host: "b", last_resort: false });
 //! ```
 
 pub mod admit;

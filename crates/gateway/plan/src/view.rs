@@ -13,7 +13,7 @@ pub struct View<'a, H> {
     pub now: Duration,
     /// When this host began to want the object.
     pub wanted_since: Duration,
-    /// What one read of the object takes on an idle path: its size over the rate that was measured at start.
+    /// What one read of the object takes when nothing is in its way: the object's size over the best rate of this host's own link.
     pub expected: Duration,
     /// Hosts that announce the object. The order has no influence; of a host named twice the entry with more reads counts.
     pub sources: &'a [Source<H>],

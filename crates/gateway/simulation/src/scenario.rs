@@ -67,6 +67,14 @@ pub struct Host {
     pub death: Option<(Duration, Death)>,
 }
 
+impl Host {
+    /// Returns what a read takes over this host's link: a host knows its own.
+    #[must_use]
+    pub fn expected(&self) -> Duration {
+        Duration::from_secs_f64(SIZE / self.link)
+    }
+}
+
 /// Returns what a read takes over a whole link.
 #[must_use]
 pub fn one_read() -> Duration {

@@ -205,7 +205,7 @@ impl World {
             me: host,
             now: self.now,
             wanted_since: site.wanted_since,
-            expected: one_read(),
+            expected: site.host.expected(),
             sources: &heard,
             troubles: &site.troubles,
             seed: self.dice.throw(),
@@ -261,7 +261,7 @@ impl World {
         }
         let site = &self.sites[server as usize];
         let reads: Vec<Duration> = site.leases.iter().map(|lease| self.now - lease.1).collect();
-        decide(&Desk { origin, reads: &reads, expected: one_read(), admitted: site.admitted, others })
+        decide(&Desk { origin, reads: &reads, expected: site.host.expected(), admitted: site.admitted, others })
     }
 
     fn begin(&mut self, reader: u32, server: u32) {
