@@ -92,8 +92,8 @@ impl Broker {
     ///     expect: the epoch that the name must have at the commit; 0 for none.
     ///     replace: give the name's epochs up first, where there is no room for two.
     ///     meta: bytes of your own beside the parts.
-    ///     groups: lists of names, of parts or of mappings that hold them. The parts of a list have memory of their own,
-    ///         at most 16 in all, so that they can be unchanged without the others.
+    ///     groups: lists of names, of parts or of mappings that hold them. The parts of a list have memory of their
+    ///         own, so that they can be unchanged without the others. At most 16 lists, or 15 if parts are in none.
     ///     unchanged: names, of parts or of mappings, that are as in the newest epoch: its memory is taken over and
     ///         nothing is copied. All parts of a group or none, and each epoch with the same groups. Their arrays may
     ///         be pairs of type and shape, as for ``create``.
