@@ -81,15 +81,13 @@ proptest! {
     }
 
     #[test]
-    fn does_not_depend_on_the_order_of_what_was_heard(heard in heard()) {
+    fn does_not_depend_on_the_order_of_what_was_heard(mut heard in heard()) {
+        // Of two entries for one host that differ in more than the reads either may count.
+        heard.sources.sort_by_key(|source| source.host);
+        heard.sources.dedup_by_key(|source| source.host);
         let mut turned = heard.clone();
         turned.sources.reverse();
         turned.troubles.reverse();
-        // Of two entries for one host that differ in more than the reads either may count.
-        let mut hosts: Vec<_> = heard.sources.iter().map(|source| source.host).collect();
-        hosts.sort_unstable();
-        hosts.dedup();
-        prop_assume!(hosts.len() == heard.sources.len());
         prop_assert_eq!(choose(&heard.view()), choose(&turned.view()));
     }
 
