@@ -8,7 +8,8 @@
 //! Read in this order:
 //!
 //! 1. [`transport`]: carries bytes between the memory of two gateways, and knows nothing of objects.
-//! 2. [`plan`]: who reads from whom, a crate of its own without dependencies; `simulation` beside it runs thousands of hosts over it.
+//! 2. [`plan`]: who reads from whom, a crate of its own without dependencies; `simulation` beside it runs thousands of
+//!    hosts over it.
 
 mod error;
 pub mod transport;

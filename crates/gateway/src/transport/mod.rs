@@ -25,9 +25,11 @@
 //! - **Which** bytes were read is not the transport's affair: memory that the origin took back meanwhile may give
 //!   others, without an error. The protocol of leases and confirmations is there for that.
 //!
-//! 1. `nixl`: NIXL, by its C library, loaded at run time.
+//! 1. [`nixl`]: NIXL, by its C library, loaded at run time.
+//! 2. [`path`]: whether bytes go directly or through staging buffers, chosen by measuring.
 
 pub mod nixl;
+pub mod path;
 
 use std::fmt;
 

@@ -302,7 +302,7 @@ fn refused(spans: &[Span], status: c_int) -> Error {
         what: format!("a registration of {} ranges", spans.len()),
         why: format!("NIXL says: {} (status {status})", meaning(status)),
         remedy: "UCX_LOG_LEVEL=info says more; device memory needs the CUDA libraries that UCX's module libuct_cuda \
-                 loads (libcuda.so.1, libnvidia-ml.so.1), and pinned memory a limit of locked memory that is high enough",
+                 loads (libcuda.so.1, libnvidia-ml.so.1), and RDMA a limit of locked memory that is high enough",
     }
 }
 

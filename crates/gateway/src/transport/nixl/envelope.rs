@@ -1,15 +1,16 @@
 //! The metadata that one gateway gives another: NIXL's own, with what NIXL does not say.
 //!
 //! ```text
-//! magic 8 | length of the name 2 | name | ranges 4 | { address 8, bytes 8, place 4, serial 8 } ... | NIXL's metadata | check 8
+//! magic 8 | length of the name 2 | name | ranges 4 | { address 8, bytes 8, place 4, serial 8 } ...
+//!         | NIXL's metadata | check 8
 //! ```
 //!
 //! All numbers are little-endian. A range's *serial* is of its registration: NIXL refuses a range that it knows with
 //! another key, and forgets the peer when it does (`nixlRemoteSection::loadRemoteData`), so that transfers under way
 //! are lost. With the serials that is seen before NIXL is asked.
 //!
-//! The *check* is FNV-1a of all bytes before it, against a message cut off or damaged, and not against a peer that lies:
-//! UCX's backend keeps the name of an agent whose metadata it has read half, and refuses that name from then on
+//! The *check* is FNV-1a of all bytes before it, against a message cut off or damaged, and not against a peer that
+//! lies: UCX's backend keeps the name of an agent whose metadata it has read half, and refuses that name from then on
 //! (`nixlUcxEngine::loadRemoteConnInfo`).
 
 use crate::error::{Error, Result};

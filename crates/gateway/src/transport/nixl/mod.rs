@@ -11,7 +11,7 @@
 //! 7. `transfer`: many, as one [`Transfer`].
 //! 8. `card`: what a network card wrote to a GPU is made visible.
 //!
-//! Both sides must run their agents: a read over TCP is answered by the origin's progress thread, and stands still while
+//! Both sides must run their agents: a read over TCP is answered by the origin's progress thread. It stands still while
 //! that process is stopped, for as long as it is (`SIGSTOP`: still under way after 40 s; a link that is down: after
 //! 150 s; `SIGKILL`: an error in 38 to 72 ms).
 

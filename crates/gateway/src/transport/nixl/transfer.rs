@@ -1,7 +1,7 @@
 //! A read of several ranges, as a window of requests.
 //!
-//! Ranges are cut into pieces of [`PIECE`] bytes, so that people see how far a read is; [`WINDOW`] of them are under way
-//! at a time, so that the next is asked for before the last has arrived.
+//! Ranges are cut into pieces of [`PIECE`] bytes, so that people see how far a read is. [`WINDOW`] of them are under
+//! way at a time, so that the next is asked for before the last has arrived.
 
 use std::collections::VecDeque;
 use std::fmt;

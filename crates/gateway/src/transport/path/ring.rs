@@ -1,0 +1,246 @@
+//! The way through staging buffers: a ring of slots on each side.
+//!
+//! ```text
+//!            origin                      replica
+//! object ──copy──► its slot i ──read──► slot i ──copy──► object
+//!
+//! slot:  Free ──fill──► Filling ──filled──► Reading ──arrived──► Copying ──copied──► Free
+//! ```
+//!
+//! Each slot goes its round by itself, so that with three or more the origin's copy, the read and the replica's copy of
+//! three pieces run at a time. After a failure no step is begun, and the error is told when all that were begun have
+//! ended. A step that never ends keeps the ring running, as any [`Transfer`]: dropped then, it keeps its staging memory
+//! for the process' life.
+
+use std::any::Any;
+use std::fmt;
+use std::mem;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::transport::{Pair, Peer, Progress, RemoteSpan, Span, Transfer, Transport};
+
+/// The origin's side: it copies pieces of its object into its slots.
+pub trait Source: Send {
+    /// Asks for bytes of the object in the origin's slot. The slot is not read at that time.
+    ///
+    /// # Errors
+    ///
+    /// Nothing was asked for.
+    fn fill(&mut self, slot: usize, bytes: Range<u64>) -> Result<()>;
+
+    /// Looks whether they are there, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// They never will be.
+    fn filled(&mut self, slot: usize) -> Result<bool>;
+}
+
+/// The replica's copies from its slots to the object.
+pub trait Copier: Send {
+    /// Begins to copy from the start of a slot to bytes of the object.
+    ///
+    /// # Errors
+    ///
+    /// Nothing was begun.
+    ///
+    /// # Safety
+    ///
+    /// Until the copy has ended, the slot and the object stay mapped, and nobody writes to either or reads those bytes of
+    /// the object.
+    unsafe fn copy(&mut self, slot: usize, from: Span, to: Range<u64>) -> Result<()>;
+
+    /// Looks whether it has ended, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// It has, and has failed.
+    fn copied(&mut self, slot: usize) -> Result<bool>;
+}
+
+/// The buffers of both sides, of one number and one length.
+pub struct Buffers {
+    /// This side's, registered with the transport.
+    pub local: Vec<Span>,
+    /// The origin's.
+    pub remote: Vec<RemoteSpan>,
+    /// What keeps this side's mapped and registered. It is kept for the process' life when the ring is dropped while a
+    /// step has not ended.
+    pub owner: Box<dyn Any + Send>,
+}
+
+enum State {
+    Free,
+    Filling(Range<u64>),
+    Reading(Range<u64>, Box<dyn Transfer>),
+    Copying(Range<u64>),
+}
+
+/// A read through a ring of buffers.
+pub struct Ring<S, C> {
+    transport: Arc<dyn Transport>,
+    peer: Box<dyn Peer>,
+    source: S,
+    copier: C,
+    local: Vec<Span>,
+    remote: Vec<RemoteSpan>,
+    owner: Option<Box<dyn Any + Send>>,
+    slots: Vec<State>,
+    /// The first byte that no slot was asked for.
+    next: u64,
+    bytes: u64,
+    done: u64,
+    failed: Option<Error>,
+    ended: Option<Result<(), String>>,
+}
+
+impl<S: Source, C: Copier> Ring<S, C> {
+    /// Prepares to read so many bytes. Nothing begins before it is polled.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for buffers that do not match.
+    ///
+    /// # Safety
+    ///
+    /// Until the ring has ended, or for the process' life if it is dropped before, the object to which `copier` writes
+    /// stays mapped and is used by nobody else; the buffers are valid while their owner lives, and used by nobody else.
+    pub unsafe fn new(
+        transport: Arc<dyn Transport>,
+        peer: Box<dyn Peer>,
+        source: S,
+        copier: C,
+        buffers: Buffers,
+        bytes: u64,
+    ) -> Result<Self> {
+        let Buffers { local, remote, owner } = buffers;
+        let lengths: Vec<_> = local.iter().map(|one| one.bytes).chain(remote.iter().map(|one| one.bytes)).collect();
+        if local.is_empty() || local.len() != remote.len() || lengths.iter().any(|&one| one == 0 || one != lengths[0]) {
+            return Err(Error::Invalid {
+                what: "the staging buffers",
+                got: format!("{} here and {} at the origin, of {lengths:?} bytes", local.len(), remote.len()),
+                must: "as many here as there, of one length",
+            });
+        }
+        let slots = local.iter().map(|_| State::Free).collect();
+        let (next, done) = (0, 0);
+        let owner = Some(owner);
+        Ok(Self {
+            transport,
+            peer,
+            source,
+            copier,
+            local,
+            remote,
+            owner,
+            slots,
+            next,
+            bytes,
+            done,
+            failed: None,
+            ended: None,
+        })
+    }
+
+    /// Takes a slot one step further. An error is of a step that has ended or did not begin: the slot is free.
+    fn step(&mut self, slot: usize) -> Result<()> {
+        self.slots[slot] = match mem::replace(&mut self.slots[slot], State::Free) {
+            State::Free => {
+                let end = self.bytes.min(self.next.saturating_add(self.local[slot].bytes));
+                if self.failed.is_some() || self.next == end {
+                    return Ok(());
+                }
+                let piece = self.next..end;
+                self.source.fill(slot, piece.clone())?;
+                self.next = end;
+                State::Filling(piece)
+            }
+            State::Filling(piece) => match self.source.filled(slot)? {
+                false => State::Filling(piece),
+                true if self.failed.is_some() => return Ok(()),
+                true => {
+                    let bytes = piece.end - piece.start;
+                    let pair = Pair {
+                        from: RemoteSpan { bytes, ..self.remote[slot] },
+                        to: Span { bytes, ..self.local[slot] },
+                    };
+                    // SAFETY: `Peer::read`: the slot is this ring's alone, in no other step, and its owner is kept until
+                    // the transfer has ended.
+                    State::Reading(piece, unsafe { self.peer.read(&[pair]) }?)
+                }
+            },
+            State::Reading(piece, mut transfer) => match transfer.poll()? {
+                Progress::Running { .. } => State::Reading(piece, transfer),
+                Progress::Done if self.failed.is_some() => return Ok(()),
+                Progress::Done => {
+                    self.transport.flush()?;
+                    let from = Span { bytes: piece.end - piece.start, ..self.local[slot] };
+                    // SAFETY: `Copier::copy`: the slot is in no other step and its owner is kept until the copy has
+                    // ended; the object is as the caller of `new` promises, and pieces do not overlap.
+                    unsafe { self.copier.copy(slot, from, piece.clone()) }?;
+                    State::Copying(piece)
+                }
+            },
+            State::Copying(piece) => match self.copier.copied(slot)? {
+                false => State::Copying(piece),
+                true => {
+                    self.done += piece.end - piece.start;
+                    State::Free
+                }
+            },
+        };
+        Ok(())
+    }
+}
+
+impl<S: Source, C: Copier> Transfer for Ring<S, C> {
+    fn poll(&mut self) -> Result<Progress> {
+        if let Some(ended) = &self.ended {
+            return ended.clone().map(|()| Progress::Done).map_err(|why| Error::Transfer { why });
+        }
+        for slot in 0..self.slots.len() {
+            // The first error is the cause of those after it.
+            if let Err(error) = self.step(slot) {
+                self.failed.get_or_insert(error);
+            }
+        }
+        if self.slots.iter().any(|state| !matches!(state, State::Free))
+            || (self.failed.is_none() && self.done < self.bytes)
+        {
+            return Ok(Progress::Running { bytes: self.done });
+        }
+        let ended = match self.failed.take() {
+            Some(Error::Transfer { why }) => Err(why),
+            Some(other) => Err(other.to_string()),
+            None => Ok(()),
+        };
+        self.ended = Some(ended.clone());
+        ended.map(|()| Progress::Done).map_err(|why| Error::Transfer { why })
+    }
+}
+
+impl<S, C> Drop for Ring<S, C> {
+    fn drop(&mut self) {
+        // A slot that is being filled is the origin's affair; what is read or copied uses the buffers here.
+        if self.slots.iter().any(|state| matches!(state, State::Reading(..) | State::Copying(_))) {
+            mem::forget(self.owner.take());
+        }
+    }
+}
+
+impl<S, C> fmt::Debug for Ring<S, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring")
+            .field("slots", &self.slots.len())
+            .field("done", &self.done)
+            .field("bytes", &self.bytes)
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;

@@ -1,0 +1,369 @@
+//! The ring on the host's memory, with a transport that takes as many polls as it is told, fails and hangs.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::transport::{Place, Registration};
+
+const SLOT: u64 = 64;
+
+/// What the steps do, and what was seen of them.
+#[derive(Default, Debug)]
+struct Script {
+    /// Polls that each step takes: fill, read, copy.
+    polls: [usize; 3],
+    /// The step that fails, and at which of its begins or ends.
+    fails: Option<(usize, When, usize)>,
+    /// Reads from this one on never end.
+    hangs: Option<usize>,
+    begun: [AtomicUsize; 3],
+    /// How many of each kind have ended: a link, and each side's copies, serve one after the other.
+    served: [AtomicUsize; 3],
+    running: [AtomicUsize; 3],
+    /// Whether all three were seen running at a time.
+    overlapped: AtomicBool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum When {
+    Begins,
+    Ends,
+}
+
+const FILL: usize = 0;
+const READ: usize = 1;
+const COPY: usize = 2;
+
+/// A step that was begun: its number and the polls it still takes.
+#[derive(Debug)]
+struct Step {
+    kind: usize,
+    number: usize,
+    /// How many of its kind are served before it.
+    turn: usize,
+    left: usize,
+}
+
+impl Script {
+    fn begin(&self, kind: usize) -> Result<Step> {
+        let number = self.begun[kind].fetch_add(1, Ordering::Relaxed);
+        if self.fails == Some((kind, When::Begins, number)) {
+            return Err(Error::Transfer { why: format!("step {kind} does not begin") });
+        }
+        let before = self.running[kind].fetch_add(1, Ordering::Relaxed);
+        if self.running.iter().all(|running| running.load(Ordering::Relaxed) > 0) {
+            self.overlapped.store(true, Ordering::Relaxed);
+        }
+        let turn = self.served[kind].load(Ordering::Relaxed) + before;
+        Ok(Step { kind, number, turn, left: self.polls[kind] })
+    }
+
+    fn poll(&self, step: &mut Step) -> Result<bool> {
+        if step.turn != self.served[step.kind].load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        if step.left > 0 || (step.kind == READ && self.hangs.is_some_and(|from| step.number >= from)) {
+            step.left = step.left.saturating_sub(1);
+            return Ok(false);
+        }
+        self.running[step.kind].fetch_sub(1, Ordering::Relaxed);
+        self.served[step.kind].fetch_add(1, Ordering::Relaxed);
+        if self.fails == Some((step.kind, When::Ends, step.number)) {
+            return Err(Error::Transfer { why: format!("step {} fails", step.kind) });
+        }
+        Ok(true)
+    }
+}
+
+/// Memory of both sides, which outlives every ring of a case.
+type Bytes = Arc<Mutex<Vec<u8>>>;
+
+struct Origin {
+    script: Arc<Script>,
+    object: Vec<u8>,
+    slots: Vec<Bytes>,
+    steps: HashMap<usize, (Step, Range<u64>)>,
+}
+
+impl Source for Origin {
+    fn fill(&mut self, slot: usize, bytes: Range<u64>) -> Result<()> {
+        let step = self.script.begin(FILL)?;
+        assert!(self.steps.insert(slot, (step, bytes)).is_none(), "slot {slot} is being filled");
+        Ok(())
+    }
+
+    fn filled(&mut self, slot: usize) -> Result<bool> {
+        let (step, bytes) = self.steps.get_mut(&slot).expect("it is being filled");
+        if !self.script.poll(step)? {
+            return Ok(false);
+        }
+        let piece = &self.object[bytes.start as usize..bytes.end as usize];
+        self.slots[slot].lock().expect("no panic")[..piece.len()].copy_from_slice(piece);
+        self.steps.remove(&slot);
+        Ok(true)
+    }
+}
+
+/// Reads by the index of a slot, which is what its addresses are here.
+#[derive(Debug)]
+struct Wire {
+    script: Arc<Script>,
+    from: Vec<Bytes>,
+    to: Vec<Bytes>,
+    flushed: Arc<AtomicUsize>,
+}
+
+impl Transport for Wire {
+    fn kind(&self) -> &'static str {
+        "script"
+    }
+
+    unsafe fn register(&self, _: &[Span]) -> Result<Box<dyn Registration>> {
+        unreachable!("the ring registers nothing")
+    }
+
+    fn metadata(&self) -> Result<Vec<u8>> {
+        unreachable!("the ring asks for none")
+    }
+
+    fn load_peer(&self, _: &[u8]) -> Result<Box<dyn Peer>> {
+        unreachable!("the ring loads none")
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.flushed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Peer for Wire {
+    unsafe fn read(&self, pairs: &[Pair]) -> Result<Box<dyn Transfer>> {
+        let [pair] = pairs else { unreachable!("one slot at a time") };
+        let step = self.script.begin(READ)?;
+        let (from, to) = (&self.from[pair.from.address as usize], &self.to[pair.to.address as usize]);
+        let (from, to) = (Arc::clone(from), Arc::clone(to));
+        Ok(Box::new(Flight { script: Arc::clone(&self.script), step, from, to, bytes: pair.to.bytes as usize }))
+    }
+}
+
+#[derive(Debug)]
+struct Flight {
+    script: Arc<Script>,
+    step: Step,
+    from: Bytes,
+    to: Bytes,
+    bytes: usize,
+}
+
+impl Transfer for Flight {
+    fn poll(&mut self) -> Result<Progress> {
+        if !self.script.poll(&mut self.step)? {
+            return Ok(Progress::Running { bytes: 0 });
+        }
+        let from = self.from.lock().expect("no panic");
+        self.to.lock().expect("no panic")[..self.bytes].copy_from_slice(&from[..self.bytes]);
+        Ok(Progress::Done)
+    }
+}
+
+struct Copies {
+    script: Arc<Script>,
+    slots: Vec<Bytes>,
+    object: Bytes,
+    steps: HashMap<usize, (Step, Range<u64>)>,
+}
+
+impl Copier for Copies {
+    unsafe fn copy(&mut self, slot: usize, from: Span, to: Range<u64>) -> Result<()> {
+        assert_eq!((from.address, from.bytes), (slot as u64, to.end - to.start));
+        let step = self.script.begin(COPY)?;
+        assert!(self.steps.insert(slot, (step, to)).is_none(), "slot {slot} is being copied");
+        Ok(())
+    }
+
+    fn copied(&mut self, slot: usize) -> Result<bool> {
+        let (step, to) = self.steps.get_mut(&slot).expect("it is being copied");
+        if !self.script.poll(step)? {
+            return Ok(false);
+        }
+        let slots = self.slots[slot].lock().expect("no panic");
+        let object = &mut self.object.lock().expect("no panic")[to.start as usize..to.end as usize];
+        object.copy_from_slice(&slots[..object.len()]);
+        self.steps.remove(&slot);
+        Ok(true)
+    }
+}
+
+/// Says when the staging memory is given back.
+struct Owner(Arc<AtomicBool>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Case {
+    ring: Ring<Origin, Copies>,
+    script: Arc<Script>,
+    object: Bytes,
+    right: Vec<u8>,
+    flushed: Arc<AtomicUsize>,
+    given_back: Arc<AtomicBool>,
+}
+
+fn case(slots: usize, bytes: usize, script: Script) -> Case {
+    let script = Arc::new(script);
+    let buffers = || (0..slots).map(|_| Arc::new(Mutex::new(vec![0; SLOT as usize]))).collect::<Vec<Bytes>>();
+    let (from, to) = (buffers(), buffers());
+    let object: Bytes = Arc::new(Mutex::new(vec![0; bytes]));
+    let right: Vec<u8> = (0..bytes).map(|at| (at * 7 / 3) as u8 | 1).collect();
+    let given_back = Arc::new(AtomicBool::new(false));
+    let flushed = Arc::new(AtomicUsize::new(0));
+    let wire =
+        || Wire { script: Arc::clone(&script), from: from.clone(), to: to.clone(), flushed: Arc::clone(&flushed) };
+    let buffers = Buffers {
+        local: (0..slots as u64).map(|address| Span { address, bytes: SLOT, place: Place::Host }).collect(),
+        remote: (0..slots as u64).map(|address| RemoteSpan { address, bytes: SLOT, place: Place::Host }).collect(),
+        owner: Box::new(Owner(Arc::clone(&given_back))),
+    };
+    let origin =
+        Origin { script: Arc::clone(&script), object: right.clone(), slots: from.clone(), steps: HashMap::new() };
+    let copies =
+        Copies { script: Arc::clone(&script), slots: to.clone(), object: Arc::clone(&object), steps: HashMap::new() };
+    // SAFETY: `Ring::new`: no address is dereferenced here, each is the index of a slot behind a lock.
+    let ring = unsafe { Ring::new(Arc::new(wire()), Box::new(wire()), origin, copies, buffers, bytes as u64) };
+    Case { ring: ring.expect("the buffers match"), script, object, right, flushed, given_back }
+}
+
+impl Case {
+    /// Polls until it ends, or for so many polls.
+    fn run(&mut self, polls: usize) -> Option<Result<()>> {
+        let mut last = 0;
+        for _ in 0..polls {
+            match self.ring.poll() {
+                Ok(Progress::Running { bytes }) => {
+                    assert!(bytes >= last, "progress goes back");
+                    last = bytes;
+                }
+                Ok(Progress::Done) => return Some(Ok(())),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        None
+    }
+}
+
+const ENOUGH: usize = 100_000;
+
+#[test]
+fn the_three_steps_of_different_pieces_run_at_a_time() {
+    let mut case = case(4, 64 * 40, Script { polls: [3, 3, 3], ..Script::default() });
+    // One after the other, 40 pieces of three steps take 40 * 3 * 4 polls.
+    case.run(300).expect("it ends").expect("well");
+    assert!(case.script.overlapped.load(Ordering::Relaxed), "no three steps ran at a time");
+    assert_eq!(case.flushed.load(Ordering::Relaxed), 40, "each piece is flushed before it is copied");
+}
+
+#[test]
+fn one_slot_never_overlaps_and_yet_ends() {
+    let mut case = case(1, 64 * 5 + 1, Script { polls: [1, 0, 2], ..Script::default() });
+    case.run(ENOUGH).expect("it ends").expect("well");
+    assert!(!case.script.overlapped.load(Ordering::Relaxed));
+    assert_eq!(*case.object.lock().expect("no panic"), case.right);
+}
+
+#[test]
+fn a_failure_of_each_step_at_each_piece_is_told_when_nothing_runs() {
+    for kind in [FILL, READ, COPY] {
+        for when in [When::Begins, When::Ends] {
+            for number in 0..10 {
+                let script = Script { polls: [1, 2, 3], fails: Some((kind, when, number)), ..Script::default() };
+                let mut case = case(3, 64 * 10, script);
+                let error = case.run(ENOUGH).expect("it ends").expect_err("a step fails").to_string();
+                assert!(error.contains(&format!("step {kind}")), "{error}");
+                let running: usize = case.script.running.iter().map(|one| one.load(Ordering::Relaxed)).sum();
+                assert_eq!(running, 0, "step {kind} {when:?} {number}: told while steps run");
+                let begun: Vec<_> = case.script.begun.iter().map(|one| one.load(Ordering::Relaxed)).collect();
+                case.ring.poll().expect_err("it says so again");
+                let after: Vec<_> = case.script.begun.iter().map(|one| one.load(Ordering::Relaxed)).collect();
+                assert_eq!(begun, after, "a step began after the end");
+                let Case { ring, given_back, .. } = case;
+                drop(ring);
+                assert!(given_back.load(Ordering::Relaxed), "the buffers are kept though nothing uses them");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_read_that_never_ends_keeps_the_ring_running_and_its_buffers() {
+    let mut case = case(3, 64 * 10, Script { polls: [0, 1, 1], hangs: Some(4), ..Script::default() });
+    assert!(case.run(10_000).is_none(), "it ended");
+    let Case { ring, given_back, script, .. } = case;
+    assert!(script.running[READ].load(Ordering::Relaxed) > 0, "nothing hangs");
+    drop(ring);
+    assert!(!given_back.load(Ordering::Relaxed), "the buffers went while a read writes to one");
+}
+
+#[test]
+fn a_failure_beside_a_read_that_never_ends_is_not_told() {
+    let fails = Some((COPY, When::Ends, 0));
+    let mut case = case(3, 64 * 10, Script { polls: [0, 1, 5], hangs: Some(1), fails, ..Script::default() });
+    assert!(case.run(10_000).is_none(), "it was told while a read writes to a buffer");
+}
+
+#[test]
+fn a_ring_dropped_before_its_first_step_gives_its_buffers_back() {
+    let Case { ring, given_back, .. } = case(2, 640, Script::default());
+    drop(ring);
+    assert!(given_back.load(Ordering::Relaxed));
+}
+
+#[test]
+fn buffers_that_do_not_match_are_refused() {
+    let span = |bytes| Span { address: 0, bytes, place: Place::Host };
+    let remote = |bytes| RemoteSpan { address: 0, bytes, place: Place::Host };
+    let cases = [
+        (vec![], vec![]),
+        (vec![span(64)], vec![]),
+        (vec![span(64)], vec![remote(65)]),
+        (vec![span(64), span(32)], vec![remote(64), remote(32)]),
+        (vec![span(0)], vec![remote(0)]),
+    ];
+    for (local, remote) in cases {
+        let Case { ring, script, object, .. } = case(1, 64, Script::default());
+        let wire = || Wire {
+            script: Arc::clone(&script),
+            from: Vec::new(),
+            to: Vec::new(),
+            flushed: Arc::new(AtomicUsize::new(0)),
+        };
+        let origin =
+            Origin { script: Arc::clone(&script), object: Vec::new(), slots: Vec::new(), steps: HashMap::new() };
+        let copies = Copies { script: Arc::clone(&script), slots: Vec::new(), object, steps: HashMap::new() };
+        let buffers = Buffers { local, remote, owner: Box::new(()) };
+        // SAFETY: `Ring::new`: nothing is ever polled.
+        let refused = unsafe { Ring::new(Arc::new(wire()), Box::new(wire()), origin, copies, buffers, 64) };
+        assert!(matches!(refused.expect_err("they do not match"), Error::Invalid { .. }));
+        drop(ring);
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_byte_arrives_whatever_the_speeds(
+        slots in 1usize..6,
+        bytes in 0usize..1_000,
+        polls in prop::array::uniform3(0usize..6),
+    ) {
+        let mut case = case(slots, bytes, Script { polls, ..Script::default() });
+        case.run(ENOUGH).expect("it ends").expect("well");
+        prop_assert_eq!(&*case.object.lock().expect("no panic"), &case.right);
+        prop_assert!(matches!(case.ring.poll(), Ok(Progress::Done)));
+    }
+}
