@@ -37,7 +37,7 @@ use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use cfg_if::cfg_if;
 
@@ -54,21 +54,25 @@ cfg_if! {
 }
 
 /// Pairs with [`ENTER`] and [`CLOSE`].
-const OPENED: Ordering = ordering("opened", Ordering::Release);
+const OPENED: NamedOrdering = NamedOrdering("opened", Ordering::Release);
 /// Pairs with [`OPENED`].
-const ENTER: Ordering = ordering("enter", Ordering::Acquire);
+const ENTER: NamedOrdering = NamedOrdering("enter", Ordering::Acquire);
 /// Pairs with [`CLOSE`], and with itself.
-const LEAVE: Ordering = ordering("leave", Ordering::AcqRel);
+const LEAVE: NamedOrdering = NamedOrdering("leave", Ordering::AcqRel);
 /// Pairs with [`OPENED`] and [`LEAVE`].
-const CLOSE: Ordering = ordering("close", Ordering::Acquire);
+const CLOSE: NamedOrdering = NamedOrdering("close", Ordering::Acquire);
 
-/// Names an ordering: built with `GPU_IPC_WEAKEN=name` under the model checker's cfg it is Relaxed, and a test must
-/// fail. In every other build it is `strong`.
-const fn ordering(name: &str, strong: Ordering) -> Ordering {
-    match option_env!("GPU_IPC_WEAKEN") {
-        // The names differ in their first byte.
-        Some(weakened) if cfg!(gpu_ipc_loom) && weakened.as_bytes()[0] == name.as_bytes()[0] => Ordering::Relaxed,
-        _ => strong,
+/// An ordering with a name: with `GPU_IPC_WEAKEN=name` in the environment of a model checker's run it is Relaxed, and a
+/// test must fail. In a build without the model checker it is always the strong one.
+#[derive(Clone, Copy)]
+struct NamedOrdering(&'static str, Ordering);
+
+impl NamedOrdering {
+    #[inline]
+    fn get(self) -> Ordering {
+        static WEAKENED: OnceLock<Option<String>> = OnceLock::new();
+        let is_weakened = |name| WEAKENED.get_or_init(|| std::env::var("GPU_IPC_WEAKEN").ok()).as_deref() == Some(name);
+        if cfg!(gpu_ipc_loom) && is_weakened(self.0) { Ordering::Relaxed } else { self.1 }
     }
 }
 
@@ -162,7 +166,7 @@ impl<T> Table<T> {
         let place = Place { row: number, generation };
         // SAFETY: writing through the cell asks that nobody else uses the value: the row is free, and this thread's.
         unsafe { (*row.value.get()).write(value) };
-        row.word.store(place.open_word(), OPENED);
+        row.word.store(place.open_word(), OPENED.get());
         Ok(place)
     }
 
@@ -171,7 +175,7 @@ impl<T> Table<T> {
     pub fn enter(&self, place: Place) -> Option<Inside<'_, T>> {
         let row = self.row(place.row)?;
         let open = place.open_word();
-        let alone = row.word.compare_exchange(open, open + 1, ENTER, Ordering::Relaxed).is_ok();
+        let alone = row.word.compare_exchange(open, open + 1, ENTER.get(), Ordering::Relaxed).is_ok();
         (alone || row.enter_beside(open)).then(|| Inside { row })
     }
 
@@ -180,7 +184,7 @@ impl<T> Table<T> {
     pub fn close(&self, place: Place) -> Closed<T> {
         let Some(row) = self.row(place.row) else { return Closed::NotOpen };
         let open = place.open_word();
-        let alone = row.word.compare_exchange(open, open & !OPEN, CLOSE, Ordering::Relaxed).is_ok();
+        let alone = row.word.compare_exchange(open, open & !OPEN, CLOSE.get(), Ordering::Relaxed).is_ok();
         let inside = if alone { Some(0) } else { row.close_beside(open) };
         match inside {
             Some(0) => {
@@ -247,7 +251,7 @@ impl<T> Row<T> {
     fn enter_beside(&self, open: u64) -> bool {
         let mut word = self.word.load(Ordering::Relaxed);
         while word & !INSIDE == open && word & INSIDE < INSIDE {
-            match self.word.compare_exchange_weak(word, word + 1, ENTER, Ordering::Relaxed) {
+            match self.word.compare_exchange_weak(word, word + 1, ENTER.get(), Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(seen) => word = seen,
             }
@@ -260,7 +264,7 @@ impl<T> Row<T> {
     fn close_beside(&self, open: u64) -> Option<u64> {
         let mut word = self.word.load(Ordering::Relaxed);
         while word & !INSIDE == open {
-            match self.word.compare_exchange_weak(word, word & !OPEN, CLOSE, Ordering::Relaxed) {
+            match self.word.compare_exchange_weak(word, word & !OPEN, CLOSE.get(), Ordering::Relaxed) {
                 Ok(_) => return Some(word & INSIDE),
                 Err(seen) => word = seen,
             }
@@ -360,7 +364,7 @@ impl<T> Inside<'_, T> {
 impl<T> Drop for Inside<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.row.word.fetch_sub(1, LEAVE) & (OPEN | INSIDE) == 1 {
+        if self.row.word.fetch_sub(1, LEAVE.get()) & (OPEN | INSIDE) == 1 {
             self.end_last();
         }
     }

@@ -31,14 +31,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gpu_api::{Error, Result};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::shared::word::{Tally, ordering};
+use crate::shared::word::{NamedOrdering, Tally};
 
 /// Pairs with [`NUDGE`] and [`REMIND`].
-pub const DOZE: Ordering = ordering("doze", Ordering::SeqCst);
+pub const DOZE: NamedOrdering = NamedOrdering::new("doze", Ordering::SeqCst);
 /// Pairs with [`DOZE`].
-pub const NUDGE: Ordering = ordering("nudge", Ordering::SeqCst);
+pub const NUDGE: NamedOrdering = NamedOrdering::new("nudge", Ordering::SeqCst);
 /// Pairs with [`DOZE`].
-pub const REMIND: Ordering = ordering("remind", Ordering::SeqCst);
+pub const REMIND: NamedOrdering = NamedOrdering::new("remind", Ordering::SeqCst);
 
 /// The thread works, or was woken.
 const UP: u64 = 0;
@@ -59,7 +59,7 @@ impl<W: Tally> Sleep<W> {
     #[inline]
     #[must_use]
     pub fn nudge(&self) -> bool {
-        W::fence(NUDGE);
+        W::fence(NUDGE.get());
         self.state.load(Ordering::Relaxed) != UP && self.state.swap(UP, Ordering::Relaxed) != UP
     }
 
@@ -70,7 +70,7 @@ impl<W: Tally> Sleep<W> {
         if self.reminded.load(Ordering::Relaxed) == 0 {
             self.reminded.store(1, Ordering::Relaxed);
         }
-        W::fence(REMIND);
+        W::fence(REMIND.get());
         self.state.load(Ordering::Relaxed) == ASLEEP
             && self.state.compare_exchange(ASLEEP, UP, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
@@ -83,7 +83,7 @@ impl<W: Tally> Sleep<W> {
     /// Says that the thread is about to sleep (thread). It looks for work once more before it does.
     pub fn doze(&self) {
         self.state.store(ASLEEP, Ordering::Relaxed);
-        W::fence(DOZE);
+        W::fence(DOZE.get());
     }
 
     /// Says that the sleep will be short (thread, after it dozed and looked).

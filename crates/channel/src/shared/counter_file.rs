@@ -230,14 +230,12 @@ const fn dirty_bytes(slots: u32) -> usize {
 }
 
 /// A file in this process' own memory, for tests and fuzzing.
-#[cfg(any(test, feature = "test-support", fuzzing))]
 #[derive(Debug)]
 pub struct HeapFile {
     slots: Vec<Slot<AtomicU64>>,
     dirty: Vec<Dirty<AtomicU64>>,
 }
 
-#[cfg(any(test, feature = "test-support", fuzzing))]
 impl HeapFile {
     /// Makes a file of free slots.
     pub fn new(slots: u32) -> HeapFile {
@@ -258,7 +256,6 @@ impl HeapFile {
     }
 }
 
-#[cfg(any(test, feature = "test-support", fuzzing))]
 impl SlotFile for HeapFile {
     type Word = AtomicU64;
     fn slots(&self) -> &[Slot<AtomicU64>] {

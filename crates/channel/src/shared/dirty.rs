@@ -26,12 +26,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::shared::word::{Word, ordering};
+use crate::shared::word::{NamedOrdering, Word};
 
 /// Pairs with [`TAKE`].
-pub const MARK: Ordering = ordering("mark", Ordering::Release);
+pub const MARK: NamedOrdering = NamedOrdering::new("mark", Ordering::Release);
 /// Pairs with [`MARK`].
-pub const TAKE: Ordering = ordering("take", Ordering::Acquire);
+pub const TAKE: NamedOrdering = NamedOrdering::new("take", Ordering::Acquire);
 
 /// What a GPU stores.
 pub const MARKED: u64 = 1;
@@ -43,13 +43,11 @@ pub struct Dirty<W>(W);
 
 impl<W: Word> Dirty<W> {
     /// Wraps a word that holds 0.
-    #[cfg(any(test, feature = "test-support", fuzzing, gpu_ipc_loom))]
     pub const fn new(word: W) -> Dirty<W> {
         Dirty(word)
     }
 
     /// Writes any value, as the other side could.
-    #[cfg(any(test, feature = "test-support", fuzzing))]
     pub fn scribble(&self, word: u64) {
         self.0.store(word, Ordering::Relaxed);
     }
@@ -57,7 +55,7 @@ impl<W: Word> Dirty<W> {
     /// Says that a slot of the group was released (consumer's CPU, after the release).
     #[inline]
     pub fn mark(&self) {
-        self.0.swap(MARKED, MARK);
+        self.0.swap(MARKED, MARK.get());
     }
 
     /// Takes the mark; the caller reads the group's slots if there was one (producer).
@@ -65,7 +63,7 @@ impl<W: Word> Dirty<W> {
     #[must_use]
     pub fn take(&self) -> bool {
         // The load keeps the line shared while nothing happens; the swap alone orders.
-        self.0.load(Ordering::Relaxed) != 0 && self.0.swap(0, TAKE) != 0
+        self.0.load(Ordering::Relaxed) != 0 && self.0.swap(0, TAKE.get()) != 0
     }
 
     /// Says whether there is a mark, without taking it.

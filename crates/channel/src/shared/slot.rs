@@ -41,16 +41,16 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::shared::word::{Word, ordering};
+use crate::shared::word::{NamedOrdering, Word};
 
 /// Pairs with [`CLAIM`].
-pub const GRANT: Ordering = ordering("grant", Ordering::Release);
+pub const GRANT: NamedOrdering = NamedOrdering::new("grant", Ordering::Release);
 /// Pairs with [`GRANT`].
-pub const CLAIM: Ordering = ordering("claim", Ordering::Acquire);
+pub const CLAIM: NamedOrdering = NamedOrdering::new("claim", Ordering::Acquire);
 /// Pairs with [`READ`].
-pub const RELEASE: Ordering = ordering("release", Ordering::Release);
+pub const RELEASE: NamedOrdering = NamedOrdering::new("release", Ordering::Release);
 /// Pairs with [`RELEASE`].
-pub const READ: Ordering = ordering("read", Ordering::Acquire);
+pub const READ: NamedOrdering = NamedOrdering::new("read", Ordering::Acquire);
 /// Hands over nothing.
 pub const REVOKE: Ordering = Ordering::Relaxed;
 
@@ -165,13 +165,11 @@ pub struct Slot<W>(W);
 
 impl<W: Word> Slot<W> {
     /// Wraps a word that holds 0.
-    #[cfg(any(test, feature = "test-support", fuzzing, gpu_ipc_loom))]
     pub const fn new(word: W) -> Slot<W> {
         Slot(word)
     }
 
     /// Writes any value, as the other side could.
-    #[cfg(any(test, feature = "test-support", fuzzing))]
     pub fn scribble(&self, word: u64) {
         self.0.store(word, Ordering::Relaxed);
     }
@@ -179,7 +177,7 @@ impl<W: Word> Slot<W> {
     /// Grants the slot (producer). The ledger says that it is free and which generation comes next.
     #[inline(always)]
     pub fn grant(&self, generation: Generation) {
-        self.0.store(encode(State::Granted, generation), GRANT);
+        self.0.store(encode(State::Granted, generation), GRANT.get());
     }
 
     /// Claims the lease (consumer).
@@ -187,7 +185,7 @@ impl<W: Word> Slot<W> {
     pub fn claim(&self, generation: Generation) -> Claim {
         let granted = encode(State::Granted, generation);
         let held = encode(State::Held, generation);
-        match self.0.compare_exchange(granted, held, CLAIM, Ordering::Relaxed) {
+        match self.0.compare_exchange(granted, held, CLAIM.get(), Ordering::Relaxed) {
             Ok(_) => Claim::Held,
             Err(word) => why_not(word, generation),
         }
@@ -202,19 +200,19 @@ impl<W: Word> Slot<W> {
     /// Ends a lease that the caller holds (consumer's CPU). A GPU stores [`released_word`] instead.
     #[inline]
     pub fn release(&self, generation: Generation) {
-        self.0.store(released_word(generation), RELEASE);
+        self.0.store(released_word(generation), RELEASE.get());
     }
 
     /// Says whether a release that was left to the GPU has happened (consumer). The producer may have gone on since.
     #[inline]
     pub fn is_released(&self, generation: Generation) -> bool {
-        self.0.load(READ) != encode(State::Held, generation)
+        self.0.load(READ.get()) != encode(State::Held, generation)
     }
 
     /// Reads a slot that the ledger says is granted at `generation` (producer).
     #[inline]
     pub fn read(&self, generation: Generation) -> Seen {
-        let word = self.0.load(READ);
+        let word = self.0.load(READ.get());
         const GRANTED: u64 = State::Granted as u64;
         const HELD: u64 = State::Held as u64;
         const RELEASED: u64 = State::Released as u64;

@@ -33,7 +33,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::shared::word::{Word, ordering};
+use crate::shared::word::{NamedOrdering, Word};
 
 /// Completes every wait. Not a value that a live stream writes.
 pub const POISON: u64 = 1 << 62;
@@ -41,9 +41,9 @@ pub const POISON: u64 = 1 << 62;
 pub const LIMIT: u64 = 1 << 61;
 
 /// Pairs with the producing side's store.
-pub const LOOK: Ordering = ordering("look", Ordering::Acquire);
+pub const LOOK: NamedOrdering = NamedOrdering::new("look", Ordering::Acquire);
 /// Pairs with the producing side's store: what the returned value stands for is there to be read.
-pub const POISONING: Ordering = ordering("poison", Ordering::Acquire);
+pub const POISONING: NamedOrdering = NamedOrdering::new("poison", Ordering::Acquire);
 
 /// What a word says about a fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,7 +64,6 @@ pub struct Timeline<W>(W);
 
 impl<W: Word> Timeline<W> {
     /// Wraps a word that holds 0.
-    #[cfg(any(test, feature = "test-support", gpu_ipc_loom))]
     pub const fn new(word: W) -> Timeline<W> {
         Timeline(word)
     }
@@ -72,7 +71,7 @@ impl<W: Word> Timeline<W> {
     /// Says whether `value` has been reached.
     #[inline]
     pub fn look(&self, value: u64) -> Fence {
-        match self.0.load(LOOK) {
+        match self.0.load(LOOK.get()) {
             POISON => Fence::Poisoned,
             word if word >= value && word < LIMIT => Fence::Reached,
             _ => Fence::Pending,
@@ -82,7 +81,7 @@ impl<W: Word> Timeline<W> {
     /// Completes every wait, and returns the value that had been reached, or `None` if the word was poisoned before
     /// or held nothing that a stream writes.
     pub fn poison(&self) -> Option<u64> {
-        let before = self.0.swap(POISON, POISONING);
+        let before = self.0.swap(POISON, POISONING.get());
         (before < LIMIT).then_some(before)
     }
 

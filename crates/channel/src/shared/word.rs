@@ -5,26 +5,34 @@
 //! its own atomics: those cannot lie in shared memory, and these must. Those between threads (`use_count`,
 //! `handle_count` and `count` in `ipc-rc`, [`waker`](crate::os::waker)) are generic over [`Tally`] for the same reason.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{self, AtomicU64, Ordering};
 
-/// Names an ordering, so that a model checker's run can weaken it: built with `GPU_IPC_WEAKEN=name` under the model
-/// checker's cfg, the ordering of that name is Relaxed, and a test must fail. In every other build it is `strong`.
-pub const fn ordering(name: &str, strong: Ordering) -> Ordering {
-    match option_env!("GPU_IPC_WEAKEN") {
-        Some(weakened) if cfg!(gpu_ipc_loom) && is_same(weakened, name) => Ordering::Relaxed,
-        _ => strong,
+/// An ordering with a name, by which a model checker's run can weaken it: with `GPU_IPC_WEAKEN=name` in its environment
+/// it is Relaxed, and a test must fail. In a build without the model checker it is always the strong one.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedOrdering {
+    name: &'static str,
+    strong: Ordering,
+}
+
+impl NamedOrdering {
+    /// Names an ordering.
+    pub const fn new(name: &'static str, strong: Ordering) -> NamedOrdering {
+        NamedOrdering { name, strong }
+    }
+
+    /// Returns the ordering to use.
+    #[inline]
+    pub fn get(self) -> Ordering {
+        if cfg!(gpu_ipc_loom) && is_weakened(self.name) { Ordering::Relaxed } else { self.strong }
     }
 }
 
-const fn is_same(a: &str, b: &str) -> bool {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    let mut same = a.len() == b.len();
-    let mut at = 0;
-    while same && at < a.len() {
-        same = a[at] == b[at];
-        at += 1;
-    }
-    same
+/// Says whether this run weakens the ordering of that name. Each program of `ci/loom` is so built once for all of them.
+fn is_weakened(name: &str) -> bool {
+    static WEAKENED: OnceLock<Option<String>> = OnceLock::new();
+    WEAKENED.get_or_init(|| std::env::var("GPU_IPC_WEAKEN").ok()).as_deref() == Some(name)
 }
 
 /// A 64-bit word that several processes touch at once.

@@ -27,14 +27,14 @@
 
 use std::sync::atomic::Ordering;
 
-use channel::shared::word::{Tally, ordering};
+use channel::shared::word::{NamedOrdering, Tally};
 
 /// Pairs with [`LAST`] and [`LAST_AFTER_ALL`].
-pub const LET_GO: Ordering = ordering("let_go", Ordering::Release);
+pub const LET_GO: NamedOrdering = NamedOrdering::new("let_go", Ordering::Release);
 /// Pairs with [`LET_GO`].
-pub const LAST: Ordering = ordering("last", Ordering::Acquire);
+pub const LAST: NamedOrdering = NamedOrdering::new("last", Ordering::Acquire);
 /// Pairs with [`LET_GO`].
-pub const LAST_AFTER_ALL: Ordering = ordering("last_after_all", Ordering::Acquire);
+pub const LAST_AFTER_ALL: NamedOrdering = NamedOrdering::new("last_after_all", Ordering::Acquire);
 
 /// The count of a lease's handles. Only these methods touch the word.
 #[derive(Debug)]
@@ -71,11 +71,11 @@ impl<W: Tally> HandleCount<W> {
     #[inline]
     #[must_use]
     pub fn let_go(&self) -> bool {
-        if self.0.load(LAST) != 1 {
-            if self.0.fetch_sub(1, LET_GO) != 1 {
+        if self.0.load(LAST.get()) != 1 {
+            if self.0.fetch_sub(1, LET_GO.get()) != 1 {
                 return false;
             }
-            W::fence(LAST_AFTER_ALL);
+            W::fence(LAST_AFTER_ALL.get());
         }
         self.0.store(0, Ordering::Relaxed);
         true

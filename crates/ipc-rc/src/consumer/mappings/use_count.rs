@@ -32,16 +32,16 @@
 
 use std::sync::atomic::Ordering;
 
-use channel::shared::word::{Tally, ordering};
+use channel::shared::word::{NamedOrdering, Tally};
 
 /// Pairs with [`OPEN`].
-pub const ENTER: Ordering = ordering("enter", Ordering::Acquire);
+pub const ENTER: NamedOrdering = NamedOrdering::new("enter", Ordering::Acquire);
 /// Pairs with [`CLOSE`].
-pub const LEAVE: Ordering = ordering("leave", Ordering::Release);
+pub const LEAVE: NamedOrdering = NamedOrdering::new("leave", Ordering::Release);
 /// Pairs with [`LEAVE`].
-pub const CLOSE: Ordering = ordering("close", Ordering::Acquire);
+pub const CLOSE: NamedOrdering = NamedOrdering::new("close", Ordering::Acquire);
 /// Pairs with [`ENTER`].
-pub const OPEN: Ordering = ordering("open", Ordering::Release);
+pub const OPEN: NamedOrdering = NamedOrdering::new("open", Ordering::Release);
 
 const CLOSING: u64 = 1 << 31;
 /// The thread waits for the last use to end.
@@ -67,7 +67,7 @@ impl<W: Tally> Cell<W> {
     #[inline]
     #[must_use]
     pub fn enter(&self) -> bool {
-        self.0.fetch_add(1, ENTER) & CLOSING == 0
+        self.0.fetch_add(1, ENTER.get()) & CLOSING == 0
     }
 
     /// Ends one use.
@@ -75,7 +75,7 @@ impl<W: Tally> Cell<W> {
     pub fn leave(&self) -> Leave {
         let mut seen = self.0.load(Ordering::Relaxed);
         while seen & WATCHED == 0 {
-            match self.0.compare_exchange_weak(seen, seen - 1, LEAVE, Ordering::Relaxed) {
+            match self.0.compare_exchange_weak(seen, seen - 1, LEAVE.get(), Ordering::Relaxed) {
                 Ok(_) => return Leave::Left,
                 Err(changed) => seen = changed,
             }
@@ -86,16 +86,16 @@ impl<W: Tally> Cell<W> {
     /// Ends one use of a cell that is, or just was, watched, and says whether the thread is to be woken.
     #[must_use]
     pub fn leave_watched(&self) -> bool {
-        self.0.fetch_sub(1, LEAVE) == WATCHED + 1
+        self.0.fetch_sub(1, LEAVE.get()) == WATCHED + 1
     }
 
     fn close(&self) -> bool {
         let seen = self.0.load(Ordering::Relaxed);
-        seen & !WATCHED == 0 && self.0.compare_exchange(seen, CLOSING, CLOSE, Ordering::Relaxed).is_ok()
+        seen & !WATCHED == 0 && self.0.compare_exchange(seen, CLOSING, CLOSE.get(), Ordering::Relaxed).is_ok()
     }
 
     fn open(&self, uses: u64) {
-        self.0.fetch_sub(CLOSING - uses, OPEN);
+        self.0.fetch_sub(CLOSING - uses, OPEN.get());
     }
 }
 

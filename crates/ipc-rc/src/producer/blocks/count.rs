@@ -20,12 +20,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::shard::{SHARDS, own_shard};
-use channel::shared::word::{Tally, ordering};
+use channel::shared::word::{NamedOrdering, Tally};
 
 /// Pairs with [`SUM`].
-pub const WENT: Ordering = ordering("went", Ordering::Release);
+pub const WENT: NamedOrdering = NamedOrdering::new("went", Ordering::Release);
 /// Pairs with [`WENT`].
-pub const SUM: Ordering = ordering("sum", Ordering::Acquire);
+pub const SUM: NamedOrdering = NamedOrdering::new("sum", Ordering::Acquire);
 
 /// Blocks and their bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -57,8 +57,8 @@ impl<W: Tally> Cell<W> {
     /// Counts one block less.
     #[inline]
     pub fn sub(&self, bytes: u64) {
-        self.blocks_went.fetch_add(1, WENT);
-        self.bytes_went.fetch_add(bytes, WENT);
+        self.blocks_went.fetch_add(1, WENT.get());
+        self.bytes_went.fetch_add(bytes, WENT.get());
     }
 
     /// Sums cells up.
@@ -66,7 +66,8 @@ impl<W: Tally> Cell<W> {
         let sum = |word: fn(&Cell<W>) -> &W, order| {
             cells.iter().fold(0, |sum: u64, cell| sum.wrapping_add(word(cell).load(order)))
         };
-        let (blocks_went, bytes_went) = (sum(|cell| &cell.blocks_went, SUM), sum(|cell| &cell.bytes_went, SUM));
+        let (blocks_went, bytes_went) =
+            (sum(|cell| &cell.blocks_went, SUM.get()), sum(|cell| &cell.bytes_went, SUM.get()));
         let (blocks_came, bytes_came) =
             (sum(|cell| &cell.blocks_came, Ordering::Relaxed), sum(|cell| &cell.bytes_came, Ordering::Relaxed));
         Amount { blocks: blocks_came.wrapping_sub(blocks_went), bytes: bytes_came.wrapping_sub(bytes_went) }
