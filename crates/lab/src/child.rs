@@ -1,27 +1,33 @@
-//! This program in a process of its own: lines to its standard input, lines from its standard output.
+//! This program in a process of its own: what it is told and what it answers are values of types that both share.
 //!
-//! An answer is `ok` and numbers, or a word, or `error` and the reason.
+//! A value is a line of JSON, to standard input and from standard output; an answer is a `Result`, whose error is the
+//! reason in words. Tests start their processes by the crate `harness`, where whatever fails is a panic.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
+use std::marker::PhantomData;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::Outcome;
 
 /// How long a process may take to end after it was killed. One that a driver keeps in the kernel may take for ever.
 const DYING: Duration = Duration::from_secs(10);
 
-/// A process. Killed when dropped.
+/// A process that is told values of `T`. Killed when dropped.
 #[derive(Debug)]
-pub struct Child {
+pub struct Child<T = ()> {
     child: std::process::Child,
     to: Option<ChildStdin>,
     from: Receiver<String>,
     /// A child that is silent for longer counts as hung.
     patience: Duration,
+    told: PhantomData<fn(T)>,
 }
 
 /// Why there was no line.
@@ -33,9 +39,9 @@ pub enum Silence {
     Hangs,
 }
 
-impl Child {
+impl<T> Child<T> {
     /// Starts this program with arguments.
-    pub fn start(args: impl IntoIterator<Item = impl AsRef<OsStr>>, patience: Duration) -> Result<Child, String> {
+    pub fn start(args: impl IntoIterator<Item = impl AsRef<OsStr>>, patience: Duration) -> Result<Child<T>, String> {
         let program = std::env::current_exe().map_err(|e| format!("the program cannot find itself: {e}"))?;
         let mut child = Command::new(program)
             .args(args)
@@ -53,7 +59,7 @@ impl Child {
                 }
             }
         });
-        Ok(Child { child, to, from, patience })
+        Ok(Child { child, to, from, patience, told: PhantomData })
     }
 
     /// Returns its number.
@@ -61,10 +67,14 @@ impl Child {
         self.child.id()
     }
 
-    /// Gives a command; its answer is read by [`answer`](Child::answer).
-    pub fn tell(&mut self, command: &str) -> Result<(), String> {
+    /// Tells it something; its answer is read by [`answer`](Child::answer).
+    pub fn tell(&mut self, told: &T) -> Result<(), String>
+    where
+        T: Serialize,
+    {
         let to = self.to.as_mut().ok_or("the process was let go")?;
-        writeln!(to, "{command}").map_err(|e| format!("process {} cannot be told anything: {e}", self.child.id()))
+        let line = encode(told)?;
+        writeln!(to, "{line}").map_err(|e| format!("process {} cannot be told anything: {e}", self.child.id()))
     }
 
     /// Waits for a line.
@@ -75,37 +85,21 @@ impl Child {
         })
     }
 
-    /// Waits for an answer and returns its numbers.
-    pub fn answer(&mut self) -> Result<Vec<u64>, String> {
-        let line = match self.line() {
-            Ok(line) => line,
-            Err(silence) => return Err(format!("process {} {}", self.child.id(), self.describe(silence))),
-        };
-        match line.split_once(' ').unwrap_or((&line, "")) {
-            ("ok", numbers) => {
-                let numbers: Result<Vec<u64>, _> = numbers.split_whitespace().map(str::parse).collect();
-                numbers.map_err(|e| format!("process {} answered {line:?}: {e}", self.child.id()))
-            }
-            ("error", why) => Err(why.to_owned()),
-            _ => Err(format!("process {} answered {line:?}", self.child.id())),
-        }
-    }
-
-    /// Waits for an answer and returns its only word.
-    pub fn word(&mut self) -> Result<String, String> {
+    /// Waits for an answer.
+    pub fn answer<A: DeserializeOwned>(&mut self) -> Result<A, String> {
         match self.line() {
-            Ok(line) => match line.split_once(' ') {
-                Some(("ok", word)) => Ok(word.to_owned()),
-                Some(("error", why)) => Err(why.to_owned()),
-                _ => Err(format!("process {} answered {line:?}", self.child.id())),
-            },
+            Ok(line) => decode::<Result<A, String>>(&line)
+                .map_err(|e| format!("process {} answered {line:?}: {e}", self.child.id()))?,
             Err(silence) => Err(format!("process {} {}", self.child.id(), self.describe(silence))),
         }
     }
 
-    /// Gives a command and waits for its answer.
-    pub fn ask(&mut self, command: &str) -> Result<Vec<u64>, String> {
-        self.tell(command)?;
+    /// Tells it something and waits for its answer.
+    pub fn ask<A: DeserializeOwned>(&mut self, told: &T) -> Result<A, String>
+    where
+        T: Serialize,
+    {
+        self.tell(told)?;
         self.answer()
     }
 
@@ -153,7 +147,7 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl<T> Drop for Child<T> {
     fn drop(&mut self) {
         self.close_input();
         // It may have ended already; then neither call has anything to do. One that cannot be killed is left behind.
@@ -173,21 +167,33 @@ pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> io::Result<Option<T>>) 
     }
 }
 
-/// Answers the parent with numbers.
-pub fn reply(numbers: &[u64]) -> Result<(), String> {
-    let words: String = numbers.iter().map(|number| format!(" {number}")).collect();
-    line(&format!("ok{words}"))
+/// Waits for the next thing that this process is told; nothing once its parent has let it go.
+pub fn next<T: DeserializeOwned>() -> Result<Option<T>, String> {
+    let mut line = String::new();
+    match io::stdin().lock().read_line(&mut line).map_err(|e| e.to_string())? {
+        0 => Ok(None),
+        _ => decode(&line).map(Some).map_err(|e| format!("not understood: {}: {e}", line.trim_end())),
+    }
 }
 
-/// Answers the parent with the reason why there is no answer: in one line, whatever a driver says.
-fn refuse(why: &str) -> Result<(), String> {
-    line(&format!("error {}", why.replace('\n', " ")))
+/// Answers the parent.
+pub fn reply<A: Serialize>(answer: &A) -> Result<(), String> {
+    say(&Ok::<&A, ()>(answer))
 }
 
-/// Writes a line to the parent.
-pub fn line(text: &str) -> Result<(), String> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| format!("the parent does not listen: {e}"))
+/// Writes a value to the parent.
+fn say(value: &impl Serialize) -> Result<(), String> {
+    let (line, mut out) = (encode(value)?, io::stdout().lock());
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|e| format!("the parent does not listen: {e}"))
+}
+
+fn encode(value: &impl Serialize) -> Result<String, String> {
+    serde_json::to_string(value).map_err(|e| e.to_string())
+}
+
+/// Reads a value from a line.
+pub fn decode<A: DeserializeOwned>(line: &str) -> Result<A, String> {
+    serde_json::from_str(line).map_err(|e| e.to_string())
 }
 
 /// Lives as a child of this program: until its work is done or its parent dies, which it tells why it cannot go on.
@@ -196,7 +202,7 @@ pub fn live(work: impl FnOnce() -> Result<(), String>) -> Outcome {
     match work() {
         Ok(()) => Outcome::Good,
         Err(why) => {
-            let _ = refuse(&why);
+            let _ = say(&Err::<(), &str>(&why));
             Outcome::Finding
         }
     }

@@ -3,7 +3,7 @@
 //! 1. `torture`: kills processes at random and checks that nothing is lost or freed early; with wrong controls.
 //! 2. `bench`: measures what sharing costs beside the raw driver calls.
 //! 3. What they and the program's other commands share: `args`, `device` (which one), `child` (this program in other
-//!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks), `output`, `hex`, `size`.
+//!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks), `output`, `size`.
 //!
 //! Not a part of the library: only the program uses it.
 
@@ -12,7 +12,6 @@ pub mod bench;
 pub mod child;
 pub mod copier;
 pub mod device;
-pub mod hex;
 pub mod output;
 pub mod owner;
 pub mod pattern;

@@ -1,32 +1,42 @@
-//! A consumer of the demo: claims what it is told to, looks at the contents, replies, and lets go.
+//! A consumer of the demo: does what it is [`Told`] with blocks, and answers.
 //!
-//! | it is told | it does | it answers |
-//! |---|---|---|
-//! | `hold DESCRIPTOR STAMP` | claims, waits on its stream, compares the contents | `ok WRONG` |
-//! | `again DESCRIPTOR` | claims what was claimed before | `ok REFUSED` |
-//! | `finish N` | compares the first N it holds once more, replies into them, lets them go | `ok CHANGED` |
-//! | `let-go` | compares the first that it holds once more, and lets it go | `ok CHANGED` |
-//! | `forward ID` | asks for a descriptor of the first that it holds, for another participant | `ok DESCRIPTOR` |
-//! | `overwrite` | queues writes to all that it holds, and does not wait for them | `ok` |
-//! | `fork` | forks a child that lives while its input is open, then as `overwrite`; it is told nothing more | `ok PID` |
-//!
-//! Once it was killed, the child reads its input: for each line it writes to all that was held, where memory can be
-//! reached without the driver, and answers `ok`.
+//! Once it was killed, the child that it forked reads its input: for each line it writes to all that was held, where
+//! memory can be reached without the driver, and answers.
 
 use std::collections::VecDeque;
-use std::io::BufRead;
 
 use gpu_ipc::{BackendKind, ClaimError, Gpu, Participant, ParticipantId, ReceivedBlock, State, To, Wait};
+use serde::{Deserialize, Serialize};
 
 use super::PATIENCE;
 use lab::args::ConsumerOptions;
 use lab::copier::Copier;
-use lab::{Outcome, child, device, hex, pattern};
+use lab::{Outcome, child, device, pattern};
 
 /// What a consumer writes all over what it holds before it is killed, and its child after.
 const SCRIBBLE: u8 = 0xa5;
 /// How often: on a GPU this takes longer than dying does, and fits a driver's queue.
 const TIMES: u32 = 100;
+
+/// What it is told, and what it answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Told {
+    /// To claim, wait on its stream, and compare the contents with the stamp's: whether they are others.
+    Hold(Vec<u8>, u64),
+    /// To claim what was claimed before: whether that was refused.
+    Again(Vec<u8>),
+    /// To compare the first that it holds once more, reply into it, and let it go: whether it changed.
+    Finish,
+    /// The same without a reply.
+    LetGo,
+    /// To ask for a descriptor of the first that it holds, for this participant: the descriptor.
+    Forward(u64),
+    /// To queue writes to all that it holds, without waiting for them.
+    Overwrite,
+    /// To fork a child that lives while its input is open, then as `Overwrite`: the child's number. It is told nothing
+    /// more.
+    Fork,
+}
 
 /// Runs until the input ends.
 pub fn run(options: &ConsumerOptions) -> Outcome {
@@ -50,70 +60,58 @@ fn serve(options: &ConsumerOptions) -> Result<(), String> {
     let copier = Copier::new(&gpu).map_err(|e| device::explain(&e))?;
     let participant = Participant::builder(gpu.clone()).connect(&options.socket).map_err(|e| device::explain(&e))?;
     let mut consumer = Consumer { gpu, copier, participant, held: VecDeque::new() };
-    child::reply(&[consumer.participant.id().0])?;
-    for line in std::io::stdin().lock().lines() {
-        let line = line.map_err(|e| e.to_string())?;
-        let words: Vec<&str> = line.split(' ').collect();
-        match words[..] {
-            ["forward", id] => child::line(&format!("ok {}", consumer.forward(id)?))?,
-            _ => child::reply(&consumer.obey(&words)?)?,
-        }
+    child::reply(&consumer.participant.id().0)?;
+    while let Some(told) = child::next()? {
+        consumer.obey(told)?;
     }
     Ok(())
 }
 
 impl Consumer {
-    fn obey(&mut self, words: &[&str]) -> Result<Vec<u64>, String> {
-        let number = |text: &str| text.parse::<u64>().map_err(|e| format!("{text}: {e}"));
-        match *words {
-            ["hold", descriptor, stamp] => {
-                let stamp = number(stamp)?;
-                let block = self.claim(descriptor).map_err(|error| error.to_string())?;
+    fn obey(&mut self, told: Told) -> Result<(), String> {
+        match told {
+            Told::Hold(descriptor, stamp) => {
+                let block = self.claim(&descriptor).map_err(|error| error.to_string())?;
                 let good = self.holds(&block, stamp)? && block.state() == State::Ready;
                 self.held.push_back(Held { block, stamp });
-                Ok(vec![u64::from(!good)])
+                child::reply(&!good)
             }
-            ["again", descriptor] => match self.claim(descriptor) {
-                Err(ClaimError::AlreadyClaimed) => Ok(vec![1]),
+            Told::Again(descriptor) => match self.claim(&descriptor) {
+                Err(ClaimError::AlreadyClaimed) => child::reply(&true),
                 Err(error) => Err(error.to_string()),
-                Ok(_) => Ok(vec![0]),
+                Ok(_) => child::reply(&false),
             },
-            ["finish", count] => {
-                let mut changed = 0;
-                for _ in 0..number(count)? {
-                    let Some(held) = self.held.pop_front() else { return Err("nothing is held".into()) };
-                    changed += u64::from(self.finish(held)?);
-                }
-                Ok(vec![changed])
+            Told::Finish => {
+                let held = self.first()?;
+                child::reply(&self.finish(held)?)
             }
-            ["let-go"] => {
-                let Some(held) = self.held.pop_front() else { return Err("nothing is held".into()) };
-                Ok(vec![u64::from(!self.holds(&held.block, held.stamp)?)])
+            Told::LetGo => {
+                let held = self.first()?;
+                child::reply(&!self.holds(&held.block, held.stamp)?)
             }
-            ["overwrite"] => {
-                self.overwrite()?;
-                Ok(Vec::new())
-            }
-            ["fork"] => {
+            Told::Forward(to) => child::reply(&self.forward(ParticipantId(to))?),
+            Told::Overwrite => child::reply(&self.overwrite()?),
+            Told::Fork => {
                 // In one command: whatever is written to the input from here on may be read by either of the two.
                 let child = self.fork_while_input_is_open()?;
                 self.overwrite()?;
-                Ok(vec![child])
+                child::reply(&child)
             }
-            _ => Err(format!("not understood: {}", words.join(" "))),
         }
     }
 
-    fn claim(&self, descriptor: &str) -> Result<ReceivedBlock, ClaimError> {
-        let bytes = hex::decode(descriptor).unwrap_or_default();
-        self.participant.claim(&bytes, Wait::Stream(self.copier.stream()), Some(PATIENCE))
+    fn first(&mut self) -> Result<Held, String> {
+        self.held.pop_front().ok_or_else(|| "nothing is held".to_owned())
     }
 
-    fn forward(&self, id: &str) -> Result<String, String> {
-        let id = id.parse().map_err(|e| format!("{id}: {e}"))?;
+    fn claim(&self, descriptor: &[u8]) -> Result<ReceivedBlock, ClaimError> {
+        self.participant.claim(descriptor, Wait::Stream(self.copier.stream()), Some(PATIENCE))
+    }
+
+    fn forward(&self, to: ParticipantId) -> Result<Vec<u8>, String> {
         let held = self.held.front().ok_or("nothing is held")?;
-        let forwarded = held.block.forward(To::Participant(ParticipantId(id)), Some(PATIENCE));
-        Ok(hex::encode(forwarded.map_err(|error| error.to_string())?.as_bytes()))
+        let forwarded = held.block.forward(To::Participant(to), Some(PATIENCE));
+        Ok(forwarded.map_err(|error| error.to_string())?.as_bytes().to_vec())
     }
 
     fn holds(&mut self, block: &ReceivedBlock, stamp: u64) -> Result<bool, String> {
@@ -138,7 +136,7 @@ impl Consumer {
     /// Forks a child that keeps what this process holds, until the input that both have is closed.
     ///
     /// On the host backend it has the memory mapped, and writes to it when it is told to; a GPU's is out of its reach.
-    fn fork_while_input_is_open(&self) -> Result<u64, String> {
+    fn fork_while_input_is_open(&self) -> Result<i32, String> {
         // All that the child needs is made before: it must not allocate.
         let reachable = self.gpu.kind() == BackendKind::Host;
         let kept = self.held.iter().filter(|_| reachable);
@@ -150,14 +148,15 @@ impl Consumer {
         match unsafe { libc::fork() } {
             -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
             0 => overwrite_when_told(&memory),
-            pid => u64::try_from(pid).map_err(|e| e.to_string()),
+            pid => Ok(pid),
         }
     }
 }
 
 /// Reads input byte by byte; at each line end, writes to the memory and answers. Ends with the input.
 fn overwrite_when_told(memory: &[(*mut u8, usize)]) -> ! {
-    const ANSWER: &[u8] = b"ok\n";
+    // As `child::reply(&())` does, which allocates.
+    const ANSWER: &[u8] = b"{\"Ok\":null}\n";
     let mut byte = 0u8;
     // SAFETY: `read` asks for as many writable bytes as it is told.
     while unsafe { libc::read(0, (&raw mut byte).cast(), 1) } > 0 {

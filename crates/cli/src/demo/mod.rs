@@ -24,9 +24,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 
 use crate::args::DemoOptions;
+use consumer::Told;
 use lab::child::{self, Child};
 use lab::copier::Copier;
-use lab::{Outcome, device, hex, output, pattern};
+use lab::{Outcome, device, output, pattern};
 use report::Report;
 use watchdog::Watchdog;
 
@@ -74,7 +75,7 @@ struct Demo<'a> {
     gpu: Gpu,
     copier: Copier,
     session: Session,
-    consumers: Vec<(Child, ParticipantId)>,
+    consumers: Vec<(Child<Told>, ParticipantId)>,
     next_stamp: u32,
     report: Report,
     progress: ProgressBar,
@@ -150,8 +151,8 @@ impl<'a> Demo<'a> {
         let (device, socket) = (self.gpu.uuid().to_string(), self.session.socket_path().as_os_str());
         let args = ["demo-consumer", "--backend", self.gpu.kind().name(), "--device", &device, "--socket"];
         let mut consumer = Child::start(args.iter().map(AsRef::as_ref).chain([socket]), PATIENCE)?;
-        let id = *consumer.answer()?.first().ok_or("a consumer did not say its number")?;
-        self.consumers.push((consumer, ParticipantId(id)));
+        let id = ParticipantId(consumer.answer()?);
+        self.consumers.push((consumer, id));
         self.report.consumers += 1;
         Ok(())
     }
@@ -176,15 +177,15 @@ impl<'a> Demo<'a> {
     fn send(&mut self, consumer: usize) -> Result<(SentBlock, u64, Descriptor), String> {
         let (block, stamp) = self.write_block()?;
         let descriptor = self.share(&block, consumer)?;
-        self.consumers[consumer].0.tell(&format!("hold {} {stamp}", hex::encode(descriptor.as_bytes())))?;
+        self.consumers[consumer].0.tell(&Told::Hold(descriptor.as_bytes().to_vec(), stamp))?;
         Ok((block, stamp, descriptor))
     }
 
     fn held(&mut self, consumer: usize) -> Result<(), String> {
-        let wrong = self.consumers[consumer].0.answer()?;
+        let wrong: bool = self.consumers[consumer].0.answer()?;
         self.watchdog.step("sharing blocks");
         self.report.claimed += 1;
-        self.report.content_errors += wrong.first().copied().unwrap_or(1);
+        self.report.content_errors += u64::from(wrong);
         Ok(())
     }
 
@@ -228,12 +229,12 @@ impl<'a> Demo<'a> {
     /// Lets a batch go, and reads the replies in those blocks that were kept.
     fn finish(&mut self, batch: Vec<Sent>) -> Result<(), String> {
         for sent in &batch {
-            self.consumers[sent.consumer].0.tell("finish 1")?;
+            self.consumers[sent.consumer].0.tell(&Told::Finish)?;
         }
         for sent in batch {
-            let changed = self.consumers[sent.consumer].0.answer()?;
+            let changed: bool = self.consumers[sent.consumer].0.answer()?;
             self.report.released += 1;
-            self.report.early_reuse += changed.first().copied().unwrap_or(1);
+            self.report.early_reuse += u64::from(changed);
             if let Some((block, stamp)) = sent.kept {
                 self.wait("a lease to end", |demo| {
                     demo.session.collect();
@@ -256,8 +257,8 @@ impl<'a> Demo<'a> {
     fn claim_one_twice(&mut self) -> Result<(), String> {
         let (_block, _, descriptor) = self.send(0)?;
         self.held(0)?;
-        let refused = self.consumers[0].0.ask(&format!("again {}", hex::encode(descriptor.as_bytes())))?;
-        self.report.refused_duplicates += refused.first().copied().unwrap_or(0);
+        let refused: bool = self.consumers[0].0.ask(&Told::Again(descriptor.as_bytes().to_vec()))?;
+        self.report.refused_duplicates += u64::from(refused);
         self.finish(vec![Sent { consumer: 0, kept: None }])
     }
 
@@ -267,10 +268,9 @@ impl<'a> Demo<'a> {
         self.held(0)?;
         drop(block);
         let heir = self.consumers[1].1.0;
-        self.consumers[0].0.tell(&format!("forward {heir}"))?;
-        let descriptor = self.consumers[0].0.word()?;
+        let descriptor = self.consumers[0].0.ask(&Told::Forward(heir))?;
         self.let_go(0)?;
-        self.consumers[1].0.tell(&format!("hold {descriptor} {stamp}"))?;
+        self.consumers[1].0.tell(&Told::Hold(descriptor, stamp))?;
         self.held(1)?;
         self.report.forwarded += 1;
         self.finish(vec![Sent { consumer: 1, kept: None }])
@@ -278,9 +278,9 @@ impl<'a> Demo<'a> {
 
     /// Has a consumer let go of a block into which it does not reply, because others may read it.
     fn let_go(&mut self, consumer: usize) -> Result<(), String> {
-        let changed = self.consumers[consumer].0.ask("let-go")?;
+        let changed: bool = self.consumers[consumer].0.ask(&Told::LetGo)?;
         self.report.released += 1;
-        self.report.early_reuse += changed.first().copied().unwrap_or(1);
+        self.report.early_reuse += u64::from(changed);
         Ok(())
     }
 
@@ -290,7 +290,7 @@ impl<'a> Demo<'a> {
         let ticket = block
             .share(To::Ticket(Claims::Unlimited), After::Stream(self.copier.stream()))
             .map_err(|e| device::explain(&e))?;
-        let claim = format!("hold {} {stamp}", hex::encode(ticket.as_bytes()));
+        let claim = Told::Hold(ticket.as_bytes().to_vec(), stamp);
         for (consumer, _) in &mut self.consumers {
             consumer.tell(&claim)?;
         }
@@ -320,11 +320,10 @@ impl<'a> Demo<'a> {
             }
         }
         let held = u64::from(HELD_AT_DEATH);
-        let child = self.consumers[second].0.ask("fork")?;
-        let child = child.first().and_then(|&pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let child = Pid::from_raw(self.consumers[second].0.ask(&Told::Fork)?);
         self.consumers[second].0.kill()?;
         self.wait("the second death to be noticed", |demo| demo.session.stats().quarantined == held)?;
-        self.consumers[first].0.ask("overwrite")?;
+        self.consumers[first].0.ask::<()>(&Told::Overwrite)?;
         let killed = Instant::now();
         self.consumers[first].0.kill()?;
         self.wait("the blocks of the dead", |demo| {
@@ -359,7 +358,7 @@ impl<'a> Demo<'a> {
             sent.push(Sent { consumer, kept: None });
         }
         // Told to the child: it is the only one left that reads there.
-        self.consumers[second].0.ask("overwrite")?;
+        self.consumers[second].0.ask::<()>(&Told::Overwrite)?;
         drop(blocks);
         self.finish(sent)
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::{Check, CheckState};
 use super::{device_files, mps};
-use lab::child::Child;
+use lab::child::{self, Child};
 
 /// A backend and what was found of it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ pub struct Caps {
     pub granularity: u64,
 }
 
-/// A line of the process that asks: what was found so far, and what it does next.
+/// What the process that asks says: what was found so far, and what it does next.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Progress {
     /// What it does next; nothing when it is done.
@@ -125,9 +125,9 @@ fn listen(kind: BackendKind, mut child: Child, tell: &dyn Fn(String)) -> Backend
         last = loop {
             match child.line() {
                 // A driver may write to standard output too.
-                Ok(line) => match serde_json::from_str(&line) {
-                    Ok(progress) => break progress,
-                    Err(_) => continue,
+                Ok(line) => match child::decode::<Result<Progress, String>>(&line) {
+                    Ok(Ok(progress)) => break progress,
+                    _ => continue,
                 },
                 Err(silence) => {
                     let how = child.describe(silence);

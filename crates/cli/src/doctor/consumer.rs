@@ -1,16 +1,25 @@
 //! The consumer of a trial: claims one block, looks at the contents, and answers in it where it may write.
 //!
-//! It is told `DESCRIPTOR STAMP` and answers whether the contents are the stamp's. A write to a read-only mapping is
+//! It is told a descriptor and a stamp, and answers whether the contents are the stamp's. A write to a read-only mapping is
 //! not tried: on a GPU it would end this process' context and leave an error in the kernel's log.
 
-use std::io::BufRead;
 use std::time::Duration;
 
 use gpu_ipc::{Participant, Wait};
+use serde::{Deserialize, Serialize};
 
 use lab::args::ConsumerOptions;
 use lab::copier::Copier;
-use lab::{Outcome, child, device, hex, pattern};
+use lab::{Outcome, child, device, pattern};
+
+/// What it is told.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Told {
+    /// The block's descriptor.
+    pub descriptor: Vec<u8>,
+    /// What its contents are made from.
+    pub stamp: u64,
+}
 
 /// Runs until the input ends.
 pub fn run(options: &ConsumerOptions) -> Outcome {
@@ -25,21 +34,17 @@ fn serve(options: &ConsumerOptions) -> Result<(), String> {
         builder = builder.read_only();
     }
     let participant = builder.connect(&options.socket).map_err(|e| device::explain(&e))?;
-    child::reply(&[participant.id().0])?;
-    for line in std::io::stdin().lock().lines() {
-        let line = line.map_err(|e| e.to_string())?;
-        let (descriptor, stamp) = line.split_once(' ').ok_or("not understood")?;
-        let stamp = stamp.parse().map_err(|e| format!("{stamp}: {e}"))?;
-        let bytes = hex::decode(descriptor).ok_or("the descriptor is not hexadecimal")?;
+    child::reply(&participant.id().0)?;
+    while let Some(Told { descriptor, stamp }) = child::next()? {
         let block = participant
-            .claim(&bytes, Wait::Stream(copier.stream()), Some(Duration::from_secs(30)))
+            .claim(&descriptor, Wait::Stream(copier.stream()), Some(Duration::from_secs(30)))
             .map_err(|e| device::explain(&e))?;
         let good = copier.holds(&block, stamp).map_err(|e| device::explain(&e))?;
         if !options.read_only {
             copier.write(&block, pattern::reply(stamp)).map_err(|e| device::explain(&e))?;
         }
         drop(block);
-        child::reply(&[u64::from(good)])?;
+        child::reply(&good)?;
     }
     Ok(())
 }

@@ -2,15 +2,13 @@
 //!
 //! A process with threads cannot make a user namespace, and one that has tried is changed by it: so a child tries.
 
-use std::io::Read;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::thread::UnshareFlags;
 
 use super::check::Check;
 use lab::Outcome;
-use lab::child::{self, poll};
+use lab::child::{self, Child};
 
 const KINDS: [(&str, UnshareFlags); 3] =
     [("user", UnshareFlags::NEWUSER), ("pid", UnshareFlags::NEWPID), ("mount", UnshareFlags::NEWNS)];
@@ -33,37 +31,18 @@ pub fn check() -> Check {
 
 /// Returns what was refused.
 fn ask() -> Result<Option<String>, String> {
-    let program = std::env::current_exe().map_err(|e| e.to_string())?;
-    let mut command = Command::new(program);
-    command.arg("doctor-namespaces").stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut tried = command.spawn().map_err(|e| e.to_string())?;
-    let ended = poll(PATIENCE, || tried.try_wait()).map_err(|e| e.to_string())?;
-    if ended.is_none() {
-        // It is in the kernel; whether the signal reaches it or not, nobody waits for it.
-        let _ = tried.kill();
-        return Err(format!("the child that tries was silent for {} s", PATIENCE.as_secs()));
-    }
-    let mut text = String::new();
-    let out = tried.stdout.as_mut().ok_or("the child has no output")?;
-    out.read_to_string(&mut text).map_err(|e| e.to_string())?;
-    match text.trim() {
-        "ok" => Ok(None),
-        refused if !refused.is_empty() => Ok(Some(refused.to_owned())),
-        _ => Err("the child that tries said nothing".into()),
-    }
+    Child::<()>::start(["doctor-namespaces"], PATIENCE)?.answer()
 }
 
-/// The child: says `ok`, or what was refused first.
+/// The child: says nothing, or what was refused first.
 pub fn run() -> Outcome {
-    child::die_with_parent();
-    for (kind, flags) in KINDS {
-        // SAFETY: `unshare_unsafe` asks that no descriptors are closed under somebody: the flags leave the table of
-        // descriptors shared.
-        if let Err(error) = unsafe { rustix::thread::unshare_unsafe(flags) } {
-            let _ = child::line(&format!("no {kind} namespace: {error}"));
-            return Outcome::Good;
-        }
-    }
-    let _ = child::line("ok");
-    Outcome::Good
+    child::live(|| {
+        let refused = KINDS.into_iter().find_map(|(kind, flags)| {
+            // SAFETY: `unshare_unsafe` asks that no descriptors are closed under somebody: the flags leave the table
+            // of descriptors shared.
+            let refused = unsafe { rustix::thread::unshare_unsafe(flags) };
+            refused.err().map(|error| format!("no {kind} namespace: {error}"))
+        });
+        child::reply(&refused)
+    })
 }

@@ -61,7 +61,7 @@ fn explain(backend: &mut Backend, error: &Error) {
 
 fn say(backend: &Backend, doing: Option<&str>) -> Result<(), String> {
     let progress = Progress { doing: doing.map(str::to_owned), backend: backend.clone() };
-    child::line(&serde_json::to_string(&progress).map_err(|e| e.to_string())?)
+    child::reply(&progress)
 }
 
 fn look_at(backend: &mut Backend, gpu: &Gpu) -> Result<(), String> {

@@ -7,9 +7,10 @@ use gpu_ipc::backend::{Access, Sharing};
 use gpu_ipc::{After, Error, Gpu, ParticipantId, Session, To};
 
 use super::check::Check;
+use super::consumer::Told;
 use lab::child::Child;
 use lab::copier::Copier;
-use lab::{device, hex, pattern};
+use lab::{device, pattern};
 
 /// Bytes of the block: less than a page of any device, and more than one of the host.
 const BYTES: u64 = 64 << 10;
@@ -67,14 +68,13 @@ fn try_it(gpu: &Gpu, sharing: Sharing, access: Access, start: Instant) -> Result
     let session = Session::builder(gpu.clone()).sharing(sharing).region_bytes(BYTES).open()?;
     let mut copier = Copier::new(gpu)?;
     let mut consumer = start_consumer(gpu, &session, access)?;
-    let id = *consumer.answer()?.first().ok_or_else(|| "the child did not say its number".to_owned())?;
+    let id = ParticipantId(consumer.answer()?);
 
     let stamp = pattern::stamp(u64::from(std::process::id()), start.elapsed().subsec_nanos());
     let block = session.alloc(BYTES)?;
     copier.write(&block, stamp)?;
-    let descriptor = block.share(To::Participant(ParticipantId(id)), After::Stream(copier.stream()))?;
-    let seen = consumer.ask(&format!("{} {stamp}", hex::encode(descriptor.as_bytes())))?;
-    if seen.first() != Some(&1) {
+    let descriptor = block.share(To::Participant(id), After::Stream(copier.stream()))?;
+    if !consumer.ask::<bool>(&Told { descriptor: descriptor.as_bytes().to_vec(), stamp })? {
         return Err("the child found other contents than were written".to_owned().into());
     }
     block.wait_released(Some(PATIENCE))?;
@@ -92,7 +92,7 @@ fn try_it(gpu: &Gpu, sharing: Sharing, access: Access, start: Instant) -> Result
     }
 }
 
-fn start_consumer(gpu: &Gpu, session: &Session, access: Access) -> Result<Child, String> {
+fn start_consumer(gpu: &Gpu, session: &Session, access: Access) -> Result<Child<Told>, String> {
     let mut args: Vec<OsString> =
         ["doctor-consumer", "--backend", gpu.kind().name(), "--device", &gpu.uuid().to_string(), "--socket"]
             .map(OsString::from)

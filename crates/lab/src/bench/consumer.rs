@@ -1,19 +1,6 @@
-//! A consumer of the benchmark: claims and drops what it is told to, and times both beside their floor.
-//!
-//! | it is told | it does | it answers |
-//! |---|---|---|
-//! | `hold DESCRIPTOR...` | claims, and holds | `ok` |
-//! | `take DESCRIPTOR...` | claims, and drops at once | `ok` |
-//! | `lease DESCRIPTOR...` | claims on its stream behind work that is not done, in turns with raw waits | `ok NANOS...` |
-//! | `end` | drops all that it holds, in turns with the raw calls of a release | `ok NANOS...` |
-//! | `end-many` | drops all that it holds at once, and releases as many in one raw batch | `ok NANOS NANOS` |
-//! | `stretch BYTES STEPS` | times its stream with a drop after each step, and without | `ok NANOS NANOS` |
-//! | `redeem DESCRIPTOR...` | claims tickets, in turns with bare questions to the other end of its channel | `ok NANOS...` |
-//! | `map DESCRIPTOR FD LEN`, `map DESCRIPTOR HANDLE` | maps for the first time, in turns with the raw calls | `ok NANOS NANOS` |
-//! | `serve` | claims and drops what comes through its channel and says so, until an empty packet | `ok` |
+//! A consumer of the benchmark: claims and drops what it is [`Told`] to, and times both beside their floor.
 
 use std::collections::VecDeque;
-use std::io::BufRead;
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -21,6 +8,7 @@ use std::time::{Duration, Instant};
 use gpu_ipc::backend::{DevicePtr, MemHandle};
 use gpu_ipc::{Gpu, Participant, ReceivedBlock, Stream, Wait};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use serde::{Deserialize, Serialize};
 
 use super::fixture::{PATIENCE, within};
 use super::floor::{self, Floor, Foreign};
@@ -28,7 +16,7 @@ use super::raw_calls::Naked;
 use super::sample::{Pairs, time};
 use crate::args::BenchConsumerOptions;
 use crate::device::explain;
-use crate::{Outcome, child, device, hex};
+use crate::{Outcome, child, device};
 
 /// Calls in each sample of what goes through the driver.
 pub const CALLS: usize = 8;
@@ -40,6 +28,43 @@ pub const QUESTION: usize = 40;
 pub const ANSWER: usize = 72;
 /// Bytes of a bare message in place of a descriptor's 256.
 pub const BARE: usize = 255;
+
+/// What it is told. It answers with nanoseconds, ours and the floor's in turns, where something is timed.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Told {
+    /// To claim these descriptors, and hold.
+    Hold(Vec<Vec<u8>>),
+    /// To claim, and drop at once.
+    Take(Vec<Vec<u8>>),
+    /// To claim on its stream behind work that is not done, in turns with raw waits.
+    Lease(Vec<Vec<u8>>),
+    /// To drop all that it holds, in turns with the raw calls of a release.
+    End,
+    /// To drop all that it holds at once, and to release as many in one raw batch.
+    EndMany,
+    /// To time its stream with a drop after each step, and without.
+    Stretch {
+        /// Bytes that a step fills.
+        bytes: u64,
+        /// How many steps.
+        steps: u64,
+    },
+    /// To claim tickets, in turns with bare questions to the other end of its channel.
+    Redeem(Vec<Vec<u8>>),
+    /// To map for the first time, in turns with the raw calls.
+    Map(Vec<u8>, Exported),
+    /// To claim and drop what comes through its channel and say so, until an empty packet.
+    Serve,
+}
+
+/// Memory of the bare program, for a raw mapping.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Exported {
+    /// A file descriptor that the consumer inherited, and the bytes.
+    Fd(RawFd, u64),
+    /// A vendor's handle.
+    Handle(Vec<u8>),
+}
 
 /// Runs until the input ends.
 pub fn run(options: &BenchConsumerOptions) -> Outcome {
@@ -56,14 +81,12 @@ fn serve(options: &BenchConsumerOptions) -> Result<(), String> {
     let participant = builder.connect(&options.consumer.socket).map_err(|e| explain(&e))?;
     let stream = Stream::create(&gpu).map_err(|e| explain(&e))?;
     let channel = options.channel.map(inherited);
-    child::reply(&[participant.id().0])?;
+    child::reply(&participant.id().0)?;
     let naked = Naked::new(&gpu, &*floor)?;
     let mut consumer =
         Consumer { gpu, floor: &*floor, naked, participant, stream, channel, held: VecDeque::new(), turns: 0 };
-    for line in std::io::stdin().lock().lines() {
-        let line = line.map_err(|e| e.to_string())?;
-        let words: Vec<&str> = line.split(' ').collect();
-        child::reply(&consumer.obey(&words)?)?;
+    while let Some(told) = child::next()? {
+        child::reply(&consumer.obey(told)?)?;
     }
     Ok(())
 }
@@ -86,37 +109,34 @@ struct Consumer<'a> {
 }
 
 impl Consumer<'_> {
-    fn obey(&mut self, words: &[&str]) -> Result<Vec<u64>, String> {
-        let number = |text: &str| text.parse::<u64>().map_err(|e| format!("{text}: {e}"));
-        match *words {
-            ["hold", ref descriptors @ ..] => {
-                for bytes in decode(descriptors)? {
+    fn obey(&mut self, told: Told) -> Result<Vec<u64>, String> {
+        match told {
+            Told::Hold(descriptors) => {
+                for bytes in descriptors {
                     self.held.push_back(claim(&self.participant, &bytes, Wait::None)?);
                 }
                 Ok(Vec::new())
             }
-            ["take", ref descriptors @ ..] => {
-                for bytes in decode(descriptors)? {
+            Told::Take(descriptors) => {
+                for bytes in descriptors {
                     drop(claim(&self.participant, &bytes, Wait::None)?);
                 }
                 Ok(Vec::new())
             }
-            ["lease", ref descriptors @ ..] => self.lease(&decode(descriptors)?),
-            ["end"] => self.end(),
-            ["end-many"] => self.end_many(),
-            ["stretch", bytes, steps] => self.stretch(number(bytes)?, number(steps)?),
-            ["redeem", ref descriptors @ ..] => self.redeem(&decode(descriptors)?),
-            ["map", descriptor, fd, len] => {
-                let fd = fd.parse().map_err(|e| format!("{fd}: {e}"))?;
-                // Not closed: the next command names it again.
-                self.map(descriptor, &ManuallyDrop::new(Foreign::Fd(inherited(fd), number(len)?)))
+            Told::Lease(descriptors) => self.lease(&descriptors),
+            Told::End => self.end(),
+            Told::EndMany => self.end_many(),
+            Told::Stretch { bytes, steps } => self.stretch(bytes, steps),
+            Told::Redeem(descriptors) => self.redeem(&descriptors),
+            // Not closed: the next command names it again.
+            Told::Map(descriptor, Exported::Fd(fd, len)) => {
+                self.map(&descriptor, &ManuallyDrop::new(Foreign::Fd(inherited(fd), len)))
             }
-            ["map", descriptor, handle] => {
-                let bytes = hex::decode(handle).and_then(|bytes| bytes.try_into().ok()).ok_or("no handle")?;
-                self.map(descriptor, &Foreign::Handle(MemHandle(bytes)))
+            Told::Map(descriptor, Exported::Handle(handle)) => {
+                let bytes = handle.try_into().map_err(|_| "no handle")?;
+                self.map(&descriptor, &Foreign::Handle(MemHandle(bytes)))
             }
-            ["serve"] => self.serve(),
-            _ => Err(format!("not understood: {}", words.first().unwrap_or(&""))),
+            Told::Serve => self.serve(),
         }
     }
 
@@ -230,15 +250,14 @@ impl Consumer<'_> {
         Ok(pairs.numbers())
     }
 
-    fn map(&mut self, descriptor: &str, foreign: &Foreign) -> Result<Vec<u64>, String> {
-        let bytes = decode(&[descriptor])?.pop().ok_or("no descriptor")?;
+    fn map(&mut self, descriptor: &[u8], foreign: &Foreign) -> Result<Vec<u64>, String> {
         let mut pairs = Pairs::new(1);
         let ours_first = self.turn();
         for ours in [ours_first, !ours_first] {
             if ours {
                 let mut block = None;
                 let mut map = || {
-                    block = Some(claim(&self.participant, &bytes, Wait::None)?);
+                    block = Some(claim(&self.participant, descriptor, Wait::None)?);
                     Ok(())
                 };
                 pairs.ours.push(time(1, &mut map)?);
@@ -287,11 +306,4 @@ impl Consumer<'_> {
 /// Claims; a claim that waits longer than anybody would is an error.
 fn claim(participant: &Participant, bytes: &[u8], wait: Wait<'_>) -> Result<ReceivedBlock, String> {
     participant.claim(bytes, wait, Some(PATIENCE)).map_err(|error| error.to_string())
-}
-
-fn decode(descriptors: &[&str]) -> Result<Vec<Vec<u8>>, String> {
-    descriptors
-        .iter()
-        .map(|text| hex::decode(text).ok_or_else(|| "a descriptor is not hexadecimal".to_owned()))
-        .collect()
 }

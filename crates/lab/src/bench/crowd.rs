@@ -7,6 +7,7 @@ use gpu_ipc::{After, SentBlock, Session, Stream, To};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+use super::consumer::Told;
 use super::fixture::{Consumer, PATIENCE, Stage, Starting, until, until_released};
 use super::raw_calls::Naked;
 use super::row::Row;
@@ -92,7 +93,7 @@ fn share_with(
     stream.synchronize().map_err(|e| explain(&e))?;
     naked.settle()?;
     for (consumer, descriptor) in consumers.iter_mut().zip(&descriptors) {
-        consumer.ask("take", [descriptor])?;
+        consumer.ask(Told::Take, [descriptor])?;
     }
     until_released(session, block)
 }

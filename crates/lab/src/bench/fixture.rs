@@ -8,15 +8,15 @@ use gpu_ipc::{Descriptor, Gpu, Participant, ParticipantId, SentBlock, Session, S
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use super::consumer::Told;
 use super::floor::{self, Floor};
 use crate::child::Child;
 use crate::device::explain;
-use crate::hex;
 
 /// A process that is silent for longer counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Descriptors in one line to a consumer.
-const LINE: usize = 256;
+/// Descriptors in one message to a consumer.
+const MESSAGE: usize = 256;
 
 /// A device, and how much is measured on it.
 #[derive(Debug)]
@@ -96,21 +96,21 @@ impl Stage {
 
 /// A consumer that is on its way.
 #[derive(Debug)]
-pub struct Starting(Child);
+pub struct Starting(Child<Told>);
 
 impl Starting {
     /// Waits until it is connected.
     pub fn up(self) -> Result<Consumer, String> {
         let mut child = self.0;
-        let id = *child.answer()?.first().ok_or("a consumer did not say its number")?;
-        Ok(Consumer { child, id: ParticipantId(id) })
+        let id = ParticipantId(child.answer()?);
+        Ok(Consumer { child, id })
     }
 }
 
 /// A consumer in a process of its own.
 #[derive(Debug)]
 pub struct Consumer {
-    pub child: Child,
+    pub child: Child<Told>,
     pub id: ParticipantId,
 }
 
@@ -118,20 +118,15 @@ impl Consumer {
     /// Has it do something with descriptors, and returns its numbers.
     pub fn ask<'a>(
         &mut self,
-        what: &str,
+        what: fn(Vec<Vec<u8>>) -> Told,
         descriptors: impl IntoIterator<Item = &'a Descriptor>,
     ) -> Result<Vec<u64>, String> {
-        let mut line = what.to_owned();
-        for descriptor in descriptors {
-            line.push(' ');
-            line.push_str(&hex::encode(descriptor.as_bytes()));
-        }
-        self.child.ask(&line)
+        self.child.ask(&what(descriptors.into_iter().map(|descriptor| descriptor.as_bytes().to_vec()).collect()))
     }
 
     /// Has it claim and hold many blocks.
     pub fn hold(&mut self, descriptors: &[Descriptor]) -> Result<(), String> {
-        descriptors.chunks(LINE).try_for_each(|some| self.ask("hold", some).map(drop))
+        descriptors.chunks(MESSAGE).try_for_each(|some| self.ask(Told::Hold, some).map(drop))
     }
 }
 

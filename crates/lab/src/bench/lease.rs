@@ -3,7 +3,7 @@
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, BackendKind, Descriptor, SentBlock, Session, To};
 
-use super::consumer::CALLS;
+use super::consumer::{CALLS, Told};
 use super::fixture::{Consumer, Stage, until_released};
 use super::raw_calls::Naked;
 use super::row::{Goal, Row};
@@ -41,17 +41,17 @@ pub fn cycle(stage: &Stage) -> Result<Vec<Row>, String> {
         }
         stream.synchronize().map_err(|e| explain(&e))?;
         naked.settle()?;
-        consumer.ask("take", &descriptors)?;
+        consumer.ask(Told::Take, &descriptors)?;
         until_released(&session, &block)?;
         // Behind a stream that is held up, so that every claim has to queue a wait.
         hold.begin();
         hold.stop(stream.raw())?;
         let descriptors = share_some(&block, to, After::Stream(&stream), ROUND)?;
-        let claimed = consumer.ask("lease", &descriptors);
+        let claimed = consumer.ask(Told::Lease, &descriptors);
         hold.let_go();
         let claimed = claimed?;
         stream.synchronize().map_err(|e| explain(&e))?;
-        let ended = consumer.ask("end", &[])?;
+        let ended: Vec<u64> = consumer.child.ask(&Told::End)?;
         until_released(&session, &block)?;
         // The first round maps the region, makes the queue and warms the rest.
         if round > 0 {
@@ -98,7 +98,7 @@ pub fn share_many(stage: &Stage) -> Result<Vec<Row>, String> {
         pairs.sample(ours, || naked.write())?;
         stream.synchronize().map_err(|e| explain(&e))?;
         naked.settle()?;
-        consumer.ask("take", &descriptors)?;
+        consumer.ask(Told::Take, &descriptors)?;
         until_released(&session, &blocks[MANY - 1])?;
     }
     drop(grants);
@@ -118,7 +118,7 @@ pub fn drop_many(stage: &Stage) -> Result<Vec<Row>, String> {
     let mut pairs = Pairs::new(1);
     for _ in 0..stage.choose(100, 6) {
         lease(&mut consumer, &block, MANY)?;
-        pairs.add(&consumer.ask("end-many", &[])?);
+        pairs.add(&consumer.child.ask::<Vec<u64>>(&Told::EndMany)?);
         until_released(&session, &block)?;
     }
     drop(block);
@@ -141,7 +141,7 @@ pub fn stretch(stage: &Stage) -> Result<Vec<Row>, String> {
     let mut pairs = Pairs::new(STEPS);
     for _ in 0..stage.choose(20, 4) {
         lease(&mut consumer, &block, STEPS)?;
-        pairs.add(&consumer.ask(&format!("stretch {bytes} {STEPS}"), &[])?);
+        pairs.add(&consumer.child.ask::<Vec<u64>>(&Told::Stretch { bytes, steps: STEPS as u64 })?);
         until_released(&session, &block)?;
     }
     drop(block);
@@ -154,7 +154,7 @@ pub fn stretch(stage: &Stage) -> Result<Vec<Row>, String> {
 /// Has a consumer hold `count` leases that count as used on its stream.
 fn lease(consumer: &mut Consumer, block: &SentBlock, count: usize) -> Result<(), String> {
     let descriptors = share_some(block, To::Participant(consumer.id), After::Done, count)?;
-    consumer.ask("lease", &descriptors).map(drop)
+    consumer.ask(Told::Lease, &descriptors).map(drop)
 }
 
 fn share_some(block: &SentBlock, to: To, after: After<'_>, count: usize) -> Result<Vec<Descriptor>, String> {

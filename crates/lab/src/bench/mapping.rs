@@ -6,11 +6,12 @@ use gpu_ipc::backend::Sharing;
 use gpu_ipc::{After, BackendKind, Gpu, To};
 use rustix::io::{FdFlags, fcntl_setfd};
 
+use super::consumer::{Exported, Told};
 use super::fixture::{Stage, until_released};
 use super::row::{Goal, Row};
 use super::sample::Pairs;
 use crate::device::explain;
-use crate::{hex, size};
+use crate::size;
 
 /// Sizes of regions: to as much as fits, and no more than the last.
 const SIZES: [u64; 6] = [2 << 20, 64 << 20, 512 << 20, 2 << 30, 8 << 30, 32 << 30];
@@ -64,21 +65,20 @@ fn row(stage: &Stage, name: &str, sharing: Sharing, bytes: u64, shown: &str) -> 
     let memory = backend.alloc(stage.gpu.device(), bytes, sharing).map_err(|e| explain(&e))?;
     let bare = Bare(stage.gpu.clone(), memory.base);
     let mut fd = None;
-    let foreign = if sharing == Sharing::Fd {
+    let exported = if sharing == Sharing::Fd {
         let exported = backend.export_fd(memory.base).map_err(|e| explain(&e))?;
         // The consumer inherits it.
         fcntl_setfd(&exported, FdFlags::empty()).map_err(|e| format!("fcntl: {e}"))?;
-        format!("{} {}", fd.insert(exported).as_raw_fd(), memory.len)
+        Exported::Fd(fd.insert(exported).as_raw_fd(), memory.len)
     } else {
-        hex::encode(&backend.export_handle(memory.base).map_err(|e| explain(&e))?.0)
+        Exported::Handle(backend.export_handle(memory.base).map_err(|e| explain(&e))?.0.to_vec())
     };
     let mut consumer = stage.start(&session, &["--forgetful".into()])?.up()?;
     drop(fd);
     let mut pairs = Pairs::new(1);
     for round in 0..=stage.choose(12, 3) {
         let descriptor = block.share(To::Participant(consumer.id), After::Done).map_err(|e| explain(&e))?;
-        let descriptor = hex::encode(descriptor.as_bytes());
-        let nanos = consumer.child.ask(&format!("map {descriptor} {foreign}"))?;
+        let nanos: Vec<u64> = consumer.child.ask(&Told::Map(descriptor.as_bytes().to_vec(), exported.clone()))?;
         until_released(&session, &block)?;
         // The first round of a process also makes what all later ones share.
         if round > 0 {

@@ -20,8 +20,8 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
         let (leases_text, blocks) = (leases.to_string(), blocks.to_string());
         let args =
             ["bench-memory", "--backend", stage.gpu.kind().name(), "--device", &device, "--leases", &leases_text];
-        let mut child = Child::start(args.into_iter().chain(["--blocks", &blocks]), PATIENCE)?;
-        let bytes = *child.answer()?.first().ok_or("a process did not say its memory")?;
+        let mut child = Child::<()>::start(args.into_iter().chain(["--blocks", &blocks]), PATIENCE)?;
+        let bytes: u64 = child.answer()?;
         child.wait()?;
         let row = Row::new(name, what, "a word for the slot and a pointer to the block").bytes();
         let each = bytes as f64 / leases as f64;
@@ -36,7 +36,7 @@ pub fn rows(stage: &Stage) -> Result<Vec<Row>, String> {
 pub fn run(options: &BenchMemoryOptions) -> Outcome {
     child::live(|| {
         let gpu = device::find(options.backend.kind(), &options.device)?;
-        child::reply(&[grown(&Stage::new(gpu, false)?, options.leases, options.blocks)?])
+        child::reply(&grown(&Stage::new(gpu, false)?, options.leases, options.blocks)?)
     })
 }
 

@@ -257,8 +257,8 @@ fn successor(stage: &Stage, owner: &Owner, bytes: u64) -> Result<Row, String> {
         let device = stage.gpu.uuid().to_string();
         let dir = owner.dir().to_string_lossy().into_owned();
         let args = ["bench-object", "--backend", stage.gpu.kind().name(), "--device", &device, "--dir", &dir];
-        let mut child = Child::start(args.into_iter().chain(["--name", "large"]), PATIENCE)?;
-        let opened = *child.answer()?.first().ok_or("a reader did not say its time")?;
+        let mut child = Child::<()>::start(args.into_iter().chain(["--name", "large"]), PATIENCE)?;
+        let opened = child.answer()?;
         child.kill()?;
         let start = Instant::now();
         copied(bytes)?;
@@ -282,8 +282,8 @@ pub fn run_reader(options: &BenchObjectOptions) -> Outcome {
         let client = connect(&gpu, &options.dir, "bench successor")?;
         let start = Instant::now();
         let reader = client.open(&options.name).map_err(|e| explain(&e))?;
-        child::reply(&[start.elapsed().as_nanos() as u64])?;
-        std::io::stdin().lines().next();
+        child::reply(&(start.elapsed().as_nanos() as u64))?;
+        child::next::<()>()?;
         drop(reader);
         Ok(())
     })

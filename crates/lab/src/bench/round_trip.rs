@@ -6,7 +6,7 @@ use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, Claims, To};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::consumer::{ANSWER, BARE, QUESTION};
+use super::consumer::{ANSWER, BARE, QUESTION, Told};
 use super::fixture::{Stage, until_released};
 use super::row::Row;
 use super::sample::Pairs;
@@ -26,7 +26,7 @@ pub fn ticket(stage: &Stage) -> Result<Vec<Row>, String> {
         let measured = (0..=stage.choose(20, 2)).try_for_each(|round| {
             let grants = vec![(&block, To::Ticket(Claims::Once)); ROUND];
             let tickets = session.share_many(&grants, After::Done, &ShareOptions::default());
-            let nanos = consumer.ask("redeem", &tickets.map_err(|e| explain(&e))?)?;
+            let nanos = consumer.ask(Told::Redeem, &tickets.map_err(|e| explain(&e))?)?;
             if round > 0 {
                 pairs.add(&nanos);
             }
@@ -64,7 +64,7 @@ pub fn round_trip(stage: &Stage) -> Result<Vec<Row>, String> {
     let (mut consumer, channel) = stage.consumer_by_socket(&session)?;
     let block = session.alloc(512).map_err(|e| explain(&e))?;
     let to = To::Participant(consumer.id);
-    consumer.child.tell("serve")?;
+    consumer.child.tell(&Told::Serve)?;
     let mut pairs = Pairs::new(1);
     let mut share = || {
         let descriptor = block.share(to, After::Done).map_err(|e| explain(&e))?;
@@ -77,7 +77,7 @@ pub fn round_trip(stage: &Stage) -> Result<Vec<Row>, String> {
     // One byte ends it.
     let ended = send(&channel, &[0], SendFlags::NOSIGNAL).map_err(|e| format!("send: {e}"));
     measured.and(ended.map(drop))?;
-    consumer.child.answer()?;
+    consumer.child.answer::<Vec<u64>>()?;
     drop(block);
     stage.end(session, [consumer])?;
     let what = "share, send, claim, drop, and an answer, between two processes";
