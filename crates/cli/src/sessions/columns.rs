@@ -1,14 +1,9 @@
-//! Tables in as many columns as the terminal has room for, drawn or as lines of text.
-
-use ratatui::layout::Constraint;
-use ratatui::style::{Modifier, Style};
-use ratatui::text::Text;
-use ratatui::widgets::{Cell, Row, Table};
+//! Tables in as many columns as the terminal has room for, as lines of text.
 
 /// A column of a table.
 pub struct Column {
     head: &'static str,
-    width: u16,
+    width: usize,
     /// Of those that do not fit the highest goes first: a number that is cut would be another number.
     rank: u8,
     digits: bool,
@@ -26,12 +21,12 @@ pub const HOLDER_COLUMNS: [Column; 7] = [
 ];
 
 /// Begins with its words on the left.
-pub const fn words(head: &'static str, width: u16, rank: u8) -> Column {
+pub const fn words(head: &'static str, width: usize, rank: u8) -> Column {
     Column { head, width, rank, digits: false }
 }
 
 /// Has its digits below each other.
-pub const fn digits(head: &'static str, width: u16, rank: u8) -> Column {
+pub const fn digits(head: &'static str, width: usize, rank: u8) -> Column {
     Column { head, width, rank, digits: true }
 }
 
@@ -44,10 +39,10 @@ pub struct Shown<'a> {
 
 impl<'a> Shown<'a> {
     /// Chooses the columns that fit into a terminal of this width.
-    pub fn within(width: u16, columns: &'a [Column]) -> Shown<'a> {
-        let needed = |below: u8| -> u16 {
+    pub fn within(width: usize, columns: &'a [Column]) -> Shown<'a> {
+        let needed = |below: u8| -> usize {
             let shown = columns.iter().filter(|column| column.rank < below);
-            shown.map(|column| column.width + 1).sum::<u16>().saturating_sub(1)
+            shown.map(|column| column.width + 1).sum::<usize>().saturating_sub(1)
         };
         let all = columns.len() as u8;
         // One column at least, however narrow it is.
@@ -61,11 +56,6 @@ impl<'a> Shown<'a> {
         of_all.into_iter().zip(ranks).filter(|(_, rank)| *rank < self.below).map(|(one, _)| one)
     }
 
-    /// Makes a row of the cells of all columns.
-    pub fn row<const N: usize>(&self, cells: [Cell<'static>; N]) -> Row<'static> {
-        Row::new(self.fitting(cells))
-    }
-
     /// Writes the heads as a line of text.
     pub fn head(&self) -> String {
         self.line(self.columns.iter().map(|column| column.head.to_owned()))
@@ -74,25 +64,12 @@ impl<'a> Shown<'a> {
     /// Writes the cells of all columns as a line of text.
     pub fn line(&self, cells: impl IntoIterator<Item = String>) -> String {
         let pad = |(column, cell): (&Column, String)| {
-            let width = usize::from(column.width);
+            let width = column.width;
             if column.digits { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
         };
         let cells: Vec<String> = self.fitting(self.columns.iter().zip(cells)).map(pad).collect();
         cells.join(" ").trim_end().to_owned()
     }
-
-    /// Makes the table, with its heads.
-    pub fn table(&self, rows: impl IntoIterator<Item = Row<'static>>) -> Table<'static> {
-        let head = |column: &Column| if column.digits { number(column.head) } else { Cell::from(column.head) };
-        let head = Row::new(self.fitting(self.columns).map(head));
-        let widths = self.fitting(self.columns).map(|column| Constraint::Length(column.width));
-        Table::new(rows, widths).header(head.style(Style::new().add_modifier(Modifier::UNDERLINED)))
-    }
-}
-
-/// A cell whose digits stand below each other.
-pub fn number(value: impl ToString) -> Cell<'static> {
-    Cell::from(Text::from(value.to_string()).right_aligned())
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ fn one_session(text: &mut String, seen: &Seen, width: u16) -> std::fmt::Result {
     if stats.holders.is_empty() {
         return writeln!(text, "  no process is connected");
     }
-    let shown = Shown::within(width.saturating_sub(2), &HOLDER_COLUMNS);
+    let shown = Shown::within(usize::from(width).saturating_sub(2), &HOLDER_COLUMNS);
     writeln!(text, "  {}", shown.head())?;
     let mut holders: Vec<_> = stats.holders.iter().collect();
     holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));

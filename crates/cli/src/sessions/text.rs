@@ -55,6 +55,21 @@ pub fn flow(parts: &[String], indent: usize, width: usize) -> String {
     lines.join("\n")
 }
 
+/// Breaks a text between words into lines of at most this many characters; a longer word has a line of its own.
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// Joins as many of the parts as fit, by three spaces: a number that is cut would be another number.
 pub fn fitting(parts: &[String], width: usize) -> String {
     flow(parts, 0, width).lines().next().unwrap_or_default().to_owned()
@@ -96,6 +111,12 @@ mod tests {
         assert_eq!(flow(&parts, 2, 1), "  blocks 7\n  limbo 9\n  held 1");
         assert_eq!(fitting(&parts, 18), "blocks 7   limbo 9");
         assert_eq!(fitting(&[], 18), "");
+    }
+
+    #[test]
+    fn a_text_is_broken_between_words() {
+        assert_eq!(wrapped("it hangs or is stopped", 11), ["it hangs or", "is stopped"]);
+        assert_eq!(wrapped("unbreakable word", 3), ["unbreakable", "word"]);
     }
 
     #[test]

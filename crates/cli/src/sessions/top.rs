@@ -1,19 +1,18 @@
 //! `gpu-ipc top`: the sessions, live.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
-use ratatui::Frame;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
-use ratatui::layout::{Constraint, Layout};
-use ratatui::style::{Modifier, Style};
-use ratatui::text::Line;
-use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState, Wrap};
+use crossterm::cursor::{Hide, MoveTo, MoveToNextLine, Show};
+use crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use crossterm::style::{Attribute, Print, SetAttribute};
+use crossterm::terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
+use crossterm::{execute, queue};
 
 use super::brokers::{BrokerState, SeenBroker, look, summary};
-use super::columns::{Column, HOLDER_COLUMNS, Shown, digits, number, words};
+use super::columns::{Column, HOLDER_COLUMNS, Shown, digits, words};
 use super::gather::{Answer, Seen, gather};
-use super::text::{bytes, cut, fitting, time};
+use super::text::{bytes, cut, fitting, time, wrapped};
 use crate::args::TopOptions;
 use lab::{Outcome, output};
 
@@ -31,7 +30,7 @@ const SESSION_COLUMNS: [Column; 9] = [
 
 /// Shows the sessions until the user has seen enough.
 pub fn run(options: &TopOptions) -> Outcome {
-    if !std::io::stdout().is_terminal() {
+    if !stdout().is_terminal() {
         let why = "top needs a terminal, and standard output is not one; for a pipe or a file use gpu-ipc ls";
         return output::fail(why, false, Outcome::Unavailable);
     }
@@ -39,22 +38,42 @@ pub fn run(options: &TopOptions) -> Outcome {
         let why = "top moves the cursor, and TERM says that this terminal cannot (dumb); use gpu-ipc ls";
         return output::fail(why, false, Outcome::Unavailable);
     }
-    let mut terminal = match ratatui::try_init() {
-        Ok(terminal) => terminal,
+    let screen = match Screen::take() {
+        Ok(screen) => screen,
         Err(error) => {
             let why = format!("the terminal cannot be drawn on: {error}; use gpu-ipc ls");
             return output::fail(&why, false, Outcome::Unavailable);
         }
     };
-    let ended = watch(options, &mut terminal);
-    ratatui::restore();
+    let ended = watch(options);
+    drop(screen);
     match ended {
         Ok(()) => Outcome::Good,
         Err(why) => output::fail(&why, false, Outcome::Finding),
     }
 }
 
-fn watch(options: &TopOptions, terminal: &mut ratatui::DefaultTerminal) -> Result<(), String> {
+/// The terminal, with a screen of its own and each key at once. As it was before when dropped.
+struct Screen;
+
+impl Screen {
+    fn take() -> std::io::Result<Screen> {
+        terminal::enable_raw_mode()?;
+        let screen = Screen;
+        execute!(stdout(), EnterAlternateScreen, Hide)?;
+        Ok(screen)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // What cannot be put back stays as it is: nobody is left to tell.
+        let _ = execute!(stdout(), Show, LeaveAlternateScreen);
+        let _ = terminal::disable_raw_mode();
+    }
+}
+
+fn watch(options: &TopOptions) -> Result<(), String> {
     let interval = Duration::from_secs_f64(options.interval);
     let mut view = View::default();
     loop {
@@ -68,7 +87,7 @@ fn watch(options: &TopOptions, terminal: &mut ratatui::DefaultTerminal) -> Resul
         }
         let due = Instant::now() + interval;
         loop {
-            terminal.draw(|frame| view.draw(frame)).map_err(|e| format!("the terminal cannot be drawn on: {e}"))?;
+            view.draw().map_err(|e| format!("the terminal cannot be drawn on: {e}"))?;
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() || !event::poll(left).map_err(|e| format!("the keyboard cannot be read: {e}"))? {
                 break;
@@ -91,6 +110,18 @@ fn watch(options: &TopOptions, terminal: &mut ratatui::DefaultTerminal) -> Resul
 enum Wish {
     Stay,
     Quit,
+}
+
+/// A line of the screen.
+struct Line {
+    text: String,
+    looks: Attribute,
+}
+
+impl Line {
+    fn plain(text: impl Into<String>) -> Line {
+        Line { text: text.into(), looks: Attribute::Reset }
+    }
 }
 
 /// What is on the screen.
@@ -122,37 +153,48 @@ impl View {
         Wish::Stay
     }
 
-    fn draw(&self, frame: &mut Frame<'_>) {
-        let sessions = (self.seen.len() as u16).clamp(1, frame.area().height.max(8) / 2 - 2) + 1;
-        let areas = Layout::vertical([
-            Constraint::Length(1),
-            Constraint::Length(sessions),
-            Constraint::Min(3),
-            Constraint::Length(u16::from(self.broker.is_some())),
-            Constraint::Length(1),
-        ]);
-        let [title, list, detail, broker, keys] = areas.areas(frame.area());
-        frame.render_widget(Line::styled(self.title(title.width), Style::new().add_modifier(Modifier::BOLD)), title);
-        let mut state = TableState::new().with_selected((!self.seen.is_empty()).then_some(self.selected));
-        frame.render_stateful_widget(self.list(list.width), list, &mut state);
-        self.draw_detail(frame, detail);
+    fn draw(&self) -> std::io::Result<()> {
+        let (width, height) = terminal::size()?;
+        let mut out = stdout().lock();
+        queue!(out, MoveTo(0, 0))?;
+        for (number, line) in self.lines(width.into(), height.into()).into_iter().enumerate() {
+            if number > 0 {
+                queue!(out, MoveToNextLine(1))?;
+            }
+            // Cleared before: after a text that fills the line the cursor still stands on its last letter.
+            queue!(out, Clear(ClearType::UntilNewLine), SetAttribute(line.looks))?;
+            queue!(out, Print(line.text), SetAttribute(Attribute::Reset))?;
+        }
+        out.flush()
+    }
+
+    /// Returns as many lines as the screen has, none wider than it.
+    fn lines(&self, width: usize, height: usize) -> Vec<Line> {
+        let mut lines = vec![Line { text: self.title(width), looks: Attribute::Bold }];
+        lines.extend(self.list(width, (height.max(8) / 2 - 2).min(self.seen.len())));
+        let mut last = Vec::new();
         if let Some(seen) = &self.broker {
             let text = match &seen.state {
                 BrokerState::Serves(listing) => format!("BROKER {}", summary(listing)),
                 BrokerState::Hung(pid) => format!("BROKER process {pid} does not answer: it hangs or is stopped"),
                 BrokerState::Unknown(why) => format!("BROKER {why}"),
             };
-            frame.render_widget(Line::raw(cut(&text, broker.width.into())), broker);
+            last.push(Line::plain(text));
         }
-        let mut parts = vec!["q quit", "p pause", "↑↓ choose a session"];
-        if self.paused {
-            parts.insert(0, "PAUSED");
+        let keys = ["PAUSED", "q quit", "p pause", "↑↓ choose a session"].map(String::from);
+        last.push(Line::plain(fitting(&keys[usize::from(!self.paused)..], width)));
+        let middle = height.saturating_sub(last.len());
+        lines.extend(self.detail(width));
+        lines.resize_with(middle, || Line::plain(""));
+        lines.extend(last);
+        lines.truncate(height);
+        for line in &mut lines {
+            line.text = cut(&line.text, width);
         }
-        let parts: Vec<String> = parts.into_iter().map(String::from).collect();
-        frame.render_widget(Line::raw(fitting(&parts, keys.width.into())), keys);
+        lines
     }
 
-    fn title(&self, width: u16) -> String {
+    fn title(&self, width: usize) -> String {
         let alive = self.seen.iter().filter_map(|one| match &one.answer {
             Answer::Alive(report) => Some(&report.stats),
             _ => None,
@@ -172,75 +214,82 @@ impl View {
             format!("{} in limbo", bytes(limbo)),
             "gpu-ipc".into(),
         ];
-        fitting(&parts, width.into())
+        fitting(&parts, width)
     }
 
-    fn list(&self, width: u16) -> Table<'static> {
+    /// Returns the sessions' table with so many of them, the chosen one among these.
+    fn list(&self, width: usize, most: usize) -> Vec<Line> {
         let shown = Shown::within(width, &SESSION_COLUMNS);
-        let rows = self.seen.iter().map(|one| match &one.answer {
-            Answer::Alive(report) => {
-                let stats = &report.stats;
-                shown.row([
-                    number(report.pid),
-                    Cell::from(cut(&report.command, 15)),
-                    Cell::from(report.backend.to_string()),
-                    number(stats.live_blocks),
-                    number(bytes(stats.live_bytes)),
-                    number(bytes(stats.limbo_bytes)),
-                    number(stats.held),
-                    number(stats.participants),
-                    number(time(report.age)),
-                ])
+        let first = (self.selected + 1).saturating_sub(most);
+        let row = |(index, one): (usize, &Seen)| {
+            let looks = if index == self.selected { Attribute::Bold } else { Attribute::Reset };
+            match &one.answer {
+                Answer::Alive(report) => {
+                    let stats = &report.stats;
+                    let text = shown.line([
+                        report.pid.to_string(),
+                        cut(&report.command, 15),
+                        report.backend.to_string(),
+                        stats.live_blocks.to_string(),
+                        bytes(stats.live_bytes),
+                        bytes(stats.limbo_bytes),
+                        stats.held.to_string(),
+                        stats.participants.to_string(),
+                        time(report.age),
+                    ]);
+                    Line { text, looks }
+                }
+                Answer::Hung(Some(listener)) => {
+                    let text = shown.line([listener.pid.to_string(), format!("HUNG {}", cut(&listener.command, 10))]);
+                    Line { text, looks: Attribute::Reverse }
+                }
+                Answer::Hung(None) | Answer::Unknown(_) => {
+                    let what = if matches!(one.answer, Answer::Hung(_)) { "HUNG" } else { "UNKNOWN" };
+                    let text = shown.line([what.to_owned(), cut(&one.socket.display().to_string(), 15)]);
+                    Line { text, looks: Attribute::Reverse }
+                }
             }
-            Answer::Hung(Some(listener)) => {
-                Row::new([number(listener.pid), Cell::from(format!("HUNG {}", cut(&listener.command, 10)))])
-                    .style(Style::new().add_modifier(Modifier::REVERSED))
-            }
-            Answer::Hung(None) | Answer::Unknown(_) => {
-                let what = if matches!(one.answer, Answer::Hung(_)) { "HUNG" } else { "UNKNOWN" };
-                Row::new([what.to_owned(), cut(&one.socket.display().to_string(), 15)])
-                    .style(Style::new().add_modifier(Modifier::REVERSED))
-            }
-        });
-        shown.table(rows).row_highlight_style(Style::new().add_modifier(Modifier::BOLD)).highlight_symbol("")
+        };
+        let rows = self.seen.iter().enumerate().skip(first).take(most).map(row);
+        [Line { text: shown.head(), looks: Attribute::Underlined }].into_iter().chain(rows).collect()
     }
 
-    fn draw_detail(&self, frame: &mut Frame<'_>, area: ratatui::layout::Rect) {
+    /// Returns what is known of the chosen session.
+    fn detail(&self, width: usize) -> Vec<Line> {
+        let say = |text: &str| -> Vec<Line> { wrapped(text, width).into_iter().map(Line::plain).collect() };
         let Some(one) = self.seen.get(self.selected) else {
-            let text = "No session is open here. One that listens on a path of its own:\ngpu-ipc top PATH";
-            frame.render_widget(Paragraph::new(text), area);
-            return;
+            return say("No session is open here. One that listens on a path of its own: gpu-ipc top PATH");
         };
-        let title = format!(" {} ", cut(&one.socket.display().to_string(), usize::from(area.width).saturating_sub(4)));
-        let block = Block::bordered().title(title);
+        let heading = format!("── {} ", cut(&one.socket.display().to_string(), width.saturating_sub(4)));
+        let mut lines = vec![Line::plain(format!("{heading:─<width$}"))];
         let report = match &one.answer {
             Answer::Alive(report) => report,
             Answer::Hung(listener) => {
                 let who = listener.as_ref().map_or("Its process".into(), |of| format!("Process {}", of.pid));
-                let text = format!("{who} listens and does not answer: it hangs or is stopped.");
-                frame.render_widget(Paragraph::new(text).wrap(Wrap::default()).block(block), area);
-                return;
+                lines.extend(say(&format!("{who} listens and does not answer: it hangs or is stopped.")));
+                return lines;
             }
             Answer::Unknown(why) => {
-                frame.render_widget(Paragraph::new(why.as_str()).wrap(Wrap::default()).block(block), area);
-                return;
+                lines.extend(say(why));
+                return lines;
             }
         };
         let mut holders: Vec<_> = report.stats.holders.iter().collect();
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
-        let shown = Shown::within(block.inner(area).width, &HOLDER_COLUMNS);
-        let rows = holders.into_iter().map(|holder| {
-            shown.row([
-                number(holder.pid),
-                Cell::from(cut(&holder.command, 15)),
-                number(holder.leases),
-                number(bytes(holder.bytes)),
-                number(holder.mappings),
-                number(if holder.leases == 0 { "-".into() } else { time(holder.oldest) }),
-                Cell::from(if holder.dying { "dying" } else { "alive" }),
-            ])
-        });
-        frame.render_widget(shown.table(rows).block(block), area);
+        let shown = Shown::within(width, &HOLDER_COLUMNS);
+        lines.push(Line { text: shown.head(), looks: Attribute::Underlined });
+        lines.extend(holders.into_iter().map(|holder| {
+            Line::plain(shown.line([
+                holder.pid.to_string(),
+                cut(&holder.command, 15),
+                holder.leases.to_string(),
+                bytes(holder.bytes),
+                holder.mappings.to_string(),
+                if holder.leases == 0 { "-".into() } else { time(holder.oldest) },
+                if holder.dying { "dying" } else { "alive" }.to_owned(),
+            ]))
+        }));
+        lines
     }
 }
 
@@ -248,17 +297,14 @@ impl View {
 mod tests {
     use super::super::gather::Listener;
     use super::*;
-    use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
 
     fn drawn(view: &View) -> String {
         drawn_within(80, view)
     }
 
-    fn drawn_within(columns: u16, view: &View) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(columns, 24)).expect("a terminal");
-        terminal.draw(|frame| view.draw(frame)).expect("drawn");
-        terminal.backend().to_string()
+    fn drawn_within(columns: usize, view: &View) -> String {
+        let texts: Vec<String> = view.lines(columns, 24).into_iter().map(|line| line.text).collect();
+        texts.join("\n")
     }
 
     fn hung(socket: &str) -> Seen {
@@ -326,16 +372,25 @@ mod tests {
     fn a_narrow_terminal_leaves_columns_out_and_cuts_no_number() {
         let view = View { seen: vec![hung("/run/other.sock")], ..View::default() };
         let heads = |columns| drawn_within(columns, &view).lines().nth(1).expect("a header").to_owned();
-        assert_eq!(
-            heads(40).trim_matches(['"', ' ']).split_whitespace().collect::<Vec<_>>(),
-            ["PID", "COMMAND", "BYTES"]
-        );
+        assert_eq!(heads(40).split_whitespace().collect::<Vec<_>>(), ["PID", "COMMAND", "BYTES"]);
         assert!(heads(80).contains("OPEN FOR"), "{}", heads(80));
         let title = drawn_within(20, &view).lines().next().expect("a title").to_owned();
-        assert_eq!(title.trim_matches(['"', ' ']), "1 session", "parts are left out, and none is cut");
-        for columns in 1..=100 {
-            drawn_within(columns, &view);
+        assert_eq!(title, "1 session", "parts are left out, and none is cut");
+    }
+
+    #[test]
+    fn the_screen_is_filled_and_never_overrun() {
+        let many: Vec<Seen> = (0..30).map(|number| hung(&format!("/run/{number}.sock"))).collect();
+        let view = View { seen: many, selected: 29, ..View::default() };
+        for (columns, rows) in (1..=100).flat_map(|columns| (0..=40).map(move |rows| (columns, rows))) {
+            let lines = view.lines(columns, rows);
+            assert_eq!(lines.len(), rows, "{columns} x {rows}");
+            assert!(lines.iter().all(|line| line.text.chars().count() <= columns), "{columns} x {rows}");
         }
+        let text = drawn(&view);
+        assert!(text.contains("/run/29.sock") && text.ends_with("choose a session"), "{text}");
+        let listed = text.lines().filter(|line| line.contains("HUNG")).count();
+        assert_eq!(listed, 10, "half of the screen is the chosen session's:\n{text}");
     }
 
     #[test]
