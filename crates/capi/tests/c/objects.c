@@ -63,16 +63,16 @@ static void parts_are_taken_over(void)
     const char *base = "base", *none = "none";
     gpu_ipc_create_options usual = {.size = 0}, later = {.unchanged = &base, .unchanged_count = 1};
     gpu_ipc_writer *writer;
-    fails(GPU_IPC_NOT_FOUND, create("model", later, &writer), "no epoch to take parts over from");
+    fails(GPU_IPC_NOT_FOUND, create("weights", later, &writer), "no epoch to take parts over from");
     require(writer == NULL, "a handle of a call that failed");
-    check(create("model", usual, &writer), "create");
+    check(create("weights", usual, &writer), "create");
     fill(writer, "base", 1, BASE);
     fill(writer, "adapter", 1, ADAPTER);
     require(commit(writer) == 1, "another epoch");
     gpu_ipc_reader *reader;
-    check(gpu_ipc_object_open(client, "model", 0, &reader), "open");
+    check(gpu_ipc_object_open(client, "weights", 0, &reader), "open");
 
-    check(create("model", later, &writer), "create");
+    check(create("weights", later, &writer), "create");
     fails(GPU_IPC_INVALID, gpu_ipc_writer_write(writer, "base", 0, bytes, 1), "taken over");
     fill(writer, "adapter", 2, ADAPTER);
     require(commit(writer) == 2, "another epoch");
@@ -83,9 +83,9 @@ static void parts_are_taken_over(void)
     holds(reader, "adapter", 2, ADAPTER);
 
     gpu_ipc_create_options wrong = {.unchanged = &none, .unchanged_count = 1};
-    fails(GPU_IPC_INVALID, create("model", wrong, &writer), "none, which the layout does not have");
+    fails(GPU_IPC_INVALID, create("weights", wrong, &writer), "none, which the layout does not have");
     wrong.unchanged = NULL;
-    fails(GPU_IPC_INVALID, create("model", wrong, &writer), "unchanged");
+    fails(GPU_IPC_INVALID, create("weights", wrong, &writer), "unchanged");
     check(gpu_ipc_reader_close(reader), "close");
 }
 
@@ -94,11 +94,11 @@ static void a_part_is_copied(void)
     gpu_ipc_create_options usual = {.size = 0};
     gpu_ipc_reader *reader, *other;
     gpu_ipc_writer *writer;
-    check(gpu_ipc_object_open(client, "model", 0, &reader), "open");
+    check(gpu_ipc_object_open(client, "weights", 0, &reader), "open");
     check(create("other", usual, &writer), "create");
     check(gpu_ipc_reader_copy_part(reader, "base", writer), "copy");
     check(gpu_ipc_reader_copy_part(reader, "adapter", writer), "copy");
-    fails(GPU_IPC_INVALID, gpu_ipc_reader_copy_part(reader, "none", writer), "none, which model does not have");
+    fails(GPU_IPC_INVALID, gpu_ipc_reader_copy_part(reader, "none", writer), "none, which weights does not have");
     require(commit(writer) == 1, "another epoch");
     fails(GPU_IPC_BAD_HANDLE, gpu_ipc_reader_copy_part(reader, "base", writer), "");
     check(gpu_ipc_object_open(client, "other", 0, &other), "open");
@@ -115,7 +115,7 @@ static void a_copy_may_be_written_to(gpu_ipc_device *device)
     gpu_ipc_stream *stream;
     gpu_ipc_part part = {.size = sizeof part}, original = {.size = sizeof original};
     check(gpu_ipc_stream_create(device, &stream), "stream");
-    check(gpu_ipc_object_open(client, "model", 0, &reader), "open");
+    check(gpu_ipc_object_open(client, "weights", 0, &reader), "open");
     check(gpu_ipc_reader_writable_copy(reader, &copy), "copy");
     check(gpu_ipc_scratch_get_part(copy, "base", &part), "part");
     check(gpu_ipc_reader_get_part(reader, "base", &original), "part");
@@ -131,7 +131,7 @@ static void a_copy_may_be_written_to(gpu_ipc_device *device)
     fails(GPU_IPC_INVALID, gpu_ipc_scratch_read(copy, "base", BASE, bytes, 1), "base");
     holds(reader, "base", 1, BASE);
     check(gpu_ipc_reader_sleep(reader, false), "sleep");
-    fails(GPU_IPC_ASLEEP, gpu_ipc_reader_writable_copy(reader, &fresh), "model");
+    fails(GPU_IPC_ASLEEP, gpu_ipc_reader_writable_copy(reader, &fresh), "weights");
     require(fresh == NULL, "a handle of a call that failed");
     check(gpu_ipc_reader_close(reader), "close");
     check(gpu_ipc_scratch_close(copy), "close");
