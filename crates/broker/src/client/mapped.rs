@@ -15,6 +15,16 @@ pub(super) fn address(manifest: &Manifest, base: DevicePtr, part: &Part) -> Devi
     base.offset(before + part.offset)
 }
 
+/// Lists where each region begins, and its bytes as its parts fill them.
+pub(super) fn regions(manifest: &Manifest, base: DevicePtr) -> Vec<(DevicePtr, u64)> {
+    let starts = manifest.mapped_regions().scan(0, |at, bytes| {
+        let start = *at;
+        *at += bytes;
+        Some(base.offset(start))
+    });
+    starts.zip(manifest.layout.regions().iter().copied()).collect()
+}
+
 pub(super) fn check_stream(gpu: &Gpu, stream: &Stream) -> Result<()> {
     if stream.gpu() == gpu {
         return Ok(());

@@ -9,7 +9,7 @@ use ipc_rc::Stream;
 
 use super::connection::nonsense;
 use super::link::Link;
-use super::mapped::{address, check_stream, copy_and_wait, note, read_part};
+use super::mapped::{address, check_stream, copy_and_wait, note, read_part, regions};
 use super::retire::Retiring;
 use super::scratch::Scratch;
 use super::writer::Writer;
@@ -141,6 +141,16 @@ impl Reader {
     /// undefined behaviour.
     pub fn device_ptr(&self, part: &str) -> Option<DevicePtr> {
         self.manifest.layout.part(part).map(|part| address(&self.manifest, self.base, part))
+    }
+
+    /// Lists the address and the bytes of each region: all parts lie in them. For who copies an object whole.
+    pub fn regions(&self) -> Vec<(DevicePtr, u64)> {
+        regions(&self.manifest, self.base)
+    }
+
+    /// Returns what the broker keeps of the object beside its memory.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
     }
 
     /// Notes that work on this stream touches the object.

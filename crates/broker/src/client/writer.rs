@@ -11,7 +11,7 @@ use ipc_rc::Stream;
 use super::commit::{Commit, CommitCell, Lane, Pending};
 use super::connection::{Words, nonsense};
 use super::link::Link;
-use super::mapped::{address, check_stream, note, read_part};
+use super::mapped::{address, check_stream, note, read_part, regions};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};
@@ -35,6 +35,9 @@ pub struct CreateOptions {
     pub replace: bool,
     /// The identity, where it must be known elsewhere; drawn if nothing is said.
     pub identity: Option<Identity>,
+    /// The object is a copy of one that another host's broker committed: its epoch there, and that host's name. It
+    /// keeps both, and `identity` must be the one it has there. A name that has a replica is never written to here.
+    pub replica_of: Option<(Epoch, String)>,
     /// Parts that are the same as in the name's newest epoch: this object takes them over, without memory or a copy of
     /// its own. They are taken over by whole regions, so each region's parts must all be named or none; see
     /// [`Layout::pack_groups`]. Both epochs must be open to the same users.
@@ -72,7 +75,8 @@ impl Writer {
         let mut manifest = Manifest {
             identity,
             name: name.into(),
-            epoch: Epoch(0),
+            epoch: options.replica_of.as_ref().map_or(Epoch(0), |(epoch, _)| *epoch),
+            home: options.replica_of.as_ref().map(|(_, home)| home.clone()),
             backend: gpu.kind(),
             device: gpu.uuid(),
             owner: 0,
@@ -144,6 +148,11 @@ impl Writer {
     /// Says whether a part is taken over from the former epoch, so that it may be read alone.
     pub fn is_unchanged(&self, part: &str) -> bool {
         self.manifest.layout.part(part).is_some_and(|part| self.is_taken(part))
+    }
+
+    /// Lists the address and the bytes of each region: all parts lie in them. For who copies an object whole.
+    pub fn regions(&self) -> Vec<(DevicePtr, u64)> {
+        regions(&self.manifest, self.base)
     }
 
     /// Notes that work on this stream touches the object.

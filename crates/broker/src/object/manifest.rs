@@ -1,6 +1,7 @@
 //! The manifest: the bytes that say what an object is. With its regions' descriptors it is all there is of one.
 //!
-//! A writer sends it as a *draft*, without epoch, owner and granularity; the broker fills these in at the commit.
+//! A writer sends it as a *draft*, without epoch, owner and granularity; the broker fills these in at the commit. The
+//! draft of a *replica* has the epoch that it has at its home, and the home's name.
 //!
 //! | at | bytes | field |
 //! |---|---|---|
@@ -8,7 +9,7 @@
 //! | 8 | 4 | version, 1 |
 //! | 12 | 4 | crc32c of all other bytes |
 //! | 16 | 16 | identity |
-//! | 32 | 8 | epoch; 0 in a draft |
+//! | 32 | 8 | epoch; 0 in a draft, unless it is of a replica |
 //! | 40 | 16 | device |
 //! | 56 | 1 | backend: 1 host, 2 cuda, 3 hip |
 //! | 57 | 1 | readers: 0 the owner alone, 1 everybody, 2 the uids listed |
@@ -19,8 +20,8 @@
 //! | 72 | 4 | parts, at most 1,000,000 |
 //! | 76 | 4 | bytes of the name |
 //! | 80 | 8 | user bytes |
-//! | 88 | 8 | 0 |
-//! | 96 | | regions' bytes, u64 each; uids, u32 each; the name; the user bytes; the parts |
+//! | 88 | 8 | bytes of the home's name; 0 for an object that was first committed here |
+//! | 96 | | regions' bytes, u64 each; uids, u32 each; the name; the home's name; the user bytes; the parts |
 //!
 //! A part: name's bytes u16, region u8, dimensions u8, type's code u8, bits u8, lanes u16, offset u64, bytes u64, then
 //! for each dimension its extent and stride, u64 both, then the name. Parts are in the order of their names.
@@ -79,8 +80,10 @@ pub struct Manifest {
     pub identity: Identity,
     /// Its name.
     pub name: String,
-    /// Its epoch; 0 in a draft.
+    /// Its epoch; 0 in a draft, unless it is of a replica.
     pub epoch: Epoch,
+    /// The host whose broker committed it first, if this is a replica.
+    pub home: Option<String>,
     /// The vendor of its memory.
     pub backend: BackendKind,
     /// The device that its memory lies on.
@@ -113,6 +116,10 @@ impl Manifest {
     /// [`Error::Invalid`] for a bad name, more than 16 uids, or more than 64 MiB in all.
     pub fn encode(&self) -> Result<Vec<u8>> {
         check_name("the name of an object", &self.name)?;
+        let home = self.home.as_deref().unwrap_or_default();
+        if self.home.is_some() {
+            check_name("the home of an object", home)?;
+        }
         let (readers, uids): (u8, &[u32]) = match &self.readers {
             Readers::Owner => (0, &[]),
             Readers::Everybody => (1, &[]),
@@ -135,11 +142,12 @@ impl Manifest {
         out.extend_from_slice(&(layout.parts().len() as u32).to_le_bytes());
         out.extend_from_slice(&(self.name.len() as u32).to_le_bytes());
         out.extend_from_slice(&(layout.user().len() as u64).to_le_bytes());
-        out.extend_from_slice(&[0; 8]);
+        out.extend_from_slice(&(home.len() as u64).to_le_bytes());
         debug_assert_eq!(out.len(), HEADER);
         layout.regions().iter().for_each(|bytes| out.extend_from_slice(&bytes.to_le_bytes()));
         uids.iter().for_each(|uid| out.extend_from_slice(&uid.to_le_bytes()));
         out.extend_from_slice(self.name.as_bytes());
+        out.extend_from_slice(home.as_bytes());
         out.extend_from_slice(layout.user());
         layout.parts().iter().for_each(|part| encode_part(part, &mut out));
         if out.len() as u64 > MOST_MANIFEST {
@@ -195,9 +203,7 @@ impl Manifest {
             return Err(invalid("a manifest's granularity", granularity.to_string(), "a power of two"));
         }
         let (parts, name, user) = (r.u32()? as usize, r.u32()? as usize, r.u64()?);
-        if r.u64()? != 0 {
-            return Err(invalid("a manifest's padding", "not 0".into(), "0"));
-        }
+        let home = usize::try_from(r.u64()?).unwrap_or(usize::MAX);
         let regions = usize::from(regions);
         if regions > MOST_REGIONS || parts > MOST_PARTS {
             let got = format!("{regions} regions and {parts} parts");
@@ -216,6 +222,10 @@ impl Manifest {
         };
         let name = r.text(name)?;
         check_name("the name of an object", &name)?;
+        let home = if home == 0 { None } else { Some(r.text(home)?) };
+        if let Some(home) = &home {
+            check_name("the home of an object", home)?;
+        }
         let user = r.bytes(usize::try_from(user).unwrap_or(usize::MAX))?.to_vec();
         // What is announced but not there must cost nothing.
         if r.rest.len() / PART < parts {
@@ -226,7 +236,7 @@ impl Manifest {
             return Err(invalid("the bytes behind a manifest", r.rest.len().to_string(), "0"));
         }
         let layout = Layout::of(regions, parts, user)?;
-        let manifest = Manifest { identity, name, epoch, backend, device, owner, readers, granularity, layout };
+        let manifest = Manifest { identity, name, epoch, home, backend, device, owner, readers, granularity, layout };
         let fits = granularity == 0 || manifest.layout.regions().iter().all(|&bytes| bytes <= u64::MAX - granularity);
         if !fits {
             return Err(invalid("a manifest's granularity", granularity.to_string(), "one that regions fit into"));
@@ -332,6 +342,7 @@ mod tests {
             identity: Identity([7; 16]),
             name: "model/é".into(),
             epoch: Epoch(3),
+            home: None,
             backend: BackendKind::Host,
             device: DeviceUuid([9; 16]),
             owner: 1000,
@@ -423,11 +434,13 @@ mod tests {
             Just(Readers::Everybody),
             vec(any::<u32>(), 1..=MOST_UIDS).prop_map(Readers::Uids),
         ];
-        (parts, vec(any::<u8>(), 0..100), readers, any::<u64>(), 0u32..31).prop_map(
-            |(parts, user, readers, epoch, granularity)| {
+        let home = proptest::option::of("[a-zé]{1,20}");
+        (parts, vec(any::<u8>(), 0..100), readers, any::<u64>(), 0u32..31, home).prop_map(
+            |(parts, user, readers, epoch, granularity, home)| {
                 let layout = Layout::pack(parts, &user).expect("good parts");
                 let mut manifest = manifest(layout, readers);
                 manifest.epoch = Epoch(epoch);
+                manifest.home = home;
                 manifest.granularity = 1 << granularity;
                 manifest
             },

@@ -11,7 +11,8 @@
 //! An object is whole if its manifest is there, checks, and has all its regions. Whatever else is found is closed.
 //!
 //! The tombs are a sealed file: `GIPCtmb1`, crc32c of the rest u32, count u32, then for each name: owner u32, bytes of
-//! the name u32, last epoch u64, removed up to u64, name.
+//! the name u16, bytes of its home's name u16 (0 for a name whose home is here), last epoch u64, removed up to u64,
+//! name, home's name.
 
 use std::collections::BTreeMap;
 
@@ -31,6 +32,8 @@ const MOST_SEQ: u64 = 36u64.pow(9);
 pub struct Tomb {
     /// The name.
     pub name: String,
+    /// The host that the name is written on, if not on this one.
+    pub home: Option<String>,
     /// The user that owns it.
     pub owner: u32,
     /// The last epoch that it had.
@@ -51,10 +54,13 @@ impl Tombs {
         out.extend_from_slice(&(self.0.len() as u32).to_le_bytes());
         for tomb in &self.0 {
             out.extend_from_slice(&tomb.owner.to_le_bytes());
-            out.extend_from_slice(&(tomb.name.len() as u32).to_le_bytes());
+            let home = tomb.home.as_deref().unwrap_or_default();
+            out.extend_from_slice(&(tomb.name.len() as u16).to_le_bytes());
+            out.extend_from_slice(&(home.len() as u16).to_le_bytes());
             out.extend_from_slice(&tomb.last.0.to_le_bytes());
             out.extend_from_slice(&tomb.removed.0.to_le_bytes());
             out.extend_from_slice(tomb.name.as_bytes());
+            out.extend_from_slice(home.as_bytes());
         }
         let sum = crc32c::crc32c(&out[12..]);
         out[8..12].copy_from_slice(&sum.to_le_bytes());
@@ -83,11 +89,18 @@ impl Tombs {
             let (head, more) = rest.split_first_chunk::<24>().ok_or_else(invalid)?;
             let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
             let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
-            let (name, more) = more.split_at_checked(half(4) as usize).ok_or_else(invalid)?;
+            let (names, homes) = (half(4) & 0xffff, half(4) >> 16);
+            let (name, more) = more.split_at_checked(names as usize).ok_or_else(invalid)?;
             let name = str::from_utf8(name).map_err(|_| invalid())?;
             check_name("a removed name", name)?;
+            let (home, more) = more.split_at_checked(homes as usize).ok_or_else(invalid)?;
+            let home = str::from_utf8(home).map_err(|_| invalid())?;
+            if !home.is_empty() {
+                check_name("the home of a removed name", home)?;
+            }
+            let home = (!home.is_empty()).then(|| home.to_owned());
             let (last, removed) = (Epoch(word(8)), Epoch(word(16)));
-            tombs.push(Tomb { name: name.into(), owner: half(0), last, removed });
+            tombs.push(Tomb { name: name.into(), home, owner: half(0), last, removed });
             rest = more;
         }
         if rest.is_empty() { Ok(Tombs(tombs)) } else { Err(invalid()) }
@@ -256,8 +269,8 @@ mod tests {
     #[test]
     fn the_recorded_tombs_of_version_1_are_read_and_written() {
         let tombs = Tombs(vec![
-            Tomb { name: "a".into(), owner: 1000, last: Epoch(7), removed: Epoch(7) },
-            Tomb { name: "b/é".into(), owner: 0, last: Epoch(u64::MAX), removed: Epoch(0) },
+            Tomb { name: "a".into(), home: None, owner: 1000, last: Epoch(7), removed: Epoch(7) },
+            Tomb { name: "b/é".into(), home: None, owner: 0, last: Epoch(u64::MAX), removed: Epoch(0) },
         ]);
         let recorded = include_bytes!("../../tests/recorded/tombs-1.bin");
         assert_eq!(Tombs::decode(recorded).expect("tombs of version 1"), tombs);
@@ -268,6 +281,20 @@ mod tests {
             assert!(Tombs::decode(&bad).is_err(), "byte {at}");
             assert!(Tombs::decode(&recorded[..at]).is_err(), "{at} bytes");
         }
+    }
+
+    #[test]
+    fn a_tomb_keeps_the_home_of_its_name() {
+        let tomb = |name: &str, home: Option<&str>| Tomb {
+            name: name.into(),
+            home: home.map(str::to_owned),
+            owner: 7,
+            last: Epoch(2),
+            removed: Epoch(1),
+        };
+        let tombs =
+            Tombs(vec![tomb("a", Some("host-é")), tomb("b", None), tomb(&"x".repeat(255), Some(&"y".repeat(255)))]);
+        assert_eq!(Tombs::decode(&tombs.encode()).expect("its own bytes"), tombs);
     }
 
     proptest! {

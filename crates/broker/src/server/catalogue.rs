@@ -84,7 +84,7 @@ impl<F: Clone> Catalogue<F> {
                 dropped.push((seq, regions.len()));
                 continue;
             }
-            self.names.publish(&manifest.name, manifest.owner, epoch, identity);
+            self.names.publish(&manifest, epoch);
             let numbers = regions.iter().map(|_| self.region_number()).collect();
             let object = Object {
                 seq,
@@ -136,9 +136,6 @@ impl<F: Clone> Catalogue<F> {
                     Some(declined(Refusal::Exists, "the object was committed already"))
                 }
             });
-        }
-        if self.outcome_of(identity).is_some() {
-            return Err(Some(declined(Refusal::Exists, "the object was committed already")));
         }
         if asker.shared_context {
             let why = "the participant is a client of MPS, so its death would not prove that its writes have ended";
@@ -207,13 +204,25 @@ impl<F: Clone> Catalogue<F> {
         granularity: u64,
     ) -> Result<(Manifest, Vec<Former<F>>), Refused> {
         let object = &self.objects[&identity];
-        if draft.identity != identity || draft.epoch != Epoch(0) || draft.granularity != 0 || draft.owner != 0 {
+        let is_replica = draft.home.is_some();
+        let is_draft = draft.granularity == 0 && draft.owner == 0 && (draft.epoch != Epoch(0)) == is_replica;
+        if draft.identity != identity || !is_draft {
             return Err((Refusal::Layout, "the draft is of another identity, or no draft".into()));
         }
-        if !object.wanted.scratch {
-            self.names.check_owner(&draft.name, writer.uid)?;
+        // A replica that went may be pulled again: it has no other contents.
+        if !is_replica && self.outcomes.of(identity).is_some() {
+            return Err((Refusal::Exists, "the object was committed already".into()));
+        }
+        let Wanted { scratch, expect, taken, .. } = object.wanted;
+        if is_replica && (scratch || expect.is_some() || taken != 0) {
+            return Err((
+                Refusal::Protocol,
+                "a replica is neither scratch nor taken over, and expects no epoch".into(),
+            ));
+        }
+        if !scratch {
             self.names.check_room(&draft.name)?;
-            self.names.check_epoch(&draft.name, object.wanted.expect)?;
+            self.check_name(&draft, writer.uid, object.wanted)?;
         }
         let manifest = Manifest { owner: writer.uid, granularity, ..draft };
         let before = self.names.latest(&manifest.name).and_then(|(_, identity)| self.objects.get(&identity));
@@ -234,6 +243,22 @@ impl<F: Clone> Catalogue<F> {
         });
         self.limits.check(asked, writer.uid, there)?;
         Ok((manifest, former))
+    }
+
+    /// Refuses an object whose name does not take it: at the create, and again at the commit.
+    fn check_name(&self, manifest: &Manifest, uid: u32, wanted: Wanted) -> Result<(), Refused> {
+        let Manifest { name, home, epoch, .. } = manifest;
+        self.names.check_owner(name, uid)?;
+        self.names.check_home(name, home.as_deref())?;
+        if home.is_none() {
+            return self.names.check_epoch(name, wanted.expect);
+        }
+        // What `replace` gives up counts as removed.
+        if wanted.replace && *epoch <= self.names.last(name) {
+            let why = format!("{name} had epoch {} already, and {epoch} cannot replace it", self.names.last(name));
+            return Err((Refusal::Conflict, why));
+        }
+        self.names.check_replica(name, *epoch, self.limits.epochs.max(1))
     }
 
     /// Takes the regions that the workshop made, or why it could not. `grant` grants a slot for each.
@@ -318,13 +343,16 @@ impl<F: Clone> Catalogue<F> {
             return Vec::new();
         }
         let Some(mut manifest) = object.manifest.clone() else { return Vec::new() };
-        let (seq, regions, expect) = (object.seq, object.files(), object.wanted.expect);
+        // What it replaces was given up before its regions were made.
+        let (seq, regions, wanted) = (object.seq, object.files(), Wanted { replace: false, ..object.wanted });
         // Somebody may have become the name's owner, or have committed, since the create.
-        let owned = self.names.check_owner(&manifest.name, asker.uid);
-        if let Err((refusal, why)) = owned.and_then(|()| self.names.check_epoch(&manifest.name, expect)) {
+        if let Err((refusal, why)) = self.check_name(&manifest, asker.uid, wanted) {
             return self.fail(identity, refusal, why);
         }
-        let epoch = self.names.last(&manifest.name).next();
+        let epoch = match manifest.home {
+            Some(_) => manifest.epoch,
+            None => self.names.last(&manifest.name).next(),
+        };
         manifest.epoch = epoch;
         if let Some(object) = self.objects.get_mut(&identity) {
             let keep = Action::Keep { identity, seq, manifest, regions };
@@ -362,9 +390,10 @@ impl<F: Clone> Catalogue<F> {
             manifest.epoch = epoch;
         }
         let (writer, request) = (object.writer.take(), object.request);
-        let (name, owner) = object.manifest.as_ref().map_or((String::new(), 0), |m| (m.name.clone(), m.owner));
         object.stage = Stage::Visible { manifest: file };
-        self.names.publish(&name, owner, epoch, identity);
+        let Some(manifest) = &object.manifest else { return Vec::new() };
+        let name = manifest.name.clone();
+        self.names.publish(manifest, epoch);
         self.outcomes.note(identity, epoch);
         if let Some(writer) = writer {
             actions.push(Action::Answer(writer.participant, request, Answer::Committed(epoch)));

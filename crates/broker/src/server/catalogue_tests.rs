@@ -37,6 +37,12 @@ enum Step {
         /// Its region is taken over from the name's newest epoch.
         take: bool,
     },
+    /// A gateway asks for a replica; its epoch follows from the draw.
+    Replicate {
+        who: u64,
+        draw: u8,
+        replace: bool,
+    },
     /// A writer ends its leases.
     Release {
         draw: u8,
@@ -71,13 +77,15 @@ enum Step {
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
-    let (who, name, draw) = (|| 1u64..4, || 0u8..2, || 0u8..8);
+    let (who, name, draw, replica) = (|| 1u64..4, || 0u8..3, || 0u8..12, || 8u8..12);
     let expect = proptest::option::weighted(0.2, 0u64..4);
     prop_oneof![
-        4 => (who(), name(), draw(), expect, any::<(bool, bool)>()).prop_map(|(who, name, draw, expect, both)| {
+        4 => (who(), name(), 0u8..8, expect, any::<(bool, bool)>()).prop_map(|(who, name, draw, expect, both)| {
             let (replace, take) = both;
             Step::Create { who, name, draw, expect, replace: replace && draw == 0, take: take && draw < 4 }
         }),
+        2 => (who(), replica(), proptest::bool::weighted(0.1))
+            .prop_map(|(who, draw, replace)| Step::Replicate { who, draw, replace }),
         4 => draw().prop_map(|draw| Step::Release { draw }),
         6 => (who(), draw()).prop_map(|(who, draw)| Step::Commit { who, draw }),
         1 => (who(), draw()).prop_map(|(who, draw)| Step::Abort { who, draw }),
@@ -116,6 +124,10 @@ fn name_of(name: u8) -> String {
     format!("n{name}")
 }
 
+/// The name that replicas are of, and where they come from.
+const REPLICA: &str = "n2";
+const HOME: &str = "elsewhere";
+
 fn asker(who: u64) -> Asker {
     Asker { participant: Participant(who), uid: 1, shared_context: false }
 }
@@ -129,6 +141,7 @@ fn draft(identity: Identity, name: &str) -> Manifest {
         identity,
         name: name.into(),
         epoch: Epoch(0),
+        home: None,
         backend: BackendKind::Host,
         device: DeviceUuid([0; 16]),
         owner: 0,
@@ -189,12 +202,19 @@ impl World {
 
     /// Checks what anybody could see at this moment.
     fn look(&mut self) {
+        let mut homes = BTreeMap::new();
         for row in self.catalogue.rows(1) {
             if row.state == "visible" {
+                let home = homes.entry(row.name.clone()).or_insert_with(|| row.home.clone());
+                assert_eq!(*home, row.home, "one home for each name");
                 assert!(self.may_be_visible.contains(&row.identity), "visible though its leases were held");
                 let known = self.committed.insert(row.identity, (row.name.clone(), row.epoch));
                 let highest = self.highest.entry(row.name).or_default();
-                assert!(known.is_some() || row.epoch > *highest, "epochs rise: {} after {highest}", row.epoch);
+                assert!(
+                    known.is_some() || row.home.is_some() || row.epoch > *highest,
+                    "epochs rise: {} after {highest}",
+                    row.epoch
+                );
                 *highest = (*highest).max(row.epoch);
             }
         }
@@ -343,6 +363,27 @@ impl World {
                         let newest = self.newest(&name_of(name)).filter(|_| take);
                         self.to_take.extend(newest.map(|newest| (identity, self.memory[&newest].clone())));
                         let actions = self.catalogue.drafted(identity, Ok((draft(identity, &name_of(name)), 64)));
+                        self.act(actions);
+                    }
+                    Err(Some(answer)) => self.act(vec![Action::Answer(Participant(who), request, answer)]),
+                    Err(None) => {}
+                }
+            }
+            Step::Replicate { who, draw, replace } => {
+                let fresh = self.next_identity;
+                let identity = *self.draws.entry(draw).or_insert_with(|| Identity([fresh; 16]));
+                if identity == Identity([fresh; 16]) {
+                    self.next_identity = self.next_identity.checked_add(1).unwrap_or(1);
+                }
+                let request = u64::from(identity.0[0]);
+                let there = self.visible().contains(&identity);
+                let wanted = Wanted { replace, ..Wanted::default() };
+                match self.catalogue.create(asker(who), request, identity, wanted) {
+                    Ok(()) => {
+                        assert!(!there, "a second copy of an identity");
+                        let epoch = Epoch(u64::from(draw) - 7);
+                        let draft = Manifest { epoch, home: Some(HOME.into()), ..draft(identity, REPLICA) };
+                        let actions = self.catalogue.drafted(identity, Ok((draft, 64)));
                         self.act(actions);
                     }
                     Err(Some(answer)) => self.act(vec![Action::Answer(Participant(who), request, answer)]),

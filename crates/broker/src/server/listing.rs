@@ -27,6 +27,9 @@ pub struct Listing {
     pub aborted: u64,
     /// The objects that the asker may know of.
     pub objects: Vec<Row>,
+    /// What was removed of the asker's names.
+    #[serde(default)]
+    pub removed: Vec<Removed>,
 }
 
 /// An object.
@@ -38,6 +41,9 @@ pub struct Row {
     pub epoch: u64,
     /// Its identity, in hexadecimal.
     pub identity: String,
+    /// The host that it is a replica from; `None` for an object that was committed here.
+    #[serde(default)]
+    pub home: Option<String>,
     /// Bytes of memory; a region that two epochs share counts for each.
     pub bytes: u64,
     /// The user that owns it.
@@ -48,6 +54,17 @@ pub struct Row {
     pub writer: Option<Process>,
     /// Its readers.
     pub readers: Vec<Process>,
+}
+
+/// A name that was removed up to an epoch, for good.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Removed {
+    /// The name.
+    pub name: String,
+    /// The host that it is written on; `None` for this one.
+    pub home: Option<String>,
+    /// The last epoch that was removed with all before it.
+    pub up_to: u64,
 }
 
 /// A participant, for people.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::object::identity::{Epoch, Identity};
+use crate::object::manifest::Manifest;
 use crate::server::action::Refused;
 use crate::server::bequest::{Tomb, Tombs};
 use crate::wire::Refusal;
@@ -13,6 +14,8 @@ const MOST_NAMES: usize = 65_536;
 #[derive(Clone, Debug)]
 struct Name {
     owner: u32,
+    /// The host that the name is written on; none for this one.
+    home: Option<String>,
     last: Epoch,
     /// Every epoch up to this one was removed.
     removed: Epoch,
@@ -20,8 +23,8 @@ struct Name {
 }
 
 impl Name {
-    fn of(owner: u32) -> Name {
-        Name { owner, last: Epoch(0), removed: Epoch(0), visible: BTreeMap::new() }
+    fn of(owner: u32, home: Option<&str>) -> Name {
+        Name { owner, home: home.map(str::to_owned), last: Epoch(0), removed: Epoch(0), visible: BTreeMap::new() }
     }
 }
 
@@ -33,7 +36,7 @@ impl Names {
     /// Takes the names that a former broker left.
     pub(super) fn restore(&mut self, tombs: &Tombs) {
         for tomb in &tombs.0 {
-            let name = Name { last: tomb.last, removed: tomb.removed, ..Name::of(tomb.owner) };
+            let name = Name { last: tomb.last, removed: tomb.removed, ..Name::of(tomb.owner, tomb.home.as_deref()) };
             self.0.insert(tomb.name.clone(), name);
         }
     }
@@ -48,6 +51,36 @@ impl Names {
         match self.0.get(name) {
             Some(row) if row.owner != uid => {
                 Err((Refusal::User, format!("{name} belongs to uid {}, not {uid}", row.owner)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a name that is written on another host: a name has one home. `home` is none for this host.
+    pub(super) fn check_home(&self, name: &str, home: Option<&str>) -> Result<(), Refused> {
+        let here = |home: Option<&str>| home.map_or("on this host".to_owned(), |home| format!("on host {home}"));
+        match self.0.get(name) {
+            Some(row) if row.home.as_deref() != home => {
+                let why = format!("{name} is written {}, and not {}", here(row.home.as_deref()), here(home));
+                Err((Refusal::Home, why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a replica's epoch that the name has, had and lost, or would lose at once to those that are kept.
+    pub(super) fn check_replica(&self, name: &str, epoch: Epoch, most: usize) -> Result<(), Refused> {
+        let Some(row) = self.0.get(name) else { return Ok(()) };
+        let conflict = |why| Err((Refusal::Conflict, why));
+        if row.visible.contains_key(&epoch) {
+            return conflict(format!("another object is epoch {epoch} of {name} already"));
+        }
+        if epoch <= row.removed {
+            return conflict(format!("{name} was removed up to epoch {}, and {epoch} was asked for", row.removed));
+        }
+        match row.visible.first_key_value() {
+            Some((oldest, _)) if row.visible.len() >= most && epoch < *oldest => {
+                conflict(format!("{most} epochs of {name} are kept, from {oldest} on, and {epoch} is older"))
             }
             _ => Ok(()),
         }
@@ -93,10 +126,11 @@ impl Names {
     }
 
     /// Makes an epoch visible. The first user to commit a name owns it.
-    pub(super) fn publish(&mut self, name: &str, owner: u32, epoch: Epoch, identity: Identity) {
-        let row = self.0.entry(name.to_owned()).or_insert_with(|| Name::of(owner));
+    pub(super) fn publish(&mut self, manifest: &Manifest, epoch: Epoch) {
+        let Manifest { name, home, owner, identity, .. } = manifest;
+        let row = self.0.entry(name.clone()).or_insert_with(|| Name::of(*owner, home.as_deref()));
         row.last = row.last.max(epoch);
-        row.visible.insert(epoch, identity);
+        row.visible.insert(epoch, *identity);
     }
 
     /// Takes one epoch of a name away; all of them, for good, for epoch 0.
@@ -140,6 +174,7 @@ impl Names {
         });
         let tomb = |(name, row): (&String, &Name)| Tomb {
             name: name.clone(),
+            home: row.home.clone(),
             owner: row.owner,
             last: row.last,
             removed: row.removed,
@@ -151,14 +186,32 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::layout::Layout;
+    use crate::object::manifest::Readers;
+    use gpu_api::{BackendKind, DeviceUuid};
+
+    fn object(name: &str, home: Option<&str>, owner: u32, identity: Identity) -> Manifest {
+        Manifest {
+            identity,
+            name: name.into(),
+            epoch: Epoch(0),
+            home: home.map(str::to_owned),
+            backend: BackendKind::Host,
+            device: DeviceUuid([0; 16]),
+            owner,
+            readers: Readers::Owner,
+            granularity: 1,
+            layout: Layout::pack([], b"").expect("an empty layout"),
+        }
+    }
 
     #[test]
     fn an_epoch_is_never_used_again_and_the_owner_stays() {
         let mut names = Names::default();
         let identity = |byte| Identity([byte; 16]);
-        names.publish("model", 7, Epoch(1), identity(1));
-        names.publish("model", 7, Epoch(2), identity(2));
-        names.publish("model", 7, Epoch(3), identity(3));
+        names.publish(&object("model", None, 7, identity(1)), Epoch(1));
+        names.publish(&object("model", None, 7, identity(2)), Epoch(2));
+        names.publish(&object("model", None, 7, identity(3)), Epoch(3));
         assert_eq!(names.take_beyond("model", 2), [identity(1)]);
         assert_eq!(names.take("model", Epoch(3)), [identity(3)]);
         assert_eq!((names.latest("model"), names.last("model")), (Some((Epoch(2), identity(2))), Epoch(3)));
@@ -180,10 +233,32 @@ mod tests {
     fn a_name_beyond_the_limit_is_refused_and_a_known_one_is_not() {
         let mut names = Names::default();
         for number in 0..MOST_NAMES {
-            names.publish(&number.to_string(), 0, Epoch(1), Identity([0; 16]));
+            names.publish(&object(&number.to_string(), None, 0, Identity([0; 16])), Epoch(1));
         }
         assert!(names.check_room("0").is_ok());
         let (refusal, why) = names.check_room("one more").expect_err("full");
         assert_eq!((refusal, why.as_str()), (Refusal::Limit, "the broker has 65536 names already"));
+    }
+
+    #[test]
+    fn a_name_has_one_home_and_a_replica_an_epoch_that_the_name_can_keep() {
+        let mut names = Names::default();
+        names.publish(&object("model", Some("a"), 7, Identity([5; 16])), Epoch(5));
+        names.publish(&object("model", Some("a"), 7, Identity([6; 16])), Epoch(6));
+        let why = |refused: Result<(), Refused>| refused.expect_err("refused");
+        let (refusal, text) = why(names.check_home("model", None));
+        assert_eq!((refusal, text.as_str()), (Refusal::Home, "model is written on host a, and not on this host"));
+        assert_eq!(why(names.check_home("model", Some("b"))).1, "model is written on host a, and not on host b");
+        assert!(names.check_home("model", Some("a")).is_ok() && names.check_home("other", None).is_ok());
+        let (refusal, text) = why(names.check_replica("model", Epoch(5), 2));
+        assert_eq!((refusal, text.as_str()), (Refusal::Conflict, "another object is epoch 5 of model already"));
+        assert!(why(names.check_replica("model", Epoch(4), 2)).1.starts_with("2 epochs of model are kept, from 5 on"));
+        assert!(names.check_replica("model", Epoch(4), 3).is_ok());
+        names.take("model", Epoch(0));
+        assert!(why(names.check_replica("model", Epoch(6), 2)).1.starts_with("model was removed up to epoch 6"));
+        let mut next = Names::default();
+        next.restore(&names.tombs());
+        assert!(next.check_home("model", None).is_err(), "the home stays when all was removed");
+        assert!(next.check_replica("model", Epoch(7), 2).is_ok() && next.check_replica("model", Epoch(6), 2).is_err());
     }
 }

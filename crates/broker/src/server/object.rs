@@ -71,6 +71,7 @@ impl<F: Clone> Object<F> {
             name: manifest.name.clone(),
             epoch: manifest.epoch,
             identity,
+            home: manifest.home.clone(),
             bytes: manifest.mapped_bytes(),
             owner: manifest.owner,
             state: match &self.stage {
@@ -95,6 +96,8 @@ pub struct Row {
     pub epoch: Epoch,
     /// Which object.
     pub identity: Identity,
+    /// The host whose broker committed it first, if it is a replica.
+    pub home: Option<String>,
     /// Bytes of memory; a region that two epochs share counts for each.
     pub bytes: u64,
     /// The user that owns it.

@@ -16,12 +16,14 @@ use channel::trace_point;
 use gpu_api::{Error, Result};
 
 use crate::memory::sealed;
+use crate::object::identity::Epoch;
 use crate::server::action::{Action, Answer, KeepError, Participant, Refused, Wanted};
 use crate::server::admission::{self, Newcomer, failed};
+use crate::server::bequest::Tomb;
 use crate::server::catalogue::Catalogue;
 use crate::server::happened::{File, Happened};
 use crate::server::limits::Limits;
-use crate::server::listing::{Listing, Process, Row};
+use crate::server::listing::{Listing, Process, Removed, Row};
 use crate::server::peer::{Peer, Proof};
 use crate::server::watches::{Watch, Watches};
 use crate::server::{deposit, workshop};
@@ -467,11 +469,16 @@ impl Service {
             name: row.name.clone(),
             epoch: row.epoch.0,
             identity: row.identity.to_string(),
+            home: row.home.clone(),
             bytes: row.bytes,
             owner: row.owner,
             state: row.state.into(),
             writer: row.writer.as_ref().and_then(process),
             readers: row.readers.iter().filter_map(process).collect(),
+        };
+        let removed = |tomb: Tomb| {
+            let Tomb { name, home, owner, removed, .. } = tomb;
+            (owner == uid && removed > Epoch(0)).then_some(Removed { name, home, up_to: removed.0 })
         };
         Listing {
             pid: std::process::id(),
@@ -490,6 +497,7 @@ impl Service {
             opens: self.opens,
             aborted: self.aborted,
             objects: rows.iter().map(row).collect(),
+            removed: self.parts.catalogue.tombs().0.into_iter().filter_map(removed).collect(),
         }
     }
 

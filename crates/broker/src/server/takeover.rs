@@ -94,6 +94,7 @@ mod tests {
             identity: Identity([1; 16]),
             name: "model".into(),
             epoch: Epoch(3),
+            home: None,
             backend: BackendKind::Host,
             device: DeviceUuid([0; 16]),
             owner: 7,

@@ -33,10 +33,12 @@ pub enum Refusal {
     Device = 13,
     /// The draft is no good manifest.
     Layout = 14,
+    /// The name is written on another host.
+    Home = 15,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 14] = [
+    const ALL: [Refusal; 15] = [
         Refusal::Version,
         Refusal::User,
         Refusal::Protocol,
@@ -51,6 +53,7 @@ impl Refusal {
         Refusal::SharedContext,
         Refusal::Device,
         Refusal::Layout,
+        Refusal::Home,
     ];
 
     /// Reads the number; `None` for one that names nothing.
@@ -77,6 +80,7 @@ impl Refusal {
             Refusal::SharedContext => "write from a process that is not a client of MPS",
             Refusal::Device => "start the broker with this device",
             Refusal::Layout => "mend the layout",
+            Refusal::Home => "write it there, or give the object another name here",
         }
     }
 }
@@ -92,6 +96,6 @@ mod tests {
             assert!(!refusal.remedy().is_empty());
         }
         assert_eq!(Refusal::from_number(0), None);
-        assert_eq!(Refusal::from_number(15), None);
+        assert_eq!(Refusal::from_number(16), None);
     }
 }

@@ -214,7 +214,7 @@ impl ToClient {
             check_version(&header)?;
         }
         let refusal =
-            |number| Refusal::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 14"));
+            |number| Refusal::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 15"));
         let request = header.request;
         let message = match header.number {
             129 => ToClient::Welcome { incarnation: r.array()?, participant: r.u64()?, pid: r.u32()?, slots: r.u32()? },
@@ -297,7 +297,7 @@ mod tests {
     fn any_message() -> impl Strategy<Value = (ToClient, usize)> {
         let epoch = || any::<u64>().prop_map(Epoch);
         let identity = || any::<[u8; 16]>().prop_map(Identity);
-        let refusal = || (1u16..=14).prop_map(|number| Refusal::from_number(number).expect("one of ours"));
+        let refusal = || (1u16..=15).prop_map(|number| Refusal::from_number(number).expect("one of ours"));
         let lease = (any::<u32>(), 0u64..1 << 61).prop_map(|(slot, generation)| LeaseSlot {
             slot,
             generation: Generation::new(generation).expect("61 bits"),

@@ -43,6 +43,7 @@ pub fn draft(identity: Identity, name: &str, layout: Layout) -> Manifest {
         identity,
         name: name.into(),
         epoch: Epoch(0),
+        home: None,
         backend: gpu.kind(),
         device: gpu.uuid(),
         owner: 0,

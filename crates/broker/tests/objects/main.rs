@@ -13,6 +13,7 @@ mod gpu;
 mod limits;
 mod objects;
 mod raw;
+mod replicas;
 mod rules;
 mod step;
 mod takeover;
@@ -43,7 +44,9 @@ fn main() {
             .with_ignored_flag(ignored)
     };
     let mut trials = Vec::new();
-    for case in [objects::CASES, death::CASES, bad_input::CASES, limits::CASES, takeover::CASES, rules::CASES].concat()
+    for case in
+        [objects::CASES, death::CASES, bad_input::CASES, limits::CASES, takeover::CASES, rules::CASES, replicas::CASES]
+            .concat()
     {
         trials.push(trial(case, !agent::is_host() && HOST_ONLY.contains(&case.0)));
     }

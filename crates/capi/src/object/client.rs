@@ -160,6 +160,7 @@ pub unsafe extern "C" fn gpu_ipc_object_create(
             replace: given.replace != 0,
             unchanged: unchanged.iter().map(name_of).collect::<Outcome<_>>()?,
             identity: None,
+            replica_of: None,
         };
         let made = process.get(client)?.create_with(name, layout, &options)?;
         writer.set(process.open(Mutex::new(Some(made)))?);

@@ -45,8 +45,9 @@ fn table(listing: &Listing) -> String {
     for row in &listing.objects {
         let epoch = if row.epoch == 0 { "-".into() } else { row.epoch.to_string() };
         let bytes = size::show(row.bytes);
-        let _ =
-            writeln!(text, "{}  epoch {epoch}  {bytes}  {}  uid {}  {}", row.name, row.state, row.owner, row.identity);
+        let home = row.home.as_ref().map_or(String::new(), |home| format!("  replica from {home}"));
+        let (name, state, owner, identity) = (&row.name, &row.state, row.owner, &row.identity);
+        let _ = writeln!(text, "{name}  epoch {epoch}  {bytes}  {state}  uid {owner}  {identity}{home}");
         for (what, process) in
             row.writer.iter().map(|writer| ("written", writer)).chain(row.readers.iter().map(|reader| ("read", reader)))
         {

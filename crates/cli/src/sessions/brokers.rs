@@ -124,6 +124,7 @@ pub(super) mod tests {
             name: name.into(),
             epoch,
             identity: "0".repeat(32),
+            home: None,
             bytes: 5 << 30,
             owner: 1000,
             state: state.into(),
@@ -142,6 +143,7 @@ pub(super) mod tests {
             opens: 4,
             aborted: 5,
             objects: vec![row("a-name-that-is-longer-than-thirty-characters", 7, "visible"), row("next", 0, "filling")],
+            removed: Vec::new(),
         }
     }
 
