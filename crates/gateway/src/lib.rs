@@ -8,10 +8,20 @@
 //! Read in this order:
 //!
 //! 1. [`transport`]: carries bytes between the memory of two gateways, and knows nothing of objects.
-//! 2. [`plan`]: who reads from whom, a crate of its own without dependencies; `simulation` beside it runs thousands of
+//! 2. [`message`]: what two gateways say to each other.
+//! 3. [`lease`]: the origin's side, and why a confirmed copy is right. [`pull`]: the replica's.
+//! 4. [`net`]: gateways find each other and ask each other. [`host`]: this host's broker.
+//! 5. [`plan`]: who reads from whom, a crate of its own without dependencies; `simulation` beside it runs thousands of
 //!    hosts over it.
+//! 6. [`program`]: the commands.
 
 mod error;
+pub mod host;
+pub mod lease;
+pub mod message;
+pub mod net;
+pub mod program;
+pub mod pull;
 pub mod transport;
 
 pub use error::{Error, Result};

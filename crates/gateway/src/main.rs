@@ -2,7 +2,21 @@
 
 use std::process::ExitCode;
 
+use clap::Parser;
+use gateway::program::args::{Args, Command};
+use gateway::program::{objects, pull, run, status};
+
 fn main() -> ExitCode {
-    eprintln!("gpu-ipc-gateway: no command is there yet");
-    ExitCode::from(2)
+    #[cfg(feature = "hip")]
+    gpu_ipc::hip::probe::run_if_asked();
+    let outcome = match Args::parse().command {
+        Command::Run(options) => run::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Pull(options) => pull::run(&options),
+        Command::Objects(options) => objects::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Status(options) => status::run(&options).map(|()| ExitCode::SUCCESS),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("gpu-ipc-gateway: {error}");
+        ExitCode::from(2)
+    })
 }

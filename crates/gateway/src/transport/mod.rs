@@ -27,9 +27,12 @@
 //!
 //! 1. [`nixl`]: NIXL, by its C library, loaded at run time.
 //! 2. [`path`]: whether bytes go directly or through staging buffers, chosen by measuring.
+//! 3. `tcp`: plain TCP, for tests.
 
 pub mod nixl;
 pub mod path;
+#[doc(hidden)]
+pub mod tcp;
 
 use std::fmt;
 

@@ -1,0 +1,450 @@
+//! Pulls one object: carries out what the machine of [`pull`](crate::pull) says.
+//!
+//! One process does one pull. Where a transfer neither ends nor fails, the process ends with its destination mapped,
+//! and its death frees the memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu_ipc::broker::{CreateOptions, Epoch, Manifest, ObjectError, Readers, Standing, Writer};
+use serde::Serialize;
+use zenoh::Wait;
+
+use super::local::Local;
+use super::step::pass;
+use crate::error::Result;
+use crate::message::{Ask, Incarnation, Release, Wanted};
+use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Question, ask};
+use crate::net::key::{Announced, Gateway, ROOT, escape};
+use crate::pull::{Action, Again, Event, Outcome, Patience, Pull, Rules};
+use crate::transport::{Pair, Peer, Progress, Registration, Transfer, Transport};
+
+/// How often a transfer is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long the origin may take to hear that a lease has ended.
+const RELEASE: Duration = Duration::from_secs(1);
+/// Bytes of one part of a read: progress is seen by whole ones.
+const PIECE: u64 = 64 << 20;
+
+/// What is to be pulled.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The name.
+    pub name: String,
+    /// The epoch; the newest that is announced if nothing is said.
+    pub epoch: Option<u64>,
+    /// The host to read from; a replica where there is one, else the home.
+    pub from: Option<String>,
+}
+
+/// What became of it, as data.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// The name.
+    pub name: String,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its identity.
+    pub identity: String,
+    /// The host that it was read from.
+    pub from: String,
+    /// The host that committed it first.
+    pub home: String,
+    /// Bytes of the object.
+    pub bytes: u64,
+    /// Bytes a second while it was read, in 10^9.
+    pub gb_s: f64,
+    /// Seconds in all.
+    pub seconds: f64,
+    /// Attempts before the last.
+    pub retries: u32,
+    /// It was here already.
+    pub was_here: bool,
+    /// How the bytes were carried.
+    pub transport: String,
+}
+
+/// A pull and its means.
+pub struct Fetch<'a> {
+    /// This host.
+    pub local: &'a Local,
+    /// The network.
+    pub session: &'a zenoh::Session,
+    /// What carries the bytes.
+    pub transport: Arc<dyn Transport>,
+    /// How long each step may take.
+    pub patience: Patience,
+    /// Tests alone have others.
+    pub rules: Rules,
+}
+
+impl std::fmt::Debug for Fetch<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fetch").field("local", self.local).finish_non_exhaustive()
+    }
+}
+
+/// One attempt's own: dropped in this order.
+#[derive(Default)]
+struct Attempt {
+    transfer: Option<Box<dyn Transfer>>,
+    peer: Option<Box<dyn Peer>>,
+    registration: Option<Box<dyn Registration>>,
+    writer: Option<Writer>,
+    granted: Option<(Gateway, Granted, Manifest, Vec<u8>)>,
+}
+
+impl Fetch<'_> {
+    /// Pulls, and calls `progress` with the bytes that have arrived and those of the object.
+    ///
+    /// # Errors
+    ///
+    /// How the pull ended.
+    pub fn run(&self, order: &Order, mut progress: impl FnMut(u64, u64)) -> Result<Report, Outcome> {
+        let started = Instant::now();
+        let me = Incarnation::random().map_err(|e| Outcome::Failed(e.to_string()))?;
+        let mut report =
+            Report { name: order.name.clone(), transport: self.transport.kind().into(), ..Report::default() };
+        let mut attempt = Attempt::default();
+        let mut waits: Vec<(Question, Asked)> = Vec::new();
+        let mut began = Instant::now();
+        let (mut pull, actions) = Pull::begin(Duration::ZERO, self.patience, self.rules);
+        let mut todo: std::collections::VecDeque<Action> = actions.into();
+        loop {
+            while let Some(action) = todo.pop_front() {
+                let event = match action {
+                    Action::Ask(number) => {
+                        attempt = Attempt::default();
+                        match self.find(order, pull.attempt()) {
+                            Found::Here(here) => {
+                                let seconds = started.elapsed().as_secs_f64();
+                                let Announced { epoch, identity, bytes, home, .. } = here;
+                                return Ok(Report { epoch, identity, bytes, home, seconds, was_here: true, ..report });
+                            }
+                            Found::Nobody(why) => Some(Event::Declined(number, why, Again::Later)),
+                            Found::At(gateway, wanted) => {
+                                let question = Question::Ask(Ask { asker: me, number, wanted });
+                                Some(self.lease(number, &gateway, &question, &mut attempt))
+                            }
+                        }
+                    }
+                    Action::Create(_) => {
+                        pass("pull.granted");
+                        let made = self.create(&mut attempt);
+                        pass("pull.created");
+                        Some(made)
+                    }
+                    Action::Read(_) => {
+                        began = Instant::now();
+                        let begun = self.read(&mut attempt);
+                        pass("pull.reading");
+                        begun.err().map(Event::ReadFailed)
+                    }
+                    Action::Flush => {
+                        pass("pull.read");
+                        let bytes = attempt.bytes();
+                        report.gb_s = bytes as f64 / began.elapsed().as_secs_f64().max(1e-9) / 1e9;
+                        progress(bytes, bytes);
+                        Some(match self.transport.flush() {
+                            Ok(()) => Event::Flushed,
+                            Err(error) => Event::ReadFailed(error.to_string()),
+                        })
+                    }
+                    Action::Confirm(confirm) => {
+                        pass("pull.confirming");
+                        self.send(&attempt, Question::Confirm(confirm), &mut waits);
+                        None
+                    }
+                    Action::Renew(renew) => {
+                        self.send(&attempt, Question::Renew(renew), &mut waits);
+                        None
+                    }
+                    Action::Commit => {
+                        pass("pull.confirmed");
+                        Some(commit(&mut attempt))
+                    }
+                    Action::Drop => {
+                        attempt.transfer = None;
+                        attempt.registration = None;
+                        attempt.writer = None;
+                        None
+                    }
+                    Action::Release(lease) => {
+                        // Others wait for it; else the timer ends it.
+                        if let Some((gateway, ..)) = &attempt.granted {
+                            let question = Question::Release(Release { lease });
+                            let _ = ask(self.session, gateway, &question, RELEASE).map(|asked| asked.wait());
+                        }
+                        None
+                    }
+                    Action::End(Outcome::Done) => {
+                        pass("pull.committed");
+                        if let Some((gateway, granted, _, _)) = &attempt.granted {
+                            report.epoch = granted.grant.epoch;
+                            report.identity = granted.grant.identity().to_string();
+                            report.from.clone_from(&gateway.host);
+                            report.home.clone_from(&granted.home);
+                        }
+                        report.bytes = attempt.bytes();
+                        report.retries = pull.attempt() - 1;
+                        report.seconds = started.elapsed().as_secs_f64();
+                        return Ok(report);
+                    }
+                    Action::End(outcome) => {
+                        if matches!(outcome, Outcome::Stuck(_)) {
+                            // The transfer may write yet: mapped until this process ends.
+                            std::mem::forget(attempt);
+                        }
+                        return Err(outcome);
+                    }
+                };
+                if let Some(event) = event {
+                    todo.extend(pull.happened(started.elapsed(), event));
+                }
+            }
+            std::thread::sleep(LOOK);
+            let now = started.elapsed();
+            if let Some(transfer) = &mut attempt.transfer {
+                let event = match transfer.poll() {
+                    Ok(Progress::Running { bytes }) => {
+                        progress(bytes, attempt.bytes());
+                        if bytes * 2 >= attempt.bytes() {
+                            pass("pull.half_read");
+                        }
+                        Event::Progress(bytes)
+                    }
+                    Ok(Progress::Done) => {
+                        attempt.transfer = None;
+                        Event::Read
+                    }
+                    Err(error) => {
+                        attempt.transfer = None;
+                        Event::ReadFailed(error.to_string())
+                    }
+                };
+                todo.extend(pull.happened(now, event));
+            }
+            let mut open = Vec::new();
+            for (question, asked) in waits.drain(..) {
+                match asked.hear() {
+                    Heard::Answer(answered) => {
+                        if let Some(event) = heard(&question, &answered) {
+                            todo.extend(pull.happened(now, event));
+                        }
+                    }
+                    Heard::NotYet => open.push((question, asked)),
+                    Heard::Nothing => {}
+                }
+            }
+            waits = open;
+            todo.extend(pull.happened(now, Event::Tick));
+        }
+    }
+
+    /// Finds who has what is ordered: replicas before the home, another at each attempt.
+    fn find(&self, order: &Order, attempt: u32) -> Found {
+        let name = escape(&order.name);
+        let host = order.from.as_deref().map_or("*".to_owned(), escape);
+        let epoch = order.epoch.map_or("*".to_owned(), |epoch| epoch.to_string());
+        let key = format!("{ROOT}/{host}/*/has/*/{epoch}/*/*/*/{name}");
+        let mut found: Vec<(Gateway, Announced)> = Vec::new();
+        if let Ok(replies) = self.session.liveliness().get(key).timeout(self.patience.answer).wait() {
+            while let Ok(reply) = replies.recv() {
+                let key = reply.result().ok().map(|sample| sample.key_expr().as_str().to_owned());
+                found.extend(key.and_then(|key| Announced::parse(&key)));
+            }
+        }
+        let Some(newest) = found.iter().map(|(_, object)| object.epoch).max() else {
+            let from = order.from.as_ref().map_or(String::new(), |host| format!(" of host {host}"));
+            return Found::Nobody(format!("no gateway{from} announces {}", order.name));
+        };
+        found.retain(|(_, object)| object.epoch == newest);
+        let here = found.iter().find(|(_, object)| {
+            let identity = object.identity.parse();
+            identity.is_ok_and(|identity| {
+                matches!(self.local.client.outcome(identity), Ok(Standing::Committed(epoch)) if epoch.0 == newest)
+            })
+        });
+        if let Some((_, here)) = here {
+            return Found::Here(here.clone());
+        }
+        found.sort();
+        // A home serves when nobody else can.
+        let mut sources: Vec<_> = found.iter().filter(|(gateway, object)| gateway.host != object.home).collect();
+        if sources.is_empty() {
+            sources = found.iter().collect();
+        }
+        let mine = usize::from(self.local.host.bytes().fold(0u8, u8::wrapping_add)) + attempt as usize;
+        let (gateway, object) = sources[mine % sources.len()];
+        let wanted = Wanted {
+            name: object.name.clone(),
+            epoch: Some(object.epoch),
+            identity: object.identity.parse::<gpu_ipc::broker::Identity>().ok().map(|identity| identity.0),
+        };
+        Found::At(gateway.clone(), wanted)
+    }
+
+    fn lease(&self, number: u64, gateway: &Gateway, question: &Question, attempt: &mut Attempt) -> Event {
+        let later = |why: String| Event::Declined(number, why, Again::Later);
+        let never = |why: String| Event::Declined(number, why, Again::Never);
+        let answered = match ask(self.session, gateway, question, self.patience.answer) {
+            Ok(asked) => asked.wait(),
+            Err(error) => return later(error.to_string()),
+        };
+        let Some(Answered { answer, attached }) = answered else {
+            return later(format!("the gateway of {} does not answer", gateway.host));
+        };
+        let granted = match answer {
+            Answer::Granted(granted) => *granted,
+            Answer::Declined { why, later: true } => return later(why),
+            Answer::Declined { why, .. } => return never(why),
+            _ => return never("the gateway answered another question".into()),
+        };
+        let (manifest, metadata) = attached.split_at(granted.manifest);
+        let manifest = match Manifest::decode(manifest) {
+            Ok(manifest) => manifest,
+            Err(error) => return never(error.to_string()),
+        };
+        let bytes: Vec<u64> = manifest.layout.regions().to_vec();
+        let sound = manifest.identity == granted.grant.identity()
+            && manifest.epoch == granted.grant.epoch()
+            && granted.regions.iter().map(|(_, bytes, _)| *bytes).eq(bytes)
+            && granted.transport == self.transport.kind();
+        if !sound {
+            let why = format!(
+                "what {} granted is not what it describes, or it carries bytes by {}",
+                gateway.host, granted.transport
+            );
+            return never(why);
+        }
+        let grant = granted.grant;
+        let metadata = metadata.to_vec();
+        attempt.granted = Some((gateway.clone(), granted, manifest, metadata));
+        Event::Granted(number, grant)
+    }
+
+    fn create(&self, attempt: &mut Attempt) -> Event {
+        let Some((_, granted, manifest, metadata)) = &attempt.granted else {
+            return Event::NotCreated("nothing was granted".into(), Again::Never);
+        };
+        let uid = rustix::process::getuid().as_raw();
+        // Its owner there may read it here too.
+        let readers = match &manifest.readers {
+            Readers::Owner if manifest.owner == uid => Readers::Owner,
+            Readers::Owner => Readers::Uids(vec![manifest.owner]),
+            Readers::Everybody => Readers::Everybody,
+            Readers::Uids(uids) => {
+                let all = uids.iter().copied().chain([manifest.owner]).filter(|other| *other != uid);
+                Readers::Uids(all.take(16).collect())
+            }
+        };
+        let replica_of = Some((Epoch(granted.grant.epoch), granted.home.clone()));
+        let identity = Some(granted.grant.identity());
+        let options = CreateOptions { readers, identity, replica_of, ..CreateOptions::default() };
+        let writer = match self.local.client.create_with(&manifest.name, manifest.layout.clone(), &options) {
+            Ok(writer) => writer,
+            Err(error) => {
+                let again = match &error {
+                    // Another gateway of this host may be pulling it, and may die.
+                    ObjectError::Refused { refusal: gpu_ipc::broker::wire::Refusal::Exists, .. } => Again::Later,
+                    ObjectError::Gpu(_) | ObjectError::WriterLost { .. } | ObjectError::Aborted { .. } => Again::Later,
+                    _ => Again::Never,
+                };
+                return Event::NotCreated(error.to_string(), again);
+            }
+        };
+        let spans = self.local.spans(writer.regions());
+        // SAFETY: `register` asks for memory that is mapped and writable until the registration is dropped and
+        // transfers have ended: `Attempt` keeps the writer, whose mapping it is, drops it after the registration, and
+        // is never dropped while a transfer may write.
+        match unsafe { self.transport.register(&spans) } {
+            Ok(registration) => attempt.registration = Some(registration),
+            Err(error) => return Event::NotCreated(error.to_string(), Again::Never),
+        }
+        match self.transport.load_peer(metadata) {
+            Ok(peer) => attempt.peer = Some(peer),
+            Err(error) => {
+                attempt.registration = None;
+                return Event::NotCreated(error.to_string(), Again::Later);
+            }
+        }
+        attempt.writer = Some(writer);
+        Event::Created
+    }
+
+    fn read(&self, attempt: &mut Attempt) -> Result<(), String> {
+        let (Some((_, granted, _, _)), Some(writer), Some(peer)) = (&attempt.granted, &attempt.writer, &attempt.peer)
+        else {
+            return Err("nothing was created".into());
+        };
+        let mut pairs = Vec::new();
+        for (from, to) in granted.spans().zip(self.local.spans(writer.regions())) {
+            let mut at = 0;
+            while at < to.bytes {
+                let bytes = PIECE.min(to.bytes - at);
+                let from = crate::transport::RemoteSpan { address: from.address.wrapping_add(at), bytes, ..from };
+                pairs.push(Pair { from, to: crate::transport::Span { address: to.address + at, bytes, ..to } });
+                at += bytes;
+            }
+        }
+        // SAFETY: `read` asks that the destinations stay mapped, writable and to itself until the transfer has ended:
+        // they are the writer's, which nobody else uses, and `Attempt` is not dropped before the transfer's end: a
+        // transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten.
+        let transfer = unsafe { peer.read(&pairs) }.map_err(|e| e.to_string())?;
+        attempt.transfer = Some(transfer);
+        Ok(())
+    }
+
+    fn send(&self, attempt: &Attempt, question: Question, waits: &mut Vec<(Question, Asked)>) {
+        let Some((gateway, ..)) = &attempt.granted else { return };
+        match ask(self.session, gateway, &question, self.patience.answer) {
+            Ok(asked) => waits.push((question, asked)),
+            Err(error) => tracing::warn!(%error, "a question could not be asked"),
+        }
+    }
+}
+
+/// Where an object is.
+enum Found {
+    Here(Announced),
+    At(Gateway, Wanted),
+    Nobody(String),
+}
+
+impl Attempt {
+    fn bytes(&self) -> u64 {
+        self.granted.as_ref().map_or(0, |(_, granted, ..)| granted.regions.iter().map(|(_, bytes, _)| bytes).sum())
+    }
+}
+
+fn heard(question: &Question, answered: &Answered) -> Option<Event> {
+    match (question, &answered.answer) {
+        (Question::Confirm(confirm), Answer::Is(yes)) => Some(Event::Confirmed(confirm.number, *yes)),
+        (Question::Renew(renew), Answer::Is(yes)) => Some(Event::Renewed(renew.lease, *yes)),
+        _ => None,
+    }
+}
+
+fn commit(attempt: &mut Attempt) -> Event {
+    attempt.registration = None;
+    let Some(writer) = attempt.writer.take() else { return Event::NotCommitted("nothing was read".into()) };
+    // The bytes are there for all streams: the transport's flush was waited for.
+    match writer.commit(&[]).and_then(|commit| commit.wait()) {
+        Ok(_) => Event::Committed,
+        Err(error) => Event::NotCommitted(error.to_string()),
+    }
+}
+
+/// Names what a gateway of this network is for messages: used by `objects`.
+pub fn announced(session: &zenoh::Session, patience: Duration) -> Vec<(Gateway, Announced)> {
+    let Ok(replies) = session.liveliness().get(format!("{ROOT}/*/*/has/**")).timeout(patience).wait() else {
+        return Vec::new();
+    };
+    let mut all = Vec::new();
+    while let Ok(reply) = replies.recv() {
+        let key = reply.result().ok().map(|sample| sample.key_expr().as_str().to_owned());
+        all.extend(key.and_then(|key| Announced::parse(&key)));
+    }
+    all.sort();
+    all
+}

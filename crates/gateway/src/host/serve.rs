@@ -1,0 +1,366 @@
+//! Serves other gateways: opens what they ask for, registers it, confirms, and ends what was not renewed.
+//!
+//! One thread owns the table of leases, so that *ended, then taken back* is the order of its statements. Questions wait
+//! in a queue of [`MOST_WAITING`]; one more is dropped, and its asker asks again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use gpu_ipc::broker::{Epoch, Identity, ObjectError, Reader, Selector};
+use serde::Serialize;
+use zenoh::Wait;
+use zenoh::liveliness::LivelinessToken;
+use zenoh::query::{Query, Queryable};
+
+use super::local::Local;
+use super::step::pass;
+use crate::error::{Error, Result};
+use crate::lease::{Asked, Ended, Limits, Table};
+use crate::message::{Ask, Grant, Wanted};
+use crate::net::call::{Answer, Answered, Granted, Question, read_question};
+use crate::net::key::{Announced, Gateway};
+use crate::transport::{Place, Registration, Transport};
+
+/// Questions that wait to be answered.
+pub const MOST_WAITING: usize = 256;
+/// Objects that are announced; the others are found by asking this host.
+pub const MOST_ANNOUNCED: usize = 4_096;
+/// How often leases are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How often the broker is asked what it has.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What a lease holds: dropped in this order.
+#[derive(Debug)]
+struct Held {
+    _registration: Box<dyn Registration>,
+    reader: Reader,
+}
+
+/// What a gateway has done, as data.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Figures {
+    /// Leases that were granted.
+    pub granted: u64,
+    /// Bytes of their objects.
+    pub bytes: u64,
+    /// Questions for a lease that were refused.
+    pub declined: u64,
+    /// Confirmations that were answered with yes, and with no.
+    pub confirmed: (u64, u64),
+    /// Leases that a timer ended.
+    pub expired: u64,
+    /// Questions that made no sense.
+    pub garbage: u64,
+}
+
+/// A gateway that serves.
+pub struct Server {
+    gateway: Gateway,
+    local: Local,
+    transport: Arc<dyn Transport>,
+    session: zenoh::Session,
+    table: Table<Held>,
+    limits: Limits,
+    started: Instant,
+    figures: Figures,
+    announced: BTreeMap<String, (Announced, LivelinessToken)>,
+    looked: Option<Instant>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("gateway", &self.gateway).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Makes one; it serves from [`run`](Server::run) on.
+    pub fn new(
+        gateway: Gateway,
+        local: Local,
+        transport: Arc<dyn Transport>,
+        session: zenoh::Session,
+        limits: Limits,
+    ) -> Server {
+        Server {
+            table: Table::new(gateway.incarnation, limits),
+            gateway,
+            local,
+            transport,
+            session,
+            limits,
+            started: Instant::now(),
+            figures: Figures::default(),
+            announced: BTreeMap::new(),
+            looked: None,
+        }
+    }
+
+    /// Serves until `each_tick`, which is given the figures and live leases, says that it is over.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] when nothing can be announced.
+    pub fn run(mut self, mut each_tick: impl FnMut(&Figures, Vec<Lease>) -> bool) -> Result<()> {
+        let (sender, questions) = sync_channel(MOST_WAITING);
+        let _queryable = self.listen(sender)?;
+        let _live = self.token(&format!("{}/live", self.gateway.key()))?;
+        while each_tick(&self.figures, self.leases()) {
+            self.look();
+            self.hear(&questions);
+            let ended = self.table.expire(self.started.elapsed());
+            self.figures.expired += ended.len() as u64;
+            ended.into_iter().for_each(take_back);
+        }
+        Ok(())
+    }
+
+    fn listen(&self, sender: SyncSender<Query>) -> Result<Queryable<()>> {
+        let queue = move |query: Query| {
+            if sender.try_send(query).is_err() {
+                tracing::warn!("{MOST_WAITING} questions wait already; one more was dropped");
+            }
+        };
+        let key = format!("{}/ask", self.gateway.key());
+        self.session.declare_queryable(key).callback(queue).wait().map_err(unavailable)
+    }
+
+    fn token(&self, key: &str) -> Result<LivelinessToken> {
+        self.session.liveliness().declare_token(key).wait().map_err(unavailable)
+    }
+
+    /// Answers what has come, for a tick.
+    fn hear(&mut self, questions: &Receiver<Query>) {
+        let until = Instant::now() + TICK;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let query = match questions.recv_timeout(left) {
+                Ok(query) => query,
+                Err(RecvTimeoutError::Timeout) => return,
+                Err(RecvTimeoutError::Disconnected) => return std::thread::sleep(left),
+            };
+            let bytes = query.payload().map(|payload| payload.to_bytes().into_owned()).unwrap_or_default();
+            let answered = match read_question(&bytes) {
+                Ok(question) => self.answer(question),
+                Err(error) => {
+                    self.figures.garbage += 1;
+                    Some(declined(error.to_string(), false))
+                }
+            };
+            let Some(answered) = answered else { continue };
+            if let Err(error) = query.reply(query.key_expr().clone(), answered.encode()).wait() {
+                tracing::warn!(%error, "an answer could not be sent");
+            }
+            if matches!(answered.answer, Answer::Granted(_)) {
+                pass("lease.granted");
+            }
+        }
+    }
+
+    fn answer(&mut self, question: Question) -> Option<Answered> {
+        let now = self.started.elapsed();
+        let is = |yes| Some(Answered::plain(Answer::Is(yes)));
+        match question {
+            Question::Ask(ask) => self.ask(now, &ask),
+            Question::Confirm(confirm) => {
+                pass("confirm.heard");
+                let yes = self.table.confirm(self.started.elapsed(), &confirm);
+                let counted = &mut self.figures.confirmed;
+                *(if yes { &mut counted.0 } else { &mut counted.1 }) += 1;
+                pass("confirm.answered");
+                is(yes)
+            }
+            Question::Renew(renew) => is(self.table.renew(now, &renew)),
+            Question::Release(release) => {
+                let ended = self.table.release(&release);
+                let was = ended.is_some();
+                ended.into_iter().for_each(take_back);
+                is(was)
+            }
+            Question::Removed(names) => Some(self.removed(&names)),
+        }
+    }
+
+    fn ask(&mut self, now: Duration, ask: &Ask) -> Option<Answered> {
+        pass("ask.heard");
+        let lease = match self.table.ask(now, ask) {
+            Asked::Open(lease) => lease,
+            Asked::Again(grant) => {
+                let held = self.table.of(grant.lease.lease)?;
+                return self.granted(grant, &held.reader).ok();
+            }
+            Asked::Wait => return None,
+            Asked::Busy(why) => return self.decline(why, true),
+        };
+        let (bytes, held) = match self.hold(&ask.wanted) {
+            Ok(held) => held,
+            Err((why, later)) => {
+                self.table.failed(lease);
+                return self.decline(why, later);
+            }
+        };
+        pass("lease.registered");
+        let (identity, epoch) = (held.reader.identity().0, held.reader.epoch().0);
+        let now = self.started.elapsed();
+        match self.table.registered(now, lease, identity, epoch, held) {
+            Ok(grant) => {
+                let answered = self.table.of(lease).map(|held| self.granted(grant, &held.reader));
+                match answered {
+                    Some(Ok(answered)) => {
+                        self.figures.granted += 1;
+                        self.figures.bytes += bytes;
+                        Some(answered)
+                    }
+                    Some(Err(error)) => {
+                        self.table
+                            .release(&crate::message::Release { lease: grant.lease })
+                            .into_iter()
+                            .for_each(take_back);
+                        self.decline(error.to_string(), true)
+                    }
+                    None => None,
+                }
+            }
+            Err((ended, why)) => {
+                take_back(ended);
+                self.decline(why, true)
+            }
+        }
+    }
+
+    fn decline(&mut self, why: String, later: bool) -> Option<Answered> {
+        self.figures.declined += 1;
+        Some(declined(why, later))
+    }
+
+    /// Opens and registers an object. Returns its bytes with it; else why not, and whether it may work later.
+    fn hold(&self, wanted: &Wanted) -> Result<(u64, Held), (String, bool)> {
+        let selector = match (wanted.identity, wanted.epoch) {
+            (Some(identity), _) => Selector::Identity(Identity(identity)),
+            (None, Some(epoch)) => Selector::Epoch(wanted.name.clone(), Epoch(epoch)),
+            (None, None) => Selector::Latest(wanted.name.clone()),
+        };
+        let opened = self.local.client.open_one(&selector);
+        let reader = opened.map_err(|e| (e.to_string(), !matches!(e, ObjectError::NotFound { .. })))?;
+        if reader.name() != wanted.name {
+            return Err((format!("this identity has the name {}, and not {}", reader.name(), wanted.name), false));
+        }
+        let spans = self.local.spans(reader.regions());
+        // SAFETY: `register` asks for memory that is mapped and readable until the registration is dropped: `Held`
+        // keeps the reader, whose mapping it is, and drops it after the registration.
+        let registration = unsafe { self.transport.register(&spans) }.map_err(|e| (e.to_string(), false))?;
+        let bytes = spans.iter().map(|span| span.bytes).sum();
+        Ok((bytes, Held { _registration: registration, reader }))
+    }
+
+    fn granted(&self, grant: Grant, reader: &Reader) -> Result<Answered> {
+        let manifest = reader.manifest().encode().map_err(|e| Error::Unavailable {
+            what: "the manifest".into(),
+            why: e.to_string(),
+            remedy: "commit the object again",
+        })?;
+        let device = match self.local.place() {
+            Place::Host => None,
+            Place::Device(ordinal) => Some(ordinal),
+        };
+        let granted = Granted {
+            grant,
+            home: reader.manifest().home.clone().unwrap_or_else(|| self.gateway.host.clone()),
+            transport: self.transport.kind().into(),
+            regions: reader.regions().into_iter().map(|(at, bytes)| (at.0, bytes, device)).collect(),
+            lives_ms: self.limits.time.as_millis() as u64,
+            manifest: manifest.len(),
+        };
+        let attached = [manifest, self.transport.metadata()?].concat();
+        Ok(Answered { answer: Answer::Granted(Box::new(granted)), attached })
+    }
+
+    fn removed(&self, names: &[String]) -> Answered {
+        let list = match self.local.list() {
+            Ok(list) => list,
+            Err(error) => return declined(error.to_string(), true),
+        };
+        let ours = list.removed.into_iter().filter(|row| row.home.is_none() && names.contains(&row.name));
+        Answered::plain(Answer::Removed(ours.map(|row| (row.name, row.up_to)).collect()))
+    }
+
+    /// Announces what the broker has got, and takes back what it has not any more.
+    fn look(&mut self) {
+        if self.looked.is_some_and(|at| at.elapsed() < LOOK) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        let list = match self.local.list() {
+            Ok(list) => list,
+            Err(error) => return tracing::warn!(%error, "what is announced stays"),
+        };
+        let visible: BTreeMap<String, _> = list
+            .objects
+            .into_iter()
+            .filter(|row| row.state == "visible")
+            .map(|row| (row.identity.clone(), row))
+            .take(MOST_ANNOUNCED)
+            .collect();
+        self.announced.retain(|identity, _| visible.contains_key(identity));
+        for identity in visible.into_keys() {
+            if self.announced.contains_key(&identity) {
+                continue;
+            }
+            let Ok(number) = identity.parse::<Identity>() else { continue };
+            // An object of another device is another gateway's.
+            let Ok(reader) = self.local.client.open_one(&Selector::Identity(number)) else { continue };
+            let announced = self.local.announced(&reader);
+            match self.token(&announced.key(&self.gateway)) {
+                Ok(token) => drop(self.announced.insert(identity, (announced, token))),
+                Err(error) => return tracing::warn!(%error, "an object is not announced"),
+            }
+        }
+    }
+
+    fn leases(&self) -> Vec<Lease> {
+        let lease = |(grant, asker, lives): (Grant, crate::message::Incarnation, Duration)| Lease {
+            lease: grant.lease.lease,
+            identity: grant.identity().to_string(),
+            epoch: grant.epoch,
+            asker: asker.to_string(),
+            lives_ms: lives.as_millis() as u64,
+        };
+        self.table.live(self.started.elapsed()).map(lease).collect()
+    }
+}
+
+/// A live lease, as data.
+#[derive(Clone, Debug, Serialize)]
+pub struct Lease {
+    /// Its number.
+    pub lease: u64,
+    /// The object.
+    pub identity: String,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Who has it.
+    pub asker: String,
+    /// How long it lives yet.
+    pub lives_ms: u64,
+}
+
+fn take_back(ended: Ended<Held>) {
+    pass("lease.ended");
+    drop(ended.into_inner());
+    pass("lease.deregistered");
+}
+
+fn declined(why: String, later: bool) -> Answered {
+    Answered::plain(Answer::Declined { why, later })
+}
+
+fn unavailable(error: zenoh::Error) -> Error {
+    Error::Unavailable {
+        what: "an announcement".into(),
+        why: error.to_string(),
+        remedy: "see that the session is open",
+    }
+}

@@ -1,0 +1,42 @@
+//! Named steps at which a test kills or stops this process.
+
+use std::sync::OnceLock;
+
+use rustix::process::{Signal, getpid, kill_process};
+
+/// All of them: the origin's, then the replica's.
+pub const STEPS: &[&str] = &[
+    "ask.heard",
+    "lease.registered",
+    "lease.granted",
+    "confirm.heard",
+    "confirm.answered",
+    "lease.ended",
+    "lease.deregistered",
+    "pull.granted",
+    "pull.created",
+    "pull.reading",
+    "pull.half_read",
+    "pull.read",
+    "pull.confirming",
+    "pull.confirmed",
+    "pull.committed",
+];
+
+/// Passes a step. `GPU_IPC_GATEWAY_STEP=kill:STEP` or `stop:STEP` ends or stops the process there.
+pub fn pass(step: &str) {
+    static TOLD: OnceLock<Option<(Signal, String)>> = OnceLock::new();
+    let told = TOLD.get_or_init(|| {
+        let told = std::env::var("GPU_IPC_GATEWAY_STEP").ok()?;
+        let (what, step) = told.split_once(':')?;
+        let signal = if what == "stop" { Signal::STOP } else { Signal::KILL };
+        Some((signal, step.to_owned()))
+    });
+    debug_assert!(STEPS.contains(&step), "{step} is no step");
+    if let Some((signal, at)) = told
+        && at == step
+    {
+        eprintln!("gpu-ipc-gateway: step {step}");
+        let _ = kill_process(getpid(), *signal);
+    }
+}

@@ -1,0 +1,288 @@
+//! The table of leases. Pure: no clock, no broker, no network.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::message::{Ask, Confirm, Grant, Incarnation, LeaseId, Release, Renew};
+
+/// What other gateways may have at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Limits {
+    /// Leases in all.
+    pub leases: usize,
+    /// Leases of one gateway.
+    pub of_asker: usize,
+    /// Leases of one object: the others find a replica, or wait.
+    pub of_object: usize,
+    /// How long a lease lives without a renewal.
+    pub time: Duration,
+    /// How long it lives with any number of them.
+    pub most_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            leases: 64,
+            of_asker: 4,
+            of_object: 2,
+            time: Duration::from_secs(30),
+            most_time: Duration::from_secs(3_600),
+        }
+    }
+}
+
+/// What a lease held: dropped, it takes the registration back and closes the object.
+///
+/// Only an ended lease gives it away.
+#[derive(PartialEq, Eq, Hash, Debug)]
+#[must_use = "dropped in time, or the memory stays"]
+pub struct Ended<M>(M);
+
+impl<M> Ended<M> {
+    /// Returns what the lease held, which nobody will confirm any more.
+    pub fn into_inner(self) -> M {
+        self.0
+    }
+}
+
+/// What becomes of an ask.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Asked {
+    /// Open the object and register it, then call [`Table::registered`] with this number, or [`Table::failed`].
+    Open(u64),
+    /// The lease is there.
+    Again(Grant),
+    /// The same question is being answered.
+    Wait,
+    /// There is no room at this moment: somebody else may serve it, or this gateway later.
+    Busy(String),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Row<M> {
+    asker: Incarnation,
+    number: u64,
+    since: Duration,
+    until: Duration,
+    renewed: u64,
+    /// What it holds, once it does.
+    live: Option<(Grant, M)>,
+}
+
+/// The leases of a gateway that other gateways hold. `M` is what a lease holds.
+///
+/// Times are since any moment, and never go back.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Table<M> {
+    incarnation: Incarnation,
+    limits: Limits,
+    last: u64,
+    rows: BTreeMap<u64, Row<M>>,
+}
+
+impl<M> Table<M> {
+    /// Makes an empty one.
+    pub fn new(incarnation: Incarnation, limits: Limits) -> Table<M> {
+        Table { incarnation, limits, last: 0, rows: BTreeMap::new() }
+    }
+
+    /// Takes the question for a lease.
+    pub fn ask(&mut self, now: Duration, ask: &Ask) -> Asked {
+        let same = |row: &&Row<M>| row.asker == ask.asker && row.number == ask.number;
+        if let Some(row) = self.rows.values().find(same) {
+            return match &row.live {
+                Some((grant, _)) if now < row.until => Asked::Again(*grant),
+                Some(_) => Asked::Busy("the lease of this question has ended".into()),
+                None => Asked::Wait,
+            };
+        }
+        let of_asker = self.rows.values().filter(|row| row.asker == ask.asker).count();
+        if self.rows.len() >= self.limits.leases || of_asker >= self.limits.of_asker {
+            let of_asker = format!("{of_asker} of {} of this gateway", self.limits.of_asker);
+            return Asked::Busy(format!("{} of {} leases, {of_asker}", self.rows.len(), self.limits.leases));
+        }
+        self.last += 1;
+        let until = now + self.limits.time;
+        let row = Row { asker: ask.asker, number: ask.number, since: now, until, renewed: 0, live: None };
+        self.rows.insert(self.last, row);
+        Asked::Open(self.last)
+    }
+
+    /// Makes a lease live, from this moment on. Gives back what it was to hold where its time is over or the object has
+    /// leases enough.
+    ///
+    /// # Errors
+    ///
+    /// What it was to hold, and why.
+    pub fn registered(
+        &mut self,
+        now: Duration,
+        lease: u64,
+        identity: [u8; 16],
+        epoch: u64,
+        held: M,
+    ) -> Result<Grant, (Ended<M>, String)> {
+        let of_object = self.rows.values().filter(|row| row.live.as_ref().is_some_and(|(g, _)| g.identity == identity));
+        if of_object.count() >= self.limits.of_object {
+            self.rows.remove(&lease);
+            return Err((Ended(held), format!("{} gateways read the object already", self.limits.of_object)));
+        }
+        match self.rows.get_mut(&lease) {
+            Some(row) if row.live.is_none() && now < row.until => {
+                let lease = LeaseId { incarnation: self.incarnation, lease };
+                let grant = Grant { lease, identity, epoch };
+                row.until = now + self.limits.time;
+                row.live = Some((grant, held));
+                Ok(grant)
+            }
+            _ => Err((Ended(held), "it took longer than a lease lives".into())),
+        }
+    }
+
+    /// Forgets a lease whose object could not be opened or registered.
+    pub fn failed(&mut self, lease: u64) {
+        if self.rows.get(&lease).is_some_and(|row| row.live.is_none()) {
+            self.rows.remove(&lease);
+        }
+    }
+
+    /// Says whether a lease is live and holds this object.
+    pub fn confirm(&self, now: Duration, confirm: &Confirm) -> bool {
+        confirm.lease.incarnation == self.incarnation
+            && self.rows.get(&confirm.lease.lease).is_some_and(|row| {
+                now < row.until && row.live.as_ref().is_some_and(|(grant, _)| grant.identity == confirm.identity)
+            })
+    }
+
+    /// Lets a live lease go on. Says no for one that is not, and for a renewal that is older than another.
+    pub fn renew(&mut self, now: Duration, renew: &Renew) -> bool {
+        if renew.lease.incarnation != self.incarnation {
+            return false;
+        }
+        let Some(row) = self.rows.get_mut(&renew.lease.lease) else { return false };
+        if row.live.is_none() || now >= row.until || renew.number <= row.renewed {
+            return false;
+        }
+        row.renewed = renew.number;
+        row.until = (now + self.limits.time).min(row.since + self.limits.most_time).max(row.until);
+        true
+    }
+
+    /// Ends a lease because its holder says so, and returns what it held.
+    pub fn release(&mut self, release: &Release) -> Option<Ended<M>> {
+        if release.lease.incarnation != self.incarnation {
+            return None;
+        }
+        self.rows.get(&release.lease.lease)?.live.as_ref()?;
+        let row = self.rows.remove(&release.lease.lease)?;
+        row.live.map(|(_, held)| Ended(held))
+    }
+
+    /// Ends the leases whose time is over, and returns what they held.
+    pub fn expire(&mut self, now: Duration) -> Vec<Ended<M>> {
+        let over: Vec<u64> = self.rows.iter().filter(|(_, row)| now >= row.until).map(|(lease, _)| *lease).collect();
+        let rows = over.iter().filter_map(|lease| self.rows.remove(lease));
+        rows.filter_map(|row| row.live).map(|(_, held)| Ended(held)).collect()
+    }
+
+    /// Returns the live leases: what each is of, who has it, and how long it lives yet.
+    pub fn live(&self, now: Duration) -> impl Iterator<Item = (Grant, Incarnation, Duration)> + '_ {
+        let row = move |row: &Row<M>| row.live.as_ref().map(|(g, _)| (*g, row.asker, row.until.saturating_sub(now)));
+        self.rows.values().filter_map(row)
+    }
+
+    /// Looks at what a live lease holds.
+    pub fn of(&self, lease: u64) -> Option<&M> {
+        self.rows.get(&lease)?.live.as_ref().map(|(_, held)| held)
+    }
+
+    /// Looks at what the live leases hold.
+    pub fn held(&self) -> impl Iterator<Item = &M> {
+        self.rows.values().filter_map(|row| row.live.as_ref().map(|(_, held)| held))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Wanted;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const X: [u8; 16] = [7; 16];
+
+    fn ask(asker: u8, number: u64) -> Ask {
+        let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
+        Ask { asker: Incarnation([asker; 16]), number, wanted }
+    }
+
+    fn table() -> Table<u32> {
+        let limits = Limits { leases: 3, of_asker: 2, of_object: 2, time: SECOND * 30, most_time: SECOND * 40 };
+        Table::new(Incarnation([1; 16]), limits)
+    }
+
+    fn granted(table: &mut Table<u32>, now: Duration, ask: &Ask) -> Grant {
+        let Asked::Open(lease) = table.ask(now, ask) else { panic!("room for {ask:?}") };
+        table.registered(now, lease, X, 3, 9).expect("in time")
+    }
+
+    #[test]
+    fn a_lease_is_confirmed_while_it_lives_and_for_its_own_object_and_process() {
+        let mut table = table();
+        let grant = granted(&mut table, SECOND, &ask(2, 1));
+        assert_eq!(table.ask(SECOND, &ask(2, 1)), Asked::Again(grant), "the same question");
+        let confirm = Confirm { lease: grant.lease, identity: X, number: 5 };
+        assert!(table.confirm(SECOND * 30, &confirm));
+        assert!(!table.confirm(SECOND * 31, &confirm), "its time is over, though no timer has come yet");
+        assert!(!table.confirm(SECOND, &Confirm { identity: [8; 16], ..confirm }));
+        let other = LeaseId { incarnation: Incarnation([9; 16]), ..grant.lease };
+        assert!(!table.confirm(SECOND, &Confirm { lease: other, ..confirm }));
+        assert_eq!(table.expire(SECOND * 30), []);
+        assert_eq!(table.expire(SECOND * 31), [Ended(9)]);
+        assert!(!table.confirm(SECOND, &confirm));
+    }
+
+    #[test]
+    fn an_old_renewal_renews_nothing_and_no_number_of_them_lasts_for_ever() {
+        let mut table = table();
+        let grant = granted(&mut table, Duration::ZERO, &ask(2, 1));
+        let renew = |number| Renew { lease: grant.lease, number };
+        assert!(table.renew(SECOND * 5, &renew(2)));
+        assert!(!table.renew(SECOND * 20, &renew(2)) && !table.renew(SECOND * 20, &renew(1)));
+        assert_eq!(table.expire(SECOND * 34), []);
+        assert!(table.renew(SECOND * 34, &renew(3)));
+        assert_eq!(table.expire(SECOND * 40), [Ended(9)], "40 s in all");
+        assert!(!table.renew(SECOND * 40, &renew(4)));
+    }
+
+    #[test]
+    fn more_leases_than_the_limits_are_refused() {
+        let mut table = table();
+        granted(&mut table, SECOND, &ask(2, 1));
+        granted(&mut table, SECOND, &ask(2, 2));
+        let Asked::Busy(why) = table.ask(SECOND, &ask(2, 3)) else { panic!("a third of one gateway") };
+        assert_eq!(why, "2 of 3 leases, 2 of 2 of this gateway");
+        let Asked::Open(lease) = table.ask(SECOND, &ask(3, 1)) else { panic!("a third in all") };
+        assert_eq!(table.ask(SECOND, &ask(3, 1)), Asked::Wait);
+        let (held, why) = table.registered(SECOND, lease, X, 3, 5).expect_err("a third of one object");
+        assert_eq!((held.into_inner(), why.as_str()), (5, "2 gateways read the object already"));
+        assert!(matches!(table.ask(SECOND, &ask(3, 2)), Asked::Open(_)), "and it takes no place");
+        assert!(matches!(table.ask(SECOND, &ask(4, 1)), Asked::Busy(_)));
+    }
+
+    #[test]
+    fn what_came_too_late_is_given_back_and_a_release_ends_one_lease_once() {
+        let mut table = table();
+        let Asked::Open(lease) = table.ask(SECOND, &ask(2, 1)) else { panic!("room") };
+        assert_eq!(table.expire(SECOND * 31), []);
+        assert!(table.registered(SECOND * 31, lease, X, 3, 5).is_err());
+        let grant = granted(&mut table, SECOND * 31, &ask(2, 2));
+        let release = Release { lease: grant.lease };
+        let elsewhere = LeaseId { incarnation: Incarnation([9; 16]), ..grant.lease };
+        assert_eq!(table.release(&Release { lease: elsewhere }), None);
+        assert_eq!(table.release(&release), Some(Ended(9)));
+        assert_eq!(table.release(&release), None);
+        table.failed(grant.lease.lease);
+        assert_eq!(table.live(SECOND * 31).count(), 0);
+    }
+}

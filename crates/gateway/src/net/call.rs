@@ -1,0 +1,238 @@
+//! A question to a gateway and its answer, as bytes.
+//!
+//! A question is JSON. An answer is the length of its JSON as u32, little-endian, the JSON, and what the JSON
+//! announces: the object's manifest and the transport's metadata.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use zenoh::Wait;
+use zenoh::handlers::FifoChannelHandler;
+
+use super::key::Gateway;
+use crate::error::{Error, Result};
+use crate::message::{Ask, Confirm, Grant, MOST_ANSWER, MOST_BYTES, Release, Renew};
+use crate::transport::{Place, RemoteSpan};
+
+/// What a gateway is asked.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Question {
+    /// A lease.
+    Ask(Ask),
+    /// Is it alive?
+    Confirm(Confirm),
+    /// It goes on.
+    Renew(Renew),
+    /// It has ended.
+    Release(Release),
+    /// Up to which epochs were these names removed, whose home this is?
+    Removed(Vec<String>),
+}
+
+/// What a gateway answers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// A lease. Manifest and metadata come behind.
+    Granted(Box<Granted>),
+    /// No.
+    Declined {
+        /// Why.
+        why: String,
+        /// It may be yes at another moment.
+        later: bool,
+    },
+    /// Yes or no.
+    Is(bool),
+    /// Names and the epoch that each was removed up to.
+    Removed(Vec<(String, u64)>),
+}
+
+/// A lease and how to read its object.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Granted {
+    /// The lease.
+    pub grant: Grant,
+    /// The host that committed the object first.
+    pub home: String,
+    /// How the bytes are carried.
+    pub transport: String,
+    /// Address, bytes and device of each region; no device for host memory.
+    pub regions: Vec<(u64, u64, Option<u32>)>,
+    /// How long the lease lives without a renewal, in milliseconds.
+    pub lives_ms: u64,
+    /// Bytes of the manifest.
+    pub manifest: usize,
+}
+
+impl Granted {
+    /// Lists the regions.
+    pub fn spans(&self) -> impl Iterator<Item = RemoteSpan> + '_ {
+        self.regions.iter().map(|&(address, bytes, device)| {
+            let place = device.map_or(Place::Host, Place::Device);
+            RemoteSpan { address, bytes, place }
+        })
+    }
+}
+
+/// An answer with what came behind it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Answered {
+    /// The answer.
+    pub answer: Answer,
+    /// Manifest, then metadata.
+    pub attached: Vec<u8>,
+}
+
+impl Answered {
+    /// Makes one that has nothing behind it.
+    pub fn plain(answer: Answer) -> Answered {
+        Answered { answer, attached: Vec::new() }
+    }
+
+    /// Writes it.
+    pub fn encode(&self) -> Vec<u8> {
+        let json = serde_json::to_vec(&self.answer).expect("texts, numbers and lists have a JSON");
+        let mut out = (json.len() as u32).to_le_bytes().to_vec();
+        out.extend_from_slice(&json);
+        out.extend_from_slice(&self.attached);
+        out
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Malformed`] for anything that [`encode`](Answered::encode) does not write.
+    pub fn decode(bytes: &[u8]) -> Result<Answered> {
+        let malformed = |got: String| Error::Malformed { what: "an answer", got, must: "JSON and what it announces" };
+        let short = || malformed(format!("{} bytes", bytes.len()));
+        if bytes.len() > MOST_ANSWER {
+            return Err(short());
+        }
+        let (len, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
+        let (json, attached) = rest.split_at_checked(u32::from_le_bytes(*len) as usize).ok_or_else(short)?;
+        let answer = serde_json::from_slice(json).map_err(|e| malformed(e.to_string()))?;
+        let announced = match &answer {
+            Answer::Granted(granted) => granted.manifest,
+            _ => 0,
+        };
+        if announced > attached.len() {
+            return Err(short());
+        }
+        Ok(Answered { answer, attached: attached.to_vec() })
+    }
+}
+
+/// Reads a question, of at most 4,096 bytes.
+///
+/// # Errors
+///
+/// [`Error::Malformed`] for what is none.
+pub fn read_question(bytes: &[u8]) -> Result<Question> {
+    let malformed = |got| Error::Malformed { what: "a question", got, must: "JSON of at most 4,096 bytes" };
+    if bytes.len() > MOST_BYTES {
+        return Err(malformed(format!("{} bytes", bytes.len())));
+    }
+    serde_json::from_slice(bytes).map_err(|e| malformed(e.to_string()))
+}
+
+/// A question that was asked.
+pub struct Asked(FifoChannelHandler<zenoh::query::Reply>);
+
+impl std::fmt::Debug for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Asked").finish_non_exhaustive()
+    }
+}
+
+/// Whether an answer has come.
+#[derive(Debug)]
+pub enum Heard {
+    /// It has.
+    Answer(Answered),
+    /// It may come yet.
+    NotYet,
+    /// It will not come.
+    Nothing,
+}
+
+/// Asks a gateway.
+///
+/// # Errors
+///
+/// [`Error::Unavailable`] when the session has ended.
+pub fn ask(session: &zenoh::Session, gateway: &Gateway, question: &Question, patience: Duration) -> Result<Asked> {
+    let payload = serde_json::to_vec(question).expect("texts, numbers and lists have a JSON");
+    let query = session.get(format!("{}/ask", gateway.key())).payload(payload).timeout(patience);
+    let handler = query.wait().map_err(|e| Error::Unavailable {
+        what: format!("the gateway of {}", gateway.host),
+        why: e.to_string(),
+        remedy: "see that it runs, and that `--peer` leads to it",
+    })?;
+    Ok(Asked(handler))
+}
+
+impl Asked {
+    /// Looks for the answer, without waiting.
+    pub fn hear(&self) -> Heard {
+        match self.0.try_recv() {
+            Ok(Some(reply)) => Asked::read(&reply),
+            Ok(None) => Heard::NotYet,
+            Err(_) => Heard::Nothing,
+        }
+    }
+
+    /// Waits for the answer; the question's patience ends it.
+    pub fn wait(&self) -> Option<Answered> {
+        loop {
+            match Asked::read(&self.0.recv().ok()?) {
+                Heard::Answer(answer) => return Some(answer),
+                Heard::NotYet | Heard::Nothing => {}
+            }
+        }
+    }
+
+    fn read(reply: &zenoh::query::Reply) -> Heard {
+        let Ok(sample) = reply.result() else { return Heard::NotYet };
+        match Answered::decode(&sample.payload().to_bytes()) {
+            Ok(answered) => Heard::Answer(answered),
+            Err(error) => {
+                tracing::warn!(%error, "an answer was thrown away");
+                Heard::NotYet
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Incarnation, LeaseId};
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_question_and_an_answer_survive_their_bytes() {
+        let lease = LeaseId { incarnation: Incarnation([3; 16]), lease: u64::MAX };
+        let question = Question::Confirm(Confirm { lease, identity: [4; 16], number: 5 });
+        let bytes = serde_json::to_vec(&question).expect("a JSON");
+        assert_eq!(read_question(&bytes).expect("its own bytes"), question);
+        let grant = Grant { lease, identity: [4; 16], epoch: 6 };
+        let (home, transport) = ("a".to_owned(), "tcp".to_owned());
+        let regions = vec![(u64::MAX, 9, None), (1, 2, Some(3))];
+        let granted = Granted { grant, home, transport, regions, lives_ms: 7, manifest: 2 };
+        let answered = Answered { answer: Answer::Granted(Box::new(granted)), attached: vec![1, 2, 3] };
+        let bytes = answered.encode();
+        assert_eq!(Answered::decode(&bytes).expect("its own bytes"), answered);
+        assert!(Answered::decode(&bytes[..bytes.len() - 2]).is_err(), "less than it announces");
+        assert!(read_question(&vec![b' '; 4_097]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (Answered::decode(&bytes), read_question(&bytes));
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Gateways find each other and ask each other, by Zenoh.
+//!
+//! 1. `session`: addresses and certificates. `key`: what is announced, as keys.
+//! 2. `call`: a question and its answer.
+
+pub mod call;
+pub mod key;
+pub mod session;

@@ -1,0 +1,235 @@
+//! The arguments.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
+
+use crate::error::{Error, Result};
+use crate::message::Incarnation;
+use crate::net::session::{Address, Network, Trust};
+use crate::transport::Transport;
+use crate::transport::nixl::Nixl;
+use crate::transport::tcp::{Faults, Tcp};
+
+/// Replicas of gpu-ipc's objects on other hosts
+#[derive(Parser, Debug)]
+#[command(version)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Serve this host's objects to other hosts
+    Run(RunOptions),
+    /// Get an object from another host
+    Pull(PullOptions),
+    /// List the objects of all hosts
+    Objects(ObjectsOptions),
+    /// Say what this host's gateways do
+    Status(StatusOptions),
+}
+
+/// Which broker.
+#[derive(Arguments, Clone, Debug)]
+pub struct Place {
+    /// The broker's directory; else $NVIDIA_DRA_LOCAL_IPC_DIR, else `broker` in the runtime directory
+    #[arg(long, value_name = "DIR")]
+    pub broker: Option<PathBuf>,
+    /// The broker's device, as cuda:0; else the first that there is
+    #[arg(long)]
+    pub device: Option<String>,
+    /// The name of this host; else what the kernel says
+    #[arg(long, value_name = "NAME")]
+    pub host: Option<String>,
+}
+
+/// Which network.
+#[derive(Arguments, Clone, Debug)]
+pub struct Net {
+    /// A gateway to connect to, which tells of the others: tcp/10.0.0.2:7447
+    #[arg(long = "peer", value_name = "tcp/ADDR")]
+    pub peers: Vec<Address>,
+    /// Certificate, private key and authority, PEM files: both sides show a certificate of this authority
+    #[arg(long, num_args = 3, value_names = ["CERT", "KEY", "CA"], conflicts_with = "insecure")]
+    pub tls: Option<Vec<PathBuf>>,
+    /// Let everybody in who reaches the port
+    #[arg(long)]
+    pub insecure: bool,
+    /// What carries the bytes
+    #[arg(long, value_enum, default_value_t = Carrier::Nixl, hide = true)]
+    pub transport: Carrier,
+    /// Neither end nor fail after so many bytes
+    #[arg(long, hide = true)]
+    pub stall_after: Option<u64>,
+}
+
+/// What carries the bytes.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Carrier {
+    /// NIXL.
+    Nixl,
+    /// Plain TCP, for tests.
+    Tcp,
+}
+
+/// Options of `run`.
+#[derive(Arguments, Clone, Debug)]
+pub struct RunOptions {
+    /// Which broker.
+    #[command(flatten)]
+    pub place: Place,
+    /// Which network.
+    #[command(flatten)]
+    pub net: Net,
+    /// Where to listen: tcp/10.0.0.1:7447
+    #[arg(long, value_name = "tcp/ADDR")]
+    pub listen: Address,
+    /// Leases of other gateways at a time
+    #[arg(long, default_value_t = 64)]
+    pub leases: usize,
+    /// Leases of one gateway at a time
+    #[arg(long, default_value_t = 4)]
+    pub leases_per_gateway: usize,
+    /// Leases of one object at a time: the others find a replica, or wait
+    #[arg(long, default_value_t = 2)]
+    pub leases_per_object: usize,
+    /// Milliseconds that a lease lives without a renewal
+    #[arg(long, default_value_t = 30_000)]
+    pub lease_ms: u64,
+}
+
+/// Options of `pull`.
+#[derive(Arguments, Clone, Debug)]
+pub struct PullOptions {
+    /// The object's name
+    pub name: String,
+    /// The host to read it from; else any that has it
+    #[arg(long, value_name = "HOST")]
+    pub from: Option<String>,
+    /// The epoch; else the newest
+    #[arg(long)]
+    pub epoch: Option<u64>,
+    /// Which broker.
+    #[command(flatten)]
+    pub place: Place,
+    /// Which network; else that of the gateway that runs here.
+    #[command(flatten)]
+    pub net: Net,
+    /// Print the figures as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Attempts in all
+    #[arg(long, default_value_t = 5)]
+    pub attempts: u32,
+    /// Seconds without a byte, until the transfer counts as one that never ends
+    #[arg(long, default_value_t = 60)]
+    pub stall_s: u64,
+    /// Commit what was not confirmed: a control of tests, which publishes mixtures
+    #[arg(long, hide = true)]
+    pub without_confirm: bool,
+}
+
+/// Options of `objects`.
+#[derive(Arguments, Clone, Debug)]
+pub struct ObjectsOptions {
+    /// Of all hosts; there is no other list here
+    #[arg(long)]
+    pub all_hosts: bool,
+    /// Which broker.
+    #[command(flatten)]
+    pub place: Place,
+    /// Which network; else that of the gateway that runs here.
+    #[command(flatten)]
+    pub net: Net,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `status`.
+#[derive(Arguments, Clone, Debug)]
+pub struct StatusOptions {
+    /// Which broker.
+    #[command(flatten)]
+    pub place: Place,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Place {
+    /// Finds the broker's directory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a runtime directory that is open to others.
+    pub fn dir(&self) -> Result<PathBuf> {
+        gpu_ipc::broker::client::broker_dir(self.broker.as_deref()).map_err(|e| Error::Invalid {
+            what: "the broker's directory",
+            got: e.to_string(),
+            must: "a directory of this user alone",
+        })
+    }
+
+    /// Finds this host's name.
+    pub fn host(&self) -> String {
+        let kernel = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        self.host.clone().unwrap_or_else(kernel)
+    }
+}
+
+impl Net {
+    /// Says whether anything was given.
+    pub fn is_given(&self) -> bool {
+        self.insecure || self.tls.is_some() || !self.peers.is_empty()
+    }
+
+    /// Makes a network of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] without certificates and without the word to do without.
+    pub fn network(&self, listen: Option<Address>) -> Result<Network> {
+        let trust = match (&self.tls, self.insecure) {
+            (Some(files), _) => {
+                let [certificate, key, authority] = &files[..] else {
+                    return Err(Error::Invalid {
+                        what: "--tls",
+                        got: format!("{} files", files.len()),
+                        must: "certificate, private key and authority",
+                    });
+                };
+                let (certificate, key, authority) = (certificate.clone(), key.clone(), authority.clone());
+                Trust::Certificates { certificate, key, authority }
+            }
+            (None, true) => Trust::Everybody,
+            (None, false) => {
+                return Err(Error::Invalid {
+                    what: "the trust between gateways",
+                    got: "not given".into(),
+                    must: "--tls CERT KEY CA, or --insecure to let everybody in who reaches the port",
+                });
+            }
+        };
+        Ok(Network { listen, peers: self.peers.clone(), trust })
+    }
+
+    /// Makes what carries the bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] without its library.
+    pub fn carrier(&self, address: IpAddr) -> Result<Arc<dyn Transport>> {
+        let faults = Faults { stall_after: self.stall_after, fail_after: None };
+        match self.transport {
+            Carrier::Tcp => Ok(Arc::new(Tcp::listen(address, faults)?)),
+            Carrier::Nixl => Ok(Arc::new(Nixl::start(&format!("gateway-{}", Incarnation::random()?), None)?)),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! `gpu-ipc-gateway pull`: gets one object, in a process of its own.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use zenoh::Wait;
+
+use super::args::{Carrier, Net, Place, PullOptions};
+use super::state;
+use crate::error::{Error, Result};
+use crate::host::fetch::{Fetch, Order};
+use crate::host::local::Local;
+use crate::net::session::Network;
+use crate::pull::{Outcome, Patience, Rules};
+
+/// How this process ends when a transfer may be writing yet; its death frees the memory.
+const STUCK: u8 = 3;
+
+/// Finds the network: what was given, else that of a gateway that runs here.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] when there is neither.
+pub fn network_of(place: &Place, net: &Net) -> Result<(Network, Net)> {
+    if net.is_given() {
+        return Ok((net.network(None)?, net.clone()));
+    }
+    let dir = place.dir()?;
+    let Some(state) = state::all(&dir).into_iter().next() else {
+        return Err(Error::Invalid {
+            what: "the network",
+            got: format!("not given, and no gateway runs for the broker in {}", dir.display()),
+            must: "--peer tcp/ADDR with --tls or --insecure, or that of a gateway that runs here",
+        });
+    };
+    let address = |text: &String| text.parse().ok();
+    let peers = std::iter::once(&state.listen).chain(&state.peers).filter_map(address).collect();
+    let transport = if state.transport == "tcp" { Carrier::Tcp } else { net.transport };
+    let net = Net { peers, insecure: state.tls.is_none(), tls: state.tls, transport, ..net.clone() };
+    Ok((net.network(None)?, net))
+}
+
+/// Pulls.
+///
+/// # Errors
+///
+/// What keeps it from beginning.
+pub fn run(options: &PullOptions) -> Result<ExitCode> {
+    let (network, net) = network_of(&options.place, &options.net)?;
+    let host = options.place.host();
+    let local = Local::connect(&host, options.place.broker.as_deref(), options.place.device.as_deref())?;
+    let transport = net.carrier(network.own_address())?;
+    let session = network.open()?;
+    let patience =
+        Patience { attempts: options.attempts, stall: Duration::from_secs(options.stall_s), ..Patience::default() };
+    let rules = Rules { confirms: !options.without_confirm };
+    let order = Order { name: options.name.clone(), epoch: options.epoch, from: options.from.clone() };
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template("{msg} {bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(options.name.clone());
+    let fetch = Fetch { local: &local, session: &session, transport, patience, rules };
+    let ended = fetch.run(&order, |bytes, all| {
+        bar.set_length(all);
+        bar.set_position(bytes);
+    });
+    bar.finish_and_clear();
+    match ended {
+        Ok(report) => {
+            if options.json {
+                println!("{}", serde_json::to_string(&report).unwrap_or_default());
+            } else if report.was_here {
+                println!("{}  epoch {}  {}  was here already", report.name, report.epoch, report.identity);
+            } else {
+                let crate::host::fetch::Report { name, epoch, identity, from, bytes, gb_s, retries, .. } = &report;
+                println!(
+                    "{name}  epoch {epoch}  {identity}  from {from}  {bytes} bytes at {gb_s:.2} GB/s, {retries} retries"
+                );
+            }
+            let _ = session.close().wait();
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(Outcome::Stuck(why)) => {
+            eprintln!(
+                "gpu-ipc-gateway: {} was not pulled: {why}; this process ends, and its memory with it",
+                options.name
+            );
+            // Without a word to anybody: threads may be writing, and no destructor may unmap what they write to.
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
+            Ok(ExitCode::from(STUCK))
+        }
+        Err(Outcome::Failed(why)) => {
+            eprintln!("gpu-ipc-gateway: {} was not pulled: {why}", options.name);
+            let _ = session.close().wait();
+            Ok(ExitCode::FAILURE)
+        }
+        Err(Outcome::Done) => Ok(ExitCode::SUCCESS),
+    }
+}

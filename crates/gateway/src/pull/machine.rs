@@ -1,0 +1,307 @@
+//! The state machine of a pull. Pure: no clock, no broker, no network.
+
+use std::time::Duration;
+
+use crate::message::{Confirm, Grant, LeaseId, Renew};
+
+/// How long each step may take.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Patience {
+    /// Until the answer to a question; then it is asked again.
+    pub answer: Duration,
+    /// Without a byte, until a transfer counts as one that never ends.
+    pub stall: Duration,
+    /// Between renewals.
+    pub renew: Duration,
+    /// Attempts in all.
+    pub attempts: u32,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience {
+            answer: Duration::from_secs(10),
+            stall: Duration::from_secs(60),
+            renew: Duration::from_secs(8),
+            attempts: 5,
+        }
+    }
+}
+
+/// What a pull obeys. Only tests have other rules than these.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[doc(hidden)]
+pub struct Rules {
+    /// Commits only what was confirmed.
+    pub confirms: bool,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules { confirms: true }
+    }
+}
+
+/// What happened.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Event {
+    /// A lease was granted to the question with this number.
+    Granted(u64, Grant),
+    /// The question with this number was refused: for good, or for this moment.
+    Declined(u64, String, Again),
+    /// The object is there to be filled.
+    Created,
+    /// It could not be made, or its memory could not be registered: for good, or for this moment.
+    NotCreated(String, Again),
+    /// So many bytes have arrived.
+    Progress(u64),
+    /// The transfer has ended.
+    Read,
+    /// The transfer has failed: nothing is written any more.
+    ReadFailed(String),
+    /// The device sees the bytes.
+    Flushed,
+    /// The origin renewed the lease, or did not.
+    Renewed(LeaseId, bool),
+    /// The origin answered the confirmation with this number.
+    Confirmed(u64, bool),
+    /// The object is visible.
+    Committed,
+    /// The broker refused the commit.
+    NotCommitted(String),
+    /// Time has passed.
+    Tick,
+}
+
+/// Whether something is worth another attempt.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Again {
+    /// It is.
+    Later,
+    /// It will be the same.
+    Never,
+}
+
+/// What is to be done, in order.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Action {
+    /// Ask for a lease with this number. Whom is the caller's choice, another at each attempt if there is one.
+    Ask(u64),
+    /// Make the object, with this identity and epoch, and register its memory.
+    Create(Grant),
+    /// Read all of it.
+    Read(Grant),
+    /// Make the device see what was read.
+    Flush,
+    /// Ask the origin if the lease was alive.
+    Confirm(Confirm),
+    /// Keep the lease alive.
+    Renew(Renew),
+    /// Make the object visible.
+    Commit,
+    /// Give the object up and its memory back: nothing is written to it any more.
+    Drop,
+    /// Tell the origin that the lease has ended.
+    Release(LeaseId),
+    /// It is over.
+    End(Outcome),
+}
+
+/// What became of a pull.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Outcome {
+    /// The object is visible on this host.
+    Done,
+    /// It is not, and everything was given back.
+    Failed(String),
+    /// It is not, and a transfer may be writing yet: this process must end.
+    Stuck(String),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Stage {
+    Asking {
+        number: u64,
+    },
+    Creating {
+        grant: Grant,
+    },
+    Reading {
+        grant: Grant,
+        bytes: u64,
+        lost: bool,
+    },
+    Flushing {
+        grant: Grant,
+        lost: bool,
+    },
+    Confirming {
+        grant: Grant,
+        number: u64,
+        asked: u32,
+    },
+    Committing {
+        grant: Grant,
+    },
+    /// Until the next attempt.
+    Waiting,
+    Ended,
+}
+
+/// A pull of one object.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Pull {
+    patience: Patience,
+    rules: Rules,
+    stage: Stage,
+    /// When this stage began, or its last byte arrived.
+    since: Duration,
+    renewed: Duration,
+    number: u64,
+    attempt: u32,
+}
+
+/// How often a confirmation is asked for: an answer may be lost.
+const CONFIRMATIONS: u32 = 3;
+/// How long to wait before another attempt.
+const PAUSE: Duration = Duration::from_millis(200);
+
+impl Pull {
+    /// Begins, and returns the first thing to do.
+    pub fn begin(now: Duration, patience: Patience, rules: Rules) -> (Pull, Vec<Action>) {
+        let stage = Stage::Asking { number: 1 };
+        let pull = Pull { patience, rules, stage, since: now, renewed: now, number: 1, attempt: 1 };
+        (pull, vec![Action::Ask(1)])
+    }
+
+    /// Says which attempt this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Takes what happened, and returns what is to be done. What belongs to another stage or number changes nothing.
+    pub fn happened(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        let stage = std::mem::replace(&mut self.stage, Stage::Ended);
+        match (stage, event) {
+            (Stage::Asking { number }, Event::Granted(to, grant)) if to == number => {
+                self.renewed = now;
+                self.go(now, Stage::Creating { grant }, vec![Action::Create(grant)])
+            }
+            (Stage::Asking { number }, Event::Declined(to, why, again)) if to == number => {
+                self.again(now, why, again, Vec::new())
+            }
+            (Stage::Asking { .. }, Event::Tick) if self.is_over(now, self.patience.answer) => {
+                self.again(now, "no gateway answered".into(), Again::Later, Vec::new())
+            }
+            (Stage::Creating { grant }, Event::Created) => {
+                self.go(now, Stage::Reading { grant, bytes: 0, lost: false }, vec![Action::Read(grant)])
+            }
+            (Stage::Creating { grant }, Event::NotCreated(why, again)) => {
+                self.again(now, why, again, vec![Action::Release(grant.lease)])
+            }
+            (Stage::Reading { grant, bytes, lost }, Event::Progress(more)) => {
+                self.stage = Stage::Reading { grant, bytes: bytes.max(more), lost };
+                if more > bytes {
+                    self.since = now;
+                }
+                Vec::new()
+            }
+            (Stage::Reading { grant, bytes, .. }, Event::Renewed(lease, false)) if lease == grant.lease => {
+                self.stage = Stage::Reading { grant, bytes, lost: true };
+                Vec::new()
+            }
+            (Stage::Flushing { grant, .. }, Event::Renewed(lease, false)) if lease == grant.lease => {
+                self.stage = Stage::Flushing { grant, lost: true };
+                Vec::new()
+            }
+            (Stage::Reading { grant, lost, .. }, Event::Read) => {
+                self.go(now, Stage::Flushing { grant, lost }, vec![Action::Flush])
+            }
+            (Stage::Reading { grant, .. }, Event::ReadFailed(why)) => self.throw_away(now, grant, why),
+            (Stage::Reading { grant, .. }, Event::Tick) if self.is_over(now, self.patience.stall) => {
+                let why =
+                    format!("no byte came for {} s, and the transfer does not fail", self.patience.stall.as_secs());
+                vec![Action::Release(grant.lease), Action::End(Outcome::Stuck(why))]
+            }
+            (stage @ (Stage::Creating { grant } | Stage::Reading { grant, .. }), Event::Tick)
+                if now.saturating_sub(self.renewed) >= self.patience.renew =>
+            {
+                self.stage = stage;
+                self.renewed = now;
+                self.number += 1;
+                vec![Action::Renew(Renew { lease: grant.lease, number: self.number })]
+            }
+            (Stage::Flushing { grant, lost: true }, Event::Flushed) => {
+                self.throw_away(now, grant, "the origin ended the lease while it was read".into())
+            }
+            (Stage::Flushing { grant, lost: false }, Event::Flushed) => {
+                if self.rules.confirms {
+                    self.confirm(now, grant, 1)
+                } else {
+                    self.go(now, Stage::Committing { grant }, vec![Action::Commit])
+                }
+            }
+            (Stage::Flushing { grant, .. }, Event::ReadFailed(why)) => self.throw_away(now, grant, why),
+            (Stage::Confirming { grant, number, .. }, Event::Confirmed(to, yes)) if to == number => {
+                if yes {
+                    self.go(now, Stage::Committing { grant }, vec![Action::Commit])
+                } else {
+                    self.throw_away(now, grant, "the origin did not confirm that the lease was alive".into())
+                }
+            }
+            (Stage::Confirming { grant, asked, .. }, Event::Tick) if self.is_over(now, self.patience.answer) => {
+                if asked < CONFIRMATIONS {
+                    self.confirm(now, grant, asked + 1)
+                } else {
+                    self.throw_away(now, grant, "the origin does not answer any more".into())
+                }
+            }
+            (Stage::Committing { grant }, Event::Committed) => {
+                vec![Action::Release(grant.lease), Action::End(Outcome::Done)]
+            }
+            (Stage::Committing { grant }, Event::NotCommitted(why)) => {
+                vec![Action::Drop, Action::Release(grant.lease), Action::End(Outcome::Failed(why))]
+            }
+            (Stage::Waiting, Event::Tick) if self.is_over(now, PAUSE * self.attempt.min(16)) => {
+                self.attempt += 1;
+                self.number += 1;
+                let number = self.number;
+                self.go(now, Stage::Asking { number }, vec![Action::Ask(number)])
+            }
+            (stage, _) => {
+                self.stage = stage;
+                Vec::new()
+            }
+        }
+    }
+
+    fn is_over(&self, now: Duration, patience: Duration) -> bool {
+        now.saturating_sub(self.since) >= patience
+    }
+
+    fn go(&mut self, now: Duration, stage: Stage, actions: Vec<Action>) -> Vec<Action> {
+        self.stage = stage;
+        self.since = now;
+        actions
+    }
+
+    fn confirm(&mut self, now: Duration, grant: Grant, asked: u32) -> Vec<Action> {
+        self.number += 1;
+        let number = self.number;
+        let confirm = Confirm { lease: grant.lease, identity: grant.identity, number };
+        self.go(now, Stage::Confirming { grant, number, asked }, vec![Action::Confirm(confirm)])
+    }
+
+    fn throw_away(&mut self, now: Duration, grant: Grant, why: String) -> Vec<Action> {
+        self.again(now, why, Again::Later, vec![Action::Drop, Action::Release(grant.lease)])
+    }
+
+    /// Waits for another attempt, if there is one.
+    fn again(&mut self, now: Duration, why: String, again: Again, mut first: Vec<Action>) -> Vec<Action> {
+        if again == Again::Never || self.attempt >= self.patience.attempts {
+            first.push(Action::End(Outcome::Failed(why)));
+            return first;
+        }
+        self.go(now, Stage::Waiting, first)
+    }
+}

@@ -1,0 +1,34 @@
+//! A pull, at the replica: from the question for a lease to the commit, or to nothing.
+//!
+//! ```text
+//!            ┌────────────────────── again, with everything new ◄──────────────────────┐
+//!            ▼                                                                         │
+//! Asking ─grant─► Creating ─► Reading ─► Flushing ─► Confirming ─yes─► Committing ─► Done
+//!    │               │           │           │           │ no              │
+//!    │               │           │           │           └─► destination dropped ──────┤
+//!    │               │           └── failed, or its lease was lost: dropped ───────────┤
+//!    └── nobody has it ──► Failed                                          └── refused ──► Failed
+//!                                └── neither ends nor fails ─► Stuck: the process is replaced
+//! ```
+//!
+//! | stage | what happened | leaves by |
+//! |---|---|---|
+//! | `Asking` | a lease was asked for, with a number that no other question has | the grant with this number |
+//! | `Creating` | the object is made at this host's broker, with the origin's identity and epoch | the write leases |
+//! | `Reading` | bytes arrive. The lease is renewed; when a renewal says no the copy is lost, but the destination is kept until the transfer has ended | end, failure, or no byte for [`Patience::stall`] |
+//! | `Flushing` | the last byte has arrived; the device is made to see them | the flush |
+//! | `Confirming` | the origin was asked if the lease was alive, with a number drawn after the flush | the answer with this number |
+//! | `Committing` | the origin said yes | this host's broker |
+//!
+//! Every attempt has a lease, numbers and **memory** of its own. So a byte that arrives late lands in what was never
+//! visible, and an answer that arrives late has a number that nobody waits for.
+//!
+//! `Stuck`: a transfer that neither ends nor fails may write for ever, so its destination must stay mapped until this
+//! process ends. The process ends, which is the proof by which the broker frees the memory; whoever started it may
+//! start another. So each pull has a process of its own, and a gateway that serves others is none of them.
+//!
+//! What it does not cover is said at [`lease`](crate::lease), and so is the test.
+
+mod machine;
+
+pub use machine::{Action, Again, Event, Outcome, Patience, Pull, Rules};
