@@ -48,8 +48,8 @@ pub trait Copier: Send {
     ///
     /// # Safety
     ///
-    /// Until the copy has ended, the slot and the object stay mapped, and nobody writes to either or reads those bytes of
-    /// the object.
+    /// Until the copy has ended, the slot and the object stay mapped, and nobody writes to either or reads those bytes
+    /// of the object.
     unsafe fn copy(&mut self, slot: usize, from: Span, to: Range<u64>) -> Result<()>;
 
     /// Looks whether it has ended, without waiting.
@@ -166,8 +166,8 @@ impl<S: Source, C: Copier> Ring<S, C> {
                         from: RemoteSpan { bytes, ..self.remote[slot] },
                         to: Span { bytes, ..self.local[slot] },
                     };
-                    // SAFETY: `Peer::read`: the slot is this ring's alone, in no other step, and its owner is kept until
-                    // the transfer has ended.
+                    // SAFETY: `Peer::read`: the slot is this ring's alone, in no other step, and its owner is kept
+                    // until the transfer has ended.
                     State::Reading(piece, unsafe { self.peer.read(&[pair]) }?)
                 }
             },
