@@ -7,6 +7,7 @@ use lab::args::{
     BackendChoice, BenchConsumerOptions, BenchMemoryOptions, BenchObjectOptions, BenchOptions, ConsumerOptions, Vendor,
 };
 use lab::size;
+use lab::steady::{SteadyLenderOptions, SteadyOptions};
 use lab::torture::objects::ObjectMemberOptions;
 use lab::torture::{MemberOptions, TortureOptions};
 
@@ -34,6 +35,7 @@ Examples:
   gpu-ipc get model --part embed.weight            write a part of it to standard output
   gpu-ipc rm model                                 remove it; processes that have it mapped keep it
   gpu-ipc torture --seconds 60                     is anything lost while processes die at random?
+  gpu-ipc steady                                   does anything grow over ten million cycles in one process?
   gpu-ipc bench                                    what does sharing cost, compared with the driver's own calls?
   gpu-ipc help demo                                everything about one command
 
@@ -236,12 +238,29 @@ Exit status:
   3  the requested backend has no device here
   130  a signal ended it: nothing can be said of the run, and its folder is removed")]
     Torture(TortureOptions),
+    /// Do everything millions of times in one process, and find what grows
+    #[command(after_help = "\
+Examples:
+  gpu-ipc steady                                   ten million cycles
+  gpu-ipc steady --seconds 3600 --seed 7           an hour, with these random numbers
+  gpu-ipc steady --seconds 10 --control descriptor a leak on purpose, which must be found
+
+Memory, descriptors, threads, mappings, the device's memory and the time of a cycle are read at 30 quiet moments, while
+streams, participants, sessions, objects and regions of another process come and go. docs/TESTING.md says how it judges.
+
+Exit status:
+  0  nothing grew, and everything was done
+  1  something grew, was not done, or the run stopped early
+  2  wrong usage
+  3  the requested backend has no device here")]
+    Steady(SteadyOptions),
     /// Measure what sharing costs, each call beside the raw driver calls that it needs
     #[command(after_help = "\
 Examples:
   gpu-ipc bench                                    everything, on the first GPU there is, else on shared memory
   gpu-ipc bench --backend host --only protocol limbo
   gpu-ipc bench --backend cuda --json --svg speed.svg
+  gpu-ipc bench --jobs --svg jobs.svg              a camera, weights, a KV cache, beside what people use today
   gpu-ipc bench --replay trace.csv                 replay an allocator's log on this allocator
 
 Compare ratios between machines, not medians. docs/SPEED.md explains each row and its floor.
@@ -255,6 +274,9 @@ Exit status:
     /// A consumer of the benchmark (started by it)
     #[command(hide = true)]
     BenchConsumer(BenchConsumerOptions),
+    /// The other end of a job of the benchmark (started by it)
+    #[command(hide = true)]
+    BenchWorker(BenchConsumerOptions),
     /// A process that measures the memory of leases (started by the benchmark)
     #[command(hide = true)]
     BenchMemory(BenchMemoryOptions),
@@ -273,6 +295,9 @@ Exit status:
     /// A process that tries to make namespaces for the doctor (started by it)
     #[command(hide = true)]
     DoctorNamespaces,
+    /// A session whose regions the steady state maps (started by it)
+    #[command(hide = true)]
+    SteadyLender(SteadyLenderOptions),
     /// A process of the torture (started by it)
     #[command(hide = true)]
     TortureMember(MemberOptions),

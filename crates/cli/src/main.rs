@@ -6,7 +6,7 @@
 //! 4. `sessions`: the sessions on this host and their holders.
 //! 5. `objects`: memory that outlives the process that filled it.
 //!
-//! `torture` and `bench` are in the crate `lab`, and so is what all commands share.
+//! `torture`, `steady` and `bench` are in the crate `lab`, and so is what all commands share.
 
 mod args;
 mod demo;
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Args, Command};
-use lab::{bench, torture};
+use lab::{bench, steady, torture};
 
 fn main() -> ExitCode {
     #[cfg(feature = "hip")]
@@ -40,12 +40,15 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::BenchConsumer(options) => bench::consumer::run(&options),
+        Command::BenchWorker(options) => bench::jobs::worker::run(&options),
         Command::BenchMemory(options) => bench::memory::run(&options),
         Command::BenchObject(options) => bench::objects::run_reader(&options),
         Command::DemoConsumer(options) => demo::consumer::run(&options),
         Command::DoctorBackend(options) => doctor::probe::run(options.backend),
         Command::DoctorConsumer(options) => doctor::consumer::run(&options),
         Command::Torture(options) => torture::run(&options),
+        Command::Steady(options) => steady::run(&options),
+        Command::SteadyLender(options) => steady::run_lender(&options),
         Command::TortureMember(options) => torture::run_member(&options),
         Command::TortureObject(options) => torture::objects::run_member(&options),
         Command::DoctorNamespaces => doctor::namespaces::run(),

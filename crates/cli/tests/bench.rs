@@ -88,6 +88,63 @@ fn every_row_has_its_figures_its_floor_and_their_ratio() {
 }
 
 #[test]
+fn jobs_are_done_beside_what_people_use_today() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (file, picture) = (dir.path().join("jobs.json"), dir.path().join("jobs.svg"));
+    let output = bench(&["--backend", "host", "--quick", "--jobs", "--json"]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report} {}", text(&output.stderr));
+    let found = names(&report);
+    for name in [
+        "camera-latency/1",
+        "camera-latency/2",
+        "camera-cpu-producer/2",
+        "camera-cpu-consumer/2",
+        "kv-latency/1",
+        "kv-cpu-producer/1",
+        "kv-cpu-consumer/1",
+        "weights-time/20x64KiB",
+        "weights-memory/20x64KiB",
+        "object-successor/128MiB",
+        "object-restart/5",
+    ] {
+        assert!(found.contains(name), "{name} is missing: {found:?}");
+    }
+    assert!(!found.contains("protocol"), "single calls were measured, too");
+    for row in report["rows"].as_array().expect("rows") {
+        let samples = |value: &Value| value["samples"].as_u64().unwrap_or_else(|| panic!("no figures: {row}"));
+        let beside =
+            if row["row"].as_str().is_some_and(|name| name.starts_with("object-")) { "floor" } else { "baseline" };
+        assert!(samples(&row["ours"]) >= 1 && samples(&row[beside]) >= 1, "{row}");
+        assert_eq!(row["error"], Value::Null, "{row}");
+        if row["row"] == "kv-latency/1" {
+            // Of 300 blocks, without those that were mapped.
+            assert_eq!((samples(&row["ours"]), samples(&row[beside])), (150, 150), "{row}");
+        }
+    }
+    std::fs::write(&file, &output.stdout).expect("written");
+    let (file, picture) = (file.to_str().expect("UTF-8"), picture.to_str().expect("UTF-8"));
+    let shown = bench(&["--from", file, "--svg", picture]);
+    assert_eq!(shown.status.code(), Some(0), "{}", text(&shown.stderr));
+    let table = text(&shown.stdout);
+    let second = table.lines().nth(1).expect("two lines");
+    assert!(second.contains("what it is beside"), "what is slower is not said first: {table}");
+    assert!(std::fs::read_to_string(picture).expect("it was drawn").contains("camera-latency/2"));
+}
+
+#[test]
+fn a_job_with_a_wrong_frame_or_tensor_fails() {
+    let output = bench(&["--backend", "host", "--quick", "--only", "camera,weights,kv", "--spoil", "--json"]);
+    let report = json(&output);
+    assert_eq!((output.status.code(), &report["ok"]), (Some(1), &false.into()), "{report}");
+    for (row, why) in [("camera", "frame 7 has"), ("kv", "frame 7 has"), ("weights", "tensor 7 has")] {
+        let rows = report["rows"].as_array().expect("rows");
+        let error = rows.iter().find(|found| found["row"] == row).map(|found| found["error"].to_string());
+        assert!(error.as_ref().is_some_and(|error| error.contains(why)), "{row}: {error:?} in {report}");
+    }
+}
+
+#[test]
 fn what_was_measured_can_be_shown_and_drawn_later() {
     let dir = tempfile::tempdir().expect("a directory");
     let (file, picture) = (dir.path().join("bench.json"), dir.path().join("bench.svg"));

@@ -91,9 +91,20 @@ pub enum Group {
     AllocScript,
     /// Opens, swaps and restarts of a broker's objects
     Objects,
+    /// Frames at 1 kHz to several processes
+    Camera,
+    /// A trainer's tensors to four processes
+    Weights,
+    /// 10,000 blocks a second to another process
+    Kv,
 }
 
 impl Group {
+    /// Says whether it is a job that people do, beside what they do it with today.
+    pub fn is_job(self) -> bool {
+        matches!(self, Group::Camera | Group::Weights | Group::Kv)
+    }
+
     /// Returns its name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
@@ -132,6 +143,12 @@ pub struct BenchOptions {
     /// Measure only these rows
     #[arg(long, value_enum, value_name = "ROWS", num_args = 1.., value_delimiter = ',')]
     pub only: Vec<Group>,
+    /// Measure the jobs that people do, beside what they use today, instead of single calls
+    #[arg(long, conflicts_with = "only")]
+    pub jobs: bool,
+    /// Make one frame and one tensor wrong, which must be found
+    #[arg(long, hide = true)]
+    pub spoil: bool,
     /// Replay an allocator's log instead (CSV with the columns Action, Pointer and Size)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["only", "svg", "quick"])]
     pub replay: Option<PathBuf>,
@@ -141,6 +158,17 @@ pub struct BenchOptions {
     /// Only check that everything can be measured: too few samples for figures
     #[arg(long)]
     pub quick: bool,
+}
+
+impl BenchOptions {
+    /// Says whether these rows are to be measured.
+    pub fn has(&self, group: Group) -> bool {
+        match (self.only.is_empty(), self.jobs) {
+            (false, _) => self.only.contains(&group),
+            (true, true) => group.is_job() || group == Group::Objects,
+            (true, false) => !group.is_job(),
+        }
+    }
 }
 
 /// Options of a consumer of the benchmark.

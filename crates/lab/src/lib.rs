@@ -1,8 +1,9 @@
-//! Benchmarks and torture of the program `gpu-ipc`.
+//! Benchmarks, torture and the steady state of the program `gpu-ipc`.
 //!
 //! 1. `torture`: kills processes at random and checks that nothing is lost or freed early; with wrong controls.
 //! 2. `bench`: measures what sharing costs beside the raw driver calls.
-//! 3. What they and the program's other commands share: `args`, `device` (which one), `child` (this program in other
+//! 3. `steady`: does everything millions of times in one process, and finds what grows.
+//! 4. What they and the program's other commands share: `args`, `device` (which one), `child` (this program in other
 //!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks), `output`, `size`.
 //!
 //! Not a part of the library: only the program uses it.
@@ -16,6 +17,7 @@ pub mod output;
 pub mod owner;
 pub mod pattern;
 pub mod size;
+pub mod steady;
 pub mod torture;
 
 /// How a command ended, as an exit status.

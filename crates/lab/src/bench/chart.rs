@@ -74,8 +74,13 @@ fn head(root: &Area<'_>, report: &Report) -> Result<(), Box<dyn std::error::Erro
         }
     }
     root.draw(&Text::new(title, (20, 14), (FONT, 20)))?;
+    let what = if place.jobs {
+        "Median as a multiple of what people use today"
+    } else {
+        "Median of our call as a multiple of the raw calls that it cannot do without"
+    };
     let legend = [
-        ("Median of our call as a multiple of the raw calls that it cannot do without", BLACK, 20),
+        (what, BLACK, 20),
         ("goal reached", REACHED, 640),
         ("goal missed", MISSED, 770),
         ("no goal", WITHOUT_GOAL, 890),

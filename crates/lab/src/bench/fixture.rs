@@ -10,6 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::consumer::Told;
 use super::floor::{self, Floor};
+use super::jobs::worker;
 use crate::child::Child;
 use crate::device::explain;
 
@@ -24,12 +25,14 @@ pub struct Stage {
     pub gpu: Gpu,
     pub floor: Box<dyn Floor>,
     pub quick: bool,
+    /// Makes one frame and one tensor wrong, which the jobs must find.
+    pub spoil: bool,
 }
 
 impl Stage {
     /// Sets the stage, for use on this thread alone.
     pub fn new(gpu: Gpu, quick: bool) -> Result<Stage, String> {
-        Ok(Stage { floor: floor::of(&gpu)?, gpu, quick })
+        Ok(Stage { floor: floor::of(&gpu)?, gpu, quick, spoil: false })
     }
 
     /// Chooses between the whole and the quick run's number.
@@ -61,8 +64,12 @@ impl Stage {
 
     /// Starts a consumer; its answer is awaited by [`Starting::up`].
     pub fn start(&self, session: &Session, more: &[String]) -> Result<Starting, String> {
+        self.start_as("bench-consumer", session, more)
+    }
+
+    fn start_as<T>(&self, role: &str, session: &Session, more: &[String]) -> Result<Starting<T>, String> {
         let (device, socket) = (self.gpu.uuid().to_string(), session.socket_path().to_string_lossy().into_owned());
-        let mut args = ["bench-consumer", "--backend", self.gpu.kind().name(), "--device"].map(str::to_owned).to_vec();
+        let mut args = [role, "--backend", self.gpu.kind().name(), "--device"].map(str::to_owned).to_vec();
         args.extend([device, "--socket".into(), socket]);
         args.extend_from_slice(more);
         Ok(Starting(Child::start(args, PATIENCE)?))
@@ -75,12 +82,21 @@ impl Stage {
 
     /// Starts a consumer that also has one end of a socket pair; the other one is returned.
     pub fn consumer_by_socket(&self, session: &Session) -> Result<(Consumer, OwnedFd), String> {
+        self.by_socket("bench-consumer", session)
+    }
+
+    /// Starts the process at the other end of a job, in the same way.
+    pub(crate) fn worker(&self, session: &Session) -> Result<(Consumer<worker::Told>, OwnedFd), String> {
+        self.by_socket("bench-worker", session)
+    }
+
+    fn by_socket<T>(&self, role: &str, session: &Session) -> Result<(Consumer<T>, OwnedFd), String> {
         // Without CLOEXEC: the consumer is to inherit its end.
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::empty(), None)
             .map_err(|e| format!("socketpair: {e}"))?;
         fcntl_setfd(&ours, FdFlags::CLOEXEC).map_err(|e| format!("fcntl: {e}"))?;
         let number = theirs.as_raw_fd().to_string();
-        let consumer = self.start(session, &["--channel".into(), number])?.up()?;
+        let consumer = self.start_as(role, session, &["--channel".into(), number])?.up()?;
         Ok((consumer, ours))
     }
 
@@ -96,11 +112,11 @@ impl Stage {
 
 /// A consumer that is on its way.
 #[derive(Debug)]
-pub struct Starting(Child<Told>);
+pub struct Starting<T = Told>(Child<T>);
 
-impl Starting {
+impl<T> Starting<T> {
     /// Waits until it is connected.
-    pub fn up(self) -> Result<Consumer, String> {
+    pub fn up(self) -> Result<Consumer<T>, String> {
         let mut child = self.0;
         let id = ParticipantId(child.answer()?);
         Ok(Consumer { child, id })
@@ -109,8 +125,8 @@ impl Starting {
 
 /// A consumer in a process of its own.
 #[derive(Debug)]
-pub struct Consumer {
-    pub child: Child<Told>,
+pub struct Consumer<T = Told> {
+    pub child: Child<T>,
     pub id: ParticipantId,
 }
 

@@ -3,7 +3,8 @@
 //! 1. `sample`, `row`: times taken in turns, and what is made of them; `report`, `chart`: how they are shown.
 //! 2. `floor`, `raw_calls`, `words`: the raw calls, and a program that makes no others.
 //! 3. `fixture`, `consumer`: sessions, and consumers in processes of their own.
-//! 4. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`, `objects`: the rows;
+//! 4. `jobs`: what people do, beside what they do it with today.
+//! 5. `lease`, `mapping`, `round_trip`, `crowd`, `protocol`, `limbo`, `memory`, `script`, `objects`: the rows;
 //!    `baseline`: another way of counting.
 
 mod baseline;
@@ -12,6 +13,7 @@ pub mod consumer;
 mod crowd;
 mod fixture;
 mod floor;
+pub mod jobs;
 mod lease;
 mod limbo;
 mod mapping;
@@ -65,6 +67,9 @@ impl Group {
             Group::Death => crowd::death,
             Group::AllocScript => script::pairs,
             Group::Objects => objects::rows,
+            Group::Camera => jobs::camera,
+            Group::Weights => jobs::weights,
+            Group::Kv => jobs::kv,
         }
     }
 }
@@ -87,17 +92,16 @@ pub fn run(options: &BenchOptions) -> Outcome {
         Ok(gpu) => gpu,
         Err(why) => return output::fail(&why, options.json, Outcome::Unavailable),
     };
-    let place = Machine::of(&gpu, options.quick);
+    let groups: Vec<Group> = Group::value_variants().iter().copied().filter(|group| options.has(*group)).collect();
+    let mut place = Machine::of(&gpu, options.quick);
+    place.jobs = groups.iter().all(|group| group.is_job() || *group == Group::Objects);
     let stage = match Stage::new(gpu, options.quick) {
-        Ok(stage) => stage,
+        Ok(stage) => Stage { spoil: options.spoil, ..stage },
         Err(why) => return output::fail(&why, options.json, Outcome::Finding),
     };
     let rows: Arc<Mutex<Vec<Row>>> = Arc::default();
     let watch = Watch::start(options.clone(), place.clone(), rows.clone());
-    for &group in Group::value_variants() {
-        if !options.only.is_empty() && !options.only.contains(&group) {
-            continue;
-        }
+    for group in groups {
         watch.begin(group);
         let measured = measure(&stage, group);
         rows.lock().unwrap_or_else(PoisonError::into_inner).extend(measured);

@@ -29,6 +29,9 @@ pub struct Machine {
     pub quick: bool,
     /// Built without optimisation: the figures say nothing.
     pub debug: bool,
+    /// Jobs that people do, beside what they use today.
+    #[serde(default)]
+    pub jobs: bool,
     /// Cargo's profile that the program was built with; empty in reports of programs that did not say.
     #[serde(default)]
     pub profile: String,
@@ -50,6 +53,7 @@ impl Machine {
             commit: commit(),
             quick,
             debug: cfg!(debug_assertions),
+            jobs: false,
             profile: env!("GPU_IPC_PROFILE").to_owned(),
         }
     }
@@ -118,12 +122,17 @@ impl Report {
                 text += &format!(", {what} {value}");
             }
         }
-        text += &format!(", Linux {}, {} cores\n{}", place.kernel, place.cores, self.table(width));
+        text += &format!(", Linux {}, {} cores\n", place.kernel, place.cores);
+        if place.jobs {
+            text += &self.slower();
+        }
+        text += &self.table(width).to_string();
         let mut last = "";
         for row in self.rows.iter().filter(|row| row.error.is_none()) {
             if row.group() != last {
                 last = row.group();
-                text += &format!("\n{last}: {}; its floor: {}", row.what, row.floor_is);
+                let beside = if place.jobs { "beside it" } else { "its floor" };
+                text += &format!("\n{last}: {}; {beside}: {}", row.what, row.floor_is);
             }
         }
         for row in &self.rows {
@@ -153,11 +162,28 @@ impl Report {
         text
     }
 
+    /// Says what is slower than what people use today, the worst first.
+    fn slower(&self) -> String {
+        let mut slower: Vec<(f64, &Row)> =
+            self.rows.iter().filter_map(|row| Some((row.ratio?, row))).filter(|(ratio, _)| *ratio > 1.0).collect();
+        slower.sort_by(|a, b| b.0.total_cmp(&a.0));
+        if self.rows.iter().all(|row| row.ratio.is_none()) {
+            return "nothing was compared\n".to_owned();
+        }
+        if slower.is_empty() {
+            return "nothing is slower or larger than what it is beside\n".to_owned();
+        }
+        let names: Vec<String> =
+            slower.iter().map(|(ratio, row)| format!("{} {} x", row.row, digits(*ratio))).collect();
+        format!("slower or larger than what it is beside: {}\n", names.join(", "))
+    }
+
     fn table(&self, width: Option<u16>) -> Table {
         let mut table = Table::new();
         table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
         table.set_width(width.unwrap_or(132));
-        table.set_header(["row", "median", "p99", "floor", "ratio", "baseline", "samples", "goal", "met"]);
+        let [floor, baseline] = if self.place.jobs { ["raw calls", "today"] } else { ["floor", "baseline"] };
+        table.set_header(["row", "median", "p99", floor, "ratio", baseline, "samples", "goal", "met"]);
         for row in &self.rows {
             let number = |value: Option<f64>| value.map_or_else(String::new, |value| show(value, row.unit));
             table.add_row([

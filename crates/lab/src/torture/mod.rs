@@ -24,12 +24,12 @@ pub mod objects;
 mod process;
 mod producer;
 mod report;
-mod rng;
+pub(crate) mod rng;
 mod shared_stats;
 mod sides;
 mod supervisor;
 mod visitor;
-mod vitals;
+pub(crate) mod vitals;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -43,7 +43,7 @@ impl Vitals {
         Vitals { memory_kib: field("RssAnon:"), descriptors, threads: field("Threads:"), ..Vitals::default() }
     }
 
-    fn each(self) -> [(&'static str, u64); 6] {
+    pub(crate) fn each(self) -> [(&'static str, u64); 6] {
         [
             ("KiB of memory", self.memory_kib),
             ("descriptors", self.descriptors),

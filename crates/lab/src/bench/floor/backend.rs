@@ -7,6 +7,7 @@ use std::time::Instant;
 use gpu_ipc::Gpu;
 use gpu_ipc::backend::{Access, DevicePtr, RawEvent, RawStream, StreamOp, WordPtr};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::{Floor, Foreign, Opened};
 use crate::device::explain;
@@ -62,6 +63,21 @@ impl Floor for Backend {
     fn fill(&self, stream: RawStream, to: DevicePtr, len: u64) -> Result<(), String> {
         // SAFETY: `fill` asks for a live stream and a range that stays valid: `Floor` is given no others.
         unsafe { self.gpu.backend().fill(stream, to, 0, len) }.map_err(|e| explain(&e))
+    }
+
+    fn stamp(&self, stream: RawStream, to: DevicePtr) -> Result<(), String> {
+        if !self.maps {
+            return Err(format!("{} has no clock here that the kernels of two processes can read", self.gpu.kind()));
+        }
+        let stamp = move || {
+            let time = clock_gettime(ClockId::Monotonic);
+            let nanos = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+            // SAFETY: `write_unaligned` asks for memory that may be written: on the host backend a device's address is
+            // one, and `Floor` is given no others.
+            unsafe { ptr::with_exposed_provenance_mut::<u64>(to.0 as usize).write_unaligned(nanos) };
+        };
+        // SAFETY: `host_function` asks for a live stream that nobody captures: `Floor` is given no others.
+        unsafe { self.gpu.backend().host_function(stream, Box::new(stamp)) }.map_err(|e| explain(&e))
     }
 
     fn stretch(&self, stream: RawStream, work: &mut dyn FnMut() -> Result<(), String>) -> Result<f64, String> {

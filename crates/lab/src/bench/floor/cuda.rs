@@ -3,8 +3,8 @@
 //! A code is a plain number and a missing function an error: cudarc's own functions panic without one, and take a code
 //! that their headers do not list for undefined behaviour.
 
-use std::cell::RefCell;
-use std::ffi::{c_int, c_void};
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr;
 
@@ -24,6 +24,21 @@ const POSIX_FD: u32 = 1;
 const WRITE_VALUE_64: u32 = 5;
 const LOCATION_DEVICE: u32 = 1;
 const ACCESS_READ_WRITE: u32 = 3;
+
+/// Writes the device's time, in nanoseconds, to the word at an address. All processes of a device read one clock.
+const STAMP: &CStr = c"
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry stamp(.param .u64 to)
+{
+    .reg .b64 %to, %now;
+    ld.param.u64 %to, [to];
+    mov.u64 %now, %globaltimer;
+    st.volatile.global.u64 [%to], %now;
+    ret;
+}
+";
 
 /// One write of a batch (`CUstreamBatchMemOpParams`).
 #[repr(C)]
@@ -91,6 +106,10 @@ functions! {
     cuEventRecord as "cuEventRecord": fn(CUevent, CUstream);
     cuEventElapsedTime as "cuEventElapsedTime": fn(*mut f32, CUevent, CUevent);
     cuMemsetD8Async as "cuMemsetD8Async": fn(CUdeviceptr, u8, usize, CUstream);
+    cuModuleLoadData as "cuModuleLoadData": fn(*mut *mut c_void, *const c_void);
+    cuModuleGetFunction as "cuModuleGetFunction": fn(*mut *mut c_void, *mut c_void, *const c_char);
+    cuLaunchKernel as "cuLaunchKernel":
+        fn(*mut c_void, u32, u32, u32, u32, u32, u32, u32, CUstream, *mut *mut c_void, *mut *mut c_void);
     cuMemImportFromShareableHandle as "cuMemImportFromShareableHandle": fn(*mut MemoryHandle, *mut c_void, u32);
     cuMemAddressReserve as "cuMemAddressReserve": fn(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
     cuMemMap as "cuMemMap": fn(CUdeviceptr, usize, usize, MemoryHandle, u64);
@@ -109,6 +128,8 @@ pub struct Cuda {
     /// Before and after a stretch.
     clock: (CUevent, CUevent),
     batch: RefCell<Vec<Operation>>,
+    /// Loaded when it is first launched, and never unloaded.
+    stamp: Cell<*mut c_void>,
 }
 
 impl std::fmt::Debug for Cuda {
@@ -149,7 +170,21 @@ impl Cuda {
             Ok::<CUevent, String>(made)
         };
         let clock = (make()?, make()?);
-        Ok(Cuda { clock, functions, ordinal, batch: RefCell::default() })
+        Ok(Cuda { clock, functions, ordinal, batch: RefCell::default(), stamp: Cell::new(ptr::null_mut()) })
+    }
+
+    /// Returns the kernel that writes the device's time.
+    fn stamp_kernel(&self) -> Result<*mut c_void, String> {
+        if !self.stamp.get().is_null() {
+            return Ok(self.stamp.get());
+        }
+        let (f, mut module, mut kernel) = (&self.functions, ptr::null_mut(), ptr::null_mut());
+        // SAFETY: `cuModuleLoadData` writes one pointer and reads text that ends with a zero: both live here.
+        good("cuModuleLoadData", unsafe { (f.cuModuleLoadData)(&raw mut module, STAMP.as_ptr().cast()) })?;
+        // SAFETY: `cuModuleGetFunction` writes one pointer and reads a name: both live here. The module was loaded.
+        good("cuModuleGetFunction", unsafe { (f.cuModuleGetFunction)(&raw mut kernel, module, c"stamp".as_ptr()) })?;
+        self.stamp.set(kernel);
+        Ok(kernel)
     }
 
     fn open_fd(&self, fd: c_int, len: usize) -> Result<u64, String> {
@@ -212,6 +247,17 @@ impl Floor for Cuda {
     fn fill(&self, on: RawStream, to: DevicePtr, len: u64) -> Result<(), String> {
         // SAFETY: `cuMemsetD8Async` asks for a live stream and a valid range: `Floor` is given no others.
         good("cuMemsetD8Async", unsafe { (self.functions.cuMemsetD8Async)(to.0, 0, len as usize, stream(on)) })
+    }
+
+    fn stamp(&self, on: RawStream, to: DevicePtr) -> Result<(), String> {
+        let kernel = self.stamp_kernel()?;
+        let mut address = to.0;
+        let mut arguments = [(&raw mut address).cast::<c_void>()];
+        let (f, none) = (&self.functions, ptr::null_mut());
+        // SAFETY: `cuLaunchKernel` asks for a live kernel and stream and reads as many arguments as the kernel has:
+        // one, an address that `Floor` is given to be written.
+        let code = unsafe { (f.cuLaunchKernel)(kernel, 1, 1, 1, 1, 1, 1, 0, stream(on), arguments.as_mut_ptr(), none) };
+        good("cuLaunchKernel", code)
     }
 
     fn stretch(&self, on: RawStream, work: &mut dyn FnMut() -> Result<(), String>) -> Result<f64, String> {

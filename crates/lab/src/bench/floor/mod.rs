@@ -44,6 +44,9 @@ pub trait Floor: fmt::Debug {
     /// Queues a fill of device memory.
     fn fill(&self, stream: RawStream, to: DevicePtr, len: u64) -> Result<(), String>;
 
+    /// Queues a kernel that writes the device's time, in nanoseconds, to a word of its memory.
+    fn stamp(&self, stream: RawStream, to: DevicePtr) -> Result<(), String>;
+
     /// Does something to a stream, and returns the nanoseconds that the stream took for it.
     fn stretch(&self, stream: RawStream, work: &mut dyn FnMut() -> Result<(), String>) -> Result<f64, String>;
 
