@@ -9,6 +9,7 @@ use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::broker::{Client, Commit, CreateOptions, DType, Dimension, Epoch, Layout, PartSpec, Writer};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use serde_json::Value;
 
 use super::object::{Object, selector};
 use super::scratch::Scratch;
@@ -266,8 +267,8 @@ impl Broker {
     fn listing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let client = self.client()?;
         let listing = aside(py, move || client.list())?.or_raise()?;
-        let text = serde_json::to_string(&listing).map_err(|error| invalid("the broker's listing", error, "JSON"))?;
-        py.import("json")?.call_method1("loads", (text,))
+        let listing = serde_json::to_value(&listing).map_err(|error| invalid("the broker's listing", error, "JSON"))?;
+        python_of(py, &listing)
     }
 
     /// Give up the connection. Objects that are mapped stay good.
@@ -347,6 +348,31 @@ fn spec_of_what(gpu: &Gpu, name: String, what: &Bound<'_, PyAny>) -> PyResult<Pa
         }
     };
     PartSpec::contiguous(name, dtype_of(dtype), &shape).or_raise()
+}
+
+/// Makes Python's objects of JSON's, without running Python's code: at the interpreter's end that ends its thread,
+/// which cannot be unwound through this library.
+fn python_of<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match value {
+        Value::Null => py.None().into_bound(py),
+        Value::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
+        Value::Number(number) => match number.as_u64() {
+            Some(number) => number.into_pyobject(py)?.into_any(),
+            None => number.as_f64().unwrap_or(f64::NAN).into_pyobject(py)?.into_any(),
+        },
+        Value::String(text) => text.into_pyobject(py)?.into_any(),
+        Value::Array(values) => {
+            let values = values.iter().map(|value| python_of(py, value)).collect::<PyResult<Vec<_>>>()?;
+            values.into_pyobject(py)?.into_any()
+        }
+        Value::Object(fields) => {
+            let made = PyDict::new(py);
+            for (name, value) in fields {
+                made.set_item(name, python_of(py, value)?)?;
+            }
+            made.into_any()
+        }
+    })
 }
 
 /// Lays nested mappings out flat.
