@@ -32,6 +32,7 @@ use agent::{Agent, Registered};
 use envelope::{Envelope, MAX_NAME, MAX_RANGES, Range};
 use peer::{Known, Peers};
 use request::Kept;
+use transfer::Cut;
 
 use super::{Pair, Peer, Place, Registration, Span, Transfer, Transport};
 use crate::error::{Error, Result};
@@ -49,6 +50,7 @@ use crate::error::{Error, Result};
 pub struct Nixl {
     shared: Arc<Shared>,
     peers: Peers,
+    cut: Cut,
 }
 
 /// What registrations need as well.
@@ -79,7 +81,13 @@ impl Nixl {
         let library = library::Library::load(&find::Surroundings::of_process().candidates()?)?;
         let agent = Arc::new(Agent::start(library, name, transports)?);
         let shared = Shared { agent, next: AtomicU64::new(1), registered: Mutex::default() };
-        Ok(Self { shared: Arc::new(shared), peers: Peers::default() })
+        Ok(Self { shared: Arc::new(shared), peers: Peers::default(), cut: Cut::default() })
+    }
+
+    /// Sets how reads of peers that are loaded from here on are cut: into pieces of so many bytes, so many of them
+    /// under way at a time; 0 counts as 1. The default is 4 of 32 MiB. `u64::MAX` and 1 give NIXL each range whole.
+    pub fn set_pieces(&mut self, bytes: u64, at_a_time: usize) {
+        self.cut = Cut { piece: bytes.max(1), window: at_a_time.max(1) };
     }
 }
 
@@ -117,7 +125,7 @@ impl Transport for Nixl {
 
     fn load_peer(&self, metadata: &[u8]) -> Result<Box<dyn Peer>> {
         let known = self.peers.load(&self.shared.agent, &Envelope::decode(metadata)?)?;
-        Ok(Box::new(Reader { shared: Arc::clone(&self.shared), known }))
+        Ok(Box::new(Reader { shared: Arc::clone(&self.shared), known, cut: self.cut }))
     }
 
     fn flush(&self) -> Result<()> {
@@ -159,6 +167,7 @@ impl Drop for Entry {
 struct Reader {
     shared: Arc<Shared>,
     known: Arc<Known>,
+    cut: Cut,
 }
 
 impl Peer for Reader {
@@ -197,6 +206,6 @@ impl Peer for Reader {
         drop(registered);
         let kept = Kept { peer: Arc::clone(&self.known), destination };
         // SAFETY: `Read::start` asks for what our caller promises.
-        Ok(Box::new(unsafe { transfer::Read::start(kept, pairs)? }))
+        Ok(Box::new(unsafe { transfer::Read::start(kept, pairs, self.cut)? }))
     }
 }

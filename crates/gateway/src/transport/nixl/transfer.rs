@@ -1,7 +1,7 @@
 //! A read of several ranges, as a window of requests.
 //!
-//! Ranges are cut into pieces of [`PIECE`] bytes, so that people see how far a read is. [`WINDOW`] of them are under
-//! way at a time, so that the next is asked for before the last has arrived.
+//! Ranges are cut into pieces, so that people see how far a read is. Several are under way at a time, so that the next
+//! is asked for before the last has arrived.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,14 +11,25 @@ use super::request::{Kept, Prepared, Running, State};
 use crate::error::{Error, Result};
 use crate::transport::{Pair, Progress, Transfer};
 
-/// Bytes of one request.
-pub const PIECE: u64 = 32 << 20;
-/// Requests under way at a time.
-pub const WINDOW: usize = 4;
+/// How a read is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// Bytes of one request, at least 1.
+    pub piece: u64,
+    /// Requests under way at a time, at least 1.
+    pub window: usize,
+}
+
+impl Default for Cut {
+    fn default() -> Self {
+        Self { piece: 32 << 20, window: 4 }
+    }
+}
 
 /// A read that is under way.
 pub struct Read {
     kept: Arc<Kept>,
+    window: usize,
     waiting: VecDeque<Pair>,
     running: VecDeque<(Running, u64)>,
     arrived: u64,
@@ -37,10 +48,11 @@ impl Read {
     /// # Safety
     ///
     /// As for [`Peer::read`](crate::transport::Peer::read).
-    pub unsafe fn start(kept: Kept, pairs: &[Pair]) -> Result<Self> {
+    pub unsafe fn start(kept: Kept, pairs: &[Pair], cut: Cut) -> Result<Self> {
         let mut read = Self {
             kept: Arc::new(kept),
-            waiting: pairs.iter().flat_map(pieces).collect(),
+            window: cut.window,
+            waiting: pairs.iter().flat_map(|pair| pieces(pair, cut.piece)).collect(),
             running: VecDeque::new(),
             arrived: 0,
             failed: None,
@@ -58,7 +70,7 @@ impl Read {
 
     /// Posts requests until the window is full, nothing waits, or one fails.
     fn fill(&mut self) {
-        while self.failed.is_none() && self.running.len() < WINDOW {
+        while self.failed.is_none() && self.running.len() < self.window {
             let Some(pair) = self.waiting.pop_front() else { return };
             let posted = Prepared::new(Arc::clone(&self.kept), &pair).map(|request| {
                 // SAFETY: `Prepared::post` asks for what the caller of `Read::start` promised for all pairs.
@@ -121,11 +133,11 @@ impl fmt::Debug for Read {
 }
 
 /// Cuts a pair into pieces.
-fn pieces(pair: &Pair) -> impl Iterator<Item = Pair> + use<> {
+fn pieces(pair: &Pair, length: u64) -> impl Iterator<Item = Pair> + use<> {
     let pair = *pair;
-    (0..pair.to.bytes.div_ceil(PIECE)).map(move |index| {
-        let offset = index * PIECE;
-        let bytes = PIECE.min(pair.to.bytes - offset);
+    (0..pair.to.bytes.div_ceil(length)).map(move |index| {
+        let offset = index * length;
+        let bytes = length.min(pair.to.bytes - offset);
         let mut piece = pair;
         (piece.from.address, piece.from.bytes) = (pair.from.address + offset, bytes);
         (piece.to.address, piece.to.bytes) = (pair.to.address + offset, bytes);
@@ -138,6 +150,8 @@ mod tests {
     use super::*;
     use crate::transport::{Place, RemoteSpan, Span};
 
+    const PIECE: u64 = 4096;
+
     #[test]
     fn pieces_are_the_whole_without_a_gap() {
         for bytes in [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE + 3] {
@@ -146,7 +160,7 @@ mod tests {
                 to: Span { address: 1 << 40, bytes, place: Place::Host },
             };
             let mut offset = 0;
-            for piece in pieces(&pair) {
+            for piece in pieces(&pair, PIECE) {
                 assert_eq!((piece.from.address, piece.to.address), ((1 << 20) + offset, (1 << 40) + offset));
                 assert_eq!(piece.from.bytes, piece.to.bytes);
                 assert!(piece.to.bytes > 0 && piece.to.bytes <= PIECE);

@@ -9,8 +9,8 @@ use crate::transport::Place;
 /// How often each way is tried. The first read over a connection also makes the connection.
 const ROUNDS: usize = 4;
 
-/// How much faster a way through buffers must be, in parts of 10: it takes memory and copies on both sides, and what was
-/// measured on an idle machine is shared with others later.
+/// How much faster a way through buffers must be, in parts of 10: it takes memory and copies on both sides, and what
+/// was measured on an idle machine is shared with others later.
 const WORTH: u64 = 11;
 
 /// A way from an object on one host to an object on another.
@@ -161,7 +161,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_way_taken_is_within_a_tenth_of_the_fastest(speeds in prop::array::uniform3(prop::option::of(1u64..1_000))) {
+        fn the_way_taken_is_within_a_tenth_of_the_fastest(
+            speeds in prop::array::uniform3(prop::option::of(1u64..1_000)),
+        ) {
             let measured = found(speeds);
             let best = speeds.iter().flatten().max();
             match (choose(&measured), best) {
