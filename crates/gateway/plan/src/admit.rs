@@ -38,7 +38,8 @@ pub enum Admission {
 impl Desk<'_> {
     /// Counts the reads that take this host's link.
     ///
-    /// A read that has lasted half as long again as expected has a slow reader, or a dead one: it leaves most of the link to others,
+    /// A read that has lasted half as long again as expected has a slow reader, or a dead one: it leaves most of the
+    /// link to others,
     /// and does not count.
     #[must_use]
     pub fn counted(&self) -> u32 {

@@ -23,11 +23,15 @@ pub enum Step<H> {
 
 /// Decides from whom to read, or to wait.
 ///
-/// - A host that refused, failed or was slow is not asked again before its bar has ended. The bar doubles with each time.
-/// - A host that says it is full is not asked; an origin says so once it has stepped aside. A host that has waited long, or that no
+/// - A host that refused, failed or was slow is not asked again before its bar has ended. The bar doubles with each
+///   time.
+/// - A host that says it is full is not asked; an origin says so once it has stepped aside. A host that has waited
+///   long, or that no
 ///   replica serves, is desperate and asks those too: a false report cannot starve it.
-/// - Of two drawn among the rest the one with the fewer reads is taken ("the power of two choices", Mitzenmacher 2001), and if it is full
-///   too, the host waits. So a host that always reports no load draws at most two in as many readers as there are sources, not all
+/// - Of two drawn among the rest the one with the fewer reads is taken ("the power of two choices", Mitzenmacher
+///   2001), and if it is full
+///   too, the host waits. So a host that always reports no load draws at most two in as many readers as there are
+///   sources, not all
 ///   that find the others busy.
 ///
 /// ```

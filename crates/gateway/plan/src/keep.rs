@@ -41,9 +41,12 @@ const STALL: Duration = Duration::from_secs(2);
 
 /// Decides whether a read goes on.
 ///
-/// A read that would take over four times the expected time is given up once an eighth of the expected time has passed, if another
-/// replica serves that did not fail. So little has come by then that waiting for the other costs less. Four reads given up double
-/// the factor, so a host whose own link is slower than it knows keeps its read at last. A host that reports no load and serves everybody badly is left this way.
+/// A read that would take over four times the expected time is given up once an eighth of the expected time has
+/// passed, if another
+/// replica serves that did not fail. So little has come by then that waiting for the other costs less. Four reads
+/// given up double
+/// the factor, so a host whose own link is slower than it knows keeps its read at last. A host that reports no load
+/// and serves everybody badly is left this way.
 #[must_use]
 pub fn keep<H: Copy + Ord>(view: &View<'_, H>, reading: &Reading<H>) -> Verdict {
     if reading.idle > STALL.max(view.expected) {

@@ -13,9 +13,11 @@ pub struct View<'a, H> {
     pub now: Duration,
     /// When this host began to want the object.
     pub wanted_since: Duration,
-    /// What one read of the object takes when nothing is in its way: the object's size over the best rate of this host's own link.
+    /// What one read of the object takes when nothing is in its way: the object's size over the best rate of this
+    /// host's own link.
     pub expected: Duration,
-    /// Hosts that announce the object. The order has no influence; of a host named twice the entry with more reads counts.
+    /// Hosts that announce the object. The order has no influence; of a host named twice the entry with more reads
+    /// counts.
     pub sources: &'a [Source<H>],
     /// What went wrong for this host with others. Of a host named twice the entry that bars longest counts.
     pub troubles: &'a [Trouble<H>],
@@ -112,7 +114,8 @@ impl<H: Copy + Ord> View<'_, H> {
 
     /// Says whether this host has waited in vain for so long that it asks hosts which seem busy, and the origin too.
     ///
-    /// A further source shows that the object spreads, so the wait counts from the newest one. That time is this host's own
+    /// A further source shows that the object spreads, so the wait counts from the newest one. That time is this
+    /// host's own
     /// first hearing: no announcement can put it off twice.
     pub(crate) fn out_of_patience(&self, serving: &[Source<H>]) -> bool {
         let newest = serving.iter().map(|source| source.heard).max().unwrap_or_default();

@@ -150,7 +150,11 @@ proptest! {
 
     #[test]
     fn a_read_that_stands_still_ends_and_one_that_is_slow_is_kept_at_last(
-        heard in heard(), done in any::<u64>(), size in any::<u64>(), elapsed in millis(10_000_000), given_up in any::<u32>(),
+        heard in heard(),
+        done in any::<u64>(),
+        size in any::<u64>(),
+        elapsed in millis(10_000_000),
+        given_up in any::<u32>(),
     ) {
         let view = heard.view();
         let reading = Reading { host: 5, elapsed, idle: Duration::ZERO, done, size, given_up };

@@ -10,7 +10,8 @@
 //! | [`report`] | many runs as a table and as data |
 //! | [`picture`] | the same as a picture |
 //!
-//! The decisions are those of `gpu-ipc-gateway-plan`, which the gateway ships. The control, [`world::Policy::OriginOnly`], reads
+//! The decisions are those of `gpu-ipc-gateway-plan`, which the gateway ships. The control,
+//! [`world::Policy::OriginOnly`], reads
 //! everything from the origin.
 
 pub mod hearing;

@@ -1,6 +1,7 @@
 //! One host's way out, shared fairly by the reads that it serves.
 //!
-//! A reader has one read at a time, so no two ways out share a way in: filling each link by itself gives the max-min fair rates of
+//! A reader has one read at a time, so no two ways out share a way in: filling each link by itself gives the max-min
+//! fair rates of
 //! the whole network.
 
 use std::time::Duration;
