@@ -127,7 +127,8 @@ impl Script for Pairs {
         held.into_iter().flatten().for_each(|chunk| subject.free(chunk));
         // A heap that was just filled has hardly a hole: the first half makes them.
         let nanos = nanos.split_off(self.batches / 2);
-        // Where a batch replaces every chunk many times, the highest byte was mostly another's than what is held behind it.
+        // Where a batch replaces every chunk many times, the highest byte was mostly another's than what is held behind
+        // it.
         let waste = (live >= BATCH).then(|| highest as f64 / most_asked as f64 - 1.0);
         Figures::of(nanos, waste)
     }
@@ -294,7 +295,8 @@ fn waste_of<S: Subject>(subject: &mut S, steps: &[Step]) -> f64 {
 }
 
 /// Some threads on one allocator, in rounds that all begin together; the figure is the time of the thread that takes
-/// longest, for each of its pairs. It has the waits of every thread in it, which a median over short batches would hide.
+/// longest, for each of its pairs. It has the waits of every thread in it, which a median over short batches would
+/// hide.
 fn threads(common: &impl Common, threads: u64, batches: usize) -> Figures {
     /// Batches of a round.
     const ROUND: usize = 10;

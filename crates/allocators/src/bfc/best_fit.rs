@@ -30,8 +30,8 @@ use crate::{Placed, Request, Snapshot, SubAllocator, Trim};
 ///
 /// One for the chunks, held for well under a microsecond but when a table grows, a snapshot is taken, or many free
 /// chunks have to be looked through for an aligned start, and one for growth, held while upstream is called. Of what
-/// others wrote only [`SubAllocator::may_free`] and [`SubAllocator::check_owner`] run under the first. A thread that finds
-/// the first taken tries again for some 40 microseconds before it sleeps.
+/// others wrote only [`SubAllocator::may_free`] and [`SubAllocator::check_owner`] run under the first. A thread that
+/// finds the first taken tries again for some 40 microseconds before it sleeps.
 ///
 /// # Examples
 ///
