@@ -1,7 +1,7 @@
 //! The consumer of a trial: claims one block, looks at the contents, and answers in it where it may write.
 //!
-//! It is told a descriptor and a stamp, and answers whether the contents are the stamp's. A write to a read-only mapping
-//! is not tried: on a GPU it would end this process' context and leave an error in the kernel's log.
+//! It is told a descriptor and a stamp, and answers whether the contents are the stamp's. A write to a read-only
+//! mapping is not tried: on a GPU it would end this process' context and leave an error in the kernel's log.
 
 use std::time::Duration;
 
