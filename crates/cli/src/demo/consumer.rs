@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use gpu_ipc::{BackendKind, ClaimError, Gpu, Participant, ParticipantId, ReceivedBlock, State, To, Wait};
 use serde::{Deserialize, Serialize};
 
-use super::PATIENCE;
+use super::watchdog::PATIENCE;
 use lab::args::ConsumerOptions;
 use lab::copier::Copier;
 use lab::{Outcome, child, device, pattern};

@@ -16,7 +16,7 @@ mod watchdog;
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpu_ipc::allocators::{Arena, ArenaOptions};
 use gpu_ipc::{After, Claims, Descriptor, Gpu, ParticipantId, SentBlock, Session, To};
@@ -28,13 +28,9 @@ use consumer::Told;
 use lab::child::{self, Child};
 use lab::copier::Copier;
 use lab::{Outcome, device, output, pattern};
-use report::Report;
-use watchdog::Watchdog;
+use report::{HELD_AT_DEATH, Report};
+use watchdog::{PATIENCE, Watchdog};
 
-/// A process that is silent for longer counts as hung.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Blocks that each of the two consumers holds when it is killed.
-const HELD_AT_DEATH: u32 = 4;
 /// Fresh blocks that the survivors watch: as many as the dead held, twice over.
 const WATCHED: u32 = 4 * HELD_AT_DEATH;
 /// Every so manieth block is kept by the producer, to read the reply.

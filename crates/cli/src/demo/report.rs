@@ -4,8 +4,10 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
 use serde::Serialize;
 
-use super::HELD_AT_DEATH;
 use lab::output;
+
+/// Blocks that each of the two consumers holds when it is killed.
+pub const HELD_AT_DEATH: u32 = 4;
 
 /// The session's quarantine, in milliseconds: nothing of the dead comes back before.
 const QUARANTINE_MS: f64 = 100.0;

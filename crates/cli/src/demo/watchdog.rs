@@ -8,6 +8,9 @@ use lab::{Outcome, output};
 /// How long a step may take. More than anything that has a limit of its own and can say more.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// A consumer that is silent for longer counts as hung.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
 #[derive(Debug)]
 struct Step {
     /// The step under way; `None` at rest.

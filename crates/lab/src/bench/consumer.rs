@@ -1,4 +1,4 @@
-//! A consumer of the benchmark: claims and drops what it is [`Told`] to, and times both beside their floor.
+//! A consumer of the benchmark: claims and drops what it is [`Told`], and times both beside their floor.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use gpu_ipc::backend::{DevicePtr, MemHandle};
 use gpu_ipc::{Gpu, Participant, ReceivedBlock, Stream, Wait};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use serde::{Deserialize, Serialize};
 
 use super::fixture::{PATIENCE, within};
 use super::floor::{self, Floor, Foreign};
 use super::raw_calls::Naked;
 use super::sample::{Pairs, time};
+use super::told::{Exported, Told};
 use crate::args::BenchConsumerOptions;
 use crate::device::explain;
 use crate::{Outcome, child, device};
@@ -28,43 +28,6 @@ pub const QUESTION: usize = 40;
 pub const ANSWER: usize = 72;
 /// Bytes of a bare message in place of a descriptor's 256.
 pub const BARE: usize = 255;
-
-/// What it is told. It answers with nanoseconds, ours and the floor's in turns, where something is timed.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Told {
-    /// To claim these descriptors, and hold.
-    Hold(Vec<Vec<u8>>),
-    /// To claim, and drop at once.
-    Take(Vec<Vec<u8>>),
-    /// To claim on its stream behind work that is not done, in turns with raw waits.
-    Lease(Vec<Vec<u8>>),
-    /// To drop all that it holds, in turns with the raw calls of a release.
-    End,
-    /// To drop all that it holds at once, and to release as many in one raw batch.
-    EndMany,
-    /// To time its stream with a drop after each step, and without.
-    Stretch {
-        /// Bytes that a step fills.
-        bytes: u64,
-        /// How many steps.
-        steps: u64,
-    },
-    /// To claim tickets, in turns with bare questions to the other end of its channel.
-    Redeem(Vec<Vec<u8>>),
-    /// To map for the first time, in turns with the raw calls.
-    Map(Vec<u8>, Exported),
-    /// To claim and drop what comes through its channel and say so, until an empty packet.
-    Serve,
-}
-
-/// Memory of the bare program, for a raw mapping.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Exported {
-    /// A file descriptor that the consumer inherited, and the bytes.
-    Fd(RawFd, u64),
-    /// A vendor's handle.
-    Handle(Vec<u8>),
-}
 
 /// Runs until the input ends.
 pub fn run(options: &BenchConsumerOptions) -> Outcome {

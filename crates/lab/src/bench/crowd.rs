@@ -7,11 +7,11 @@ use gpu_ipc::{After, SentBlock, Session, Stream, To};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use super::consumer::Told;
 use super::fixture::{Consumer, PATIENCE, Stage, Starting, until, until_released};
 use super::raw_calls::Naked;
 use super::row::Row;
 use super::sample::{Figures, Pairs};
+use super::told::Told;
 use crate::device::explain;
 
 /// What a death is kept in quarantine unless said.

@@ -8,9 +8,9 @@ use gpu_ipc::{Descriptor, Gpu, Participant, ParticipantId, SentBlock, Session, S
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::consumer::Told;
 use super::floor::{self, Floor};
-use super::jobs::worker;
+use super::jobs::told as job;
+use super::told::Told;
 use crate::child::Child;
 use crate::device::explain;
 
@@ -86,7 +86,7 @@ impl Stage {
     }
 
     /// Starts the process at the other end of a job, in the same way.
-    pub(crate) fn worker(&self, session: &Session) -> Result<(Consumer<worker::Told>, OwnedFd), String> {
+    pub(crate) fn worker(&self, session: &Session) -> Result<(Consumer<job::Told>, OwnedFd), String> {
         self.by_socket("bench-worker", session)
     }
 

@@ -3,11 +3,12 @@
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, BackendKind, Descriptor, SentBlock, Session, To};
 
-use super::consumer::{CALLS, Told};
+use super::consumer::CALLS;
 use super::fixture::{Consumer, Stage, until_released};
 use super::raw_calls::Naked;
 use super::row::{Goal, Row};
 use super::sample::{Figures, Pairs};
+use super::told::Told;
 use super::words::Hold;
 use crate::device::explain;
 

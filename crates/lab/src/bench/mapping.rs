@@ -6,10 +6,10 @@ use gpu_ipc::backend::Sharing;
 use gpu_ipc::{After, BackendKind, Gpu, To};
 use rustix::io::{FdFlags, fcntl_setfd};
 
-use super::consumer::{Exported, Told};
 use super::fixture::{Stage, until_released};
 use super::row::{Goal, Row};
 use super::sample::Pairs;
+use super::told::{Exported, Told};
 use crate::device::explain;
 use crate::size;
 

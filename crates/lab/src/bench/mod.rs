@@ -26,6 +26,7 @@ mod round_trip;
 mod row;
 mod sample;
 mod script;
+mod told;
 mod words;
 
 use std::io;

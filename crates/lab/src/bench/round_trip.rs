@@ -6,10 +6,11 @@ use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, Claims, To};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::consumer::{ANSWER, BARE, QUESTION, Told};
+use super::consumer::{ANSWER, BARE, QUESTION};
 use super::fixture::{Stage, until_released};
 use super::row::Row;
 use super::sample::Pairs;
+use super::told::Told;
 use crate::device::explain;
 
 /// Tickets in one round.

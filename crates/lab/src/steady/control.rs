@@ -4,10 +4,10 @@ use std::hint::black_box;
 use std::os::fd::OwnedFd;
 use std::ptr;
 
+use clap::ValueEnum;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-
-use super::Leak;
+use serde::Serialize;
 
 /// Bytes of a page, as much as a mapping leaks.
 const PAGE: usize = 4096;
@@ -15,6 +15,20 @@ const PAGE: usize = 4096;
 const LONGER: usize = 40;
 /// Descriptors and mappings at each look.
 const EACH: usize = 10;
+
+/// What a control leaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Leak {
+    /// A table that has 16 bytes more after each cycle.
+    Bytes,
+    /// Ten descriptors at each look.
+    Descriptor,
+    /// Ten pages of shared memory that stay mapped, at each look.
+    Mapping,
+    /// A list that each cycle reads, and that is longer after each look, by more each time.
+    Time,
+}
 
 /// What was leaked so far.
 #[derive(Debug)]

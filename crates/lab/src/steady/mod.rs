@@ -11,14 +11,14 @@ mod work;
 
 use std::time::{Duration, Instant};
 
-use clap::{Args as Group, ValueEnum};
+use clap::Args as Group;
 use gpu_ipc::BackendKind;
 use serde::Serialize;
 
 use crate::args::BackendChoice;
 use crate::torture::rng::Dice;
 use crate::{Outcome, device, output};
-use control::Leaks;
+use control::{Leak, Leaks};
 pub use lender::{SteadyLenderOptions, run as run_lender};
 use reading::{Growth, Reading};
 use work::{Done, Work};
@@ -55,20 +55,6 @@ pub struct SteadyOptions {
     /// Print one JSON object instead of a text
     #[arg(long)]
     pub json: bool,
-}
-
-/// What a control leaks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Leak {
-    /// A table that has 16 bytes more after each cycle.
-    Bytes,
-    /// Ten descriptors at each look.
-    Descriptor,
-    /// Ten pages of shared memory that stay mapped, at each look.
-    Mapping,
-    /// A list that each cycle reads, and that is longer after each look, by more each time.
-    Time,
 }
 
 /// What a run found.

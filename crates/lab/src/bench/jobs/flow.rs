@@ -11,7 +11,8 @@ use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, BackendKind, SentBlock, Stream, To};
 
 use super::memory::{DeviceMemory, HostShared};
-use super::worker::{Told, process_nanos};
+use super::told::Told;
+use super::worker::process_nanos;
 use super::{Worker, beside, reason};
 use crate::bench::fixture::{PATIENCE, Stage};
 use crate::bench::row::Row;

@@ -5,6 +5,7 @@
 
 mod flow;
 mod memory;
+pub(crate) mod told;
 mod weights;
 pub mod worker;
 
@@ -41,7 +42,7 @@ impl Stage {
 
 /// A worker, and the parent's end of its channel.
 struct Worker {
-    process: Consumer<worker::Told>,
+    process: Consumer<told::Told>,
     channel: OwnedFd,
 }
 

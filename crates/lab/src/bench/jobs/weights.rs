@@ -7,7 +7,7 @@ use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, BackendKind, Gpu, SentBlock, To};
 
 use super::memory::HostShared;
-use super::worker::Told;
+use super::told::Told;
 use super::{DESCRIPTOR, PACKET, Worker, beside};
 use crate::bench::fixture::{Stage, until_released};
 use crate::bench::row::Row;

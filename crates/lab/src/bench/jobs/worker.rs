@@ -8,9 +8,9 @@ use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::{BackendKind, Gpu, Participant, ReceivedBlock, Stream, Wait};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
 
 use super::memory::{DeviceMemory, HostShared};
+use super::told::Told;
 use super::{DESCRIPTOR, PACKET, contents};
 use crate::args::BenchConsumerOptions;
 use crate::bench::fixture::PATIENCE;
@@ -20,20 +20,6 @@ use crate::{Outcome, child, device};
 
 /// Words that are kept of each frame: when this process' kernel began, when the producer's ended, and two of the frame.
 const WORDS: u64 = 4;
-
-/// What it is told; the rest comes through its channel.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Told {
-    /// To look at each frame whose descriptor comes. It answers with its processor time, and for each frame with the
-    /// time from the producer's kernel to its own.
-    Flow { bytes: u64, count: u64 },
-    /// The same with frames in slots of shared host memory, whose numbers come; it says when it has copied them.
-    Copies { bytes: u64, count: u64, fd: RawFd, slots: u64 },
-    /// To open the tensors whose descriptors come, and to say so once. It answers with bytes of the device it took.
-    Tensors { count: u64 },
-    /// The same with copies out of shared host memory, after one packet.
-    CopiedTensors { count: u64, bytes: u64, fd: RawFd },
-}
 
 /// Runs until the input ends.
 pub fn run(options: &BenchConsumerOptions) -> Outcome {

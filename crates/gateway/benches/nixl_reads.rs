@@ -1,7 +1,7 @@
 //! Measures reads by NIXL between two processes: as the gateway does them, beside NIXL with each range in one request.
 //!
 //!     UCX_TLS=tcp GPU_IPC_NIXL=$(ci/nixl-wheel) \
-//!         cargo run --release --manifest-path crates/gateway/Cargo.toml --example nixl_reads -- [MIB]...
+//!         cargo bench --manifest-path crates/gateway/Cargo.toml --bench nixl_reads -- [MIB]...
 //!
 //! Both go over the same connection, in turns. A row is the median of its rounds, with every byte looked at once.
 
@@ -19,7 +19,9 @@ const ORIGIN: &str = "GPU_IPC_NIXL_READS_ORIGIN";
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
-    let sizes: Vec<u64> = std::env::args().skip(1).map(|size| size.parse()).collect::<Result<_, _>>()?;
+    // Cargo adds an option of its own.
+    let sizes = std::env::args().skip(1).filter(|size| size != "--bench");
+    let sizes: Vec<u64> = sizes.map(|size| size.parse()).collect::<Result<_, _>>()?;
     let sizes = if sizes.is_empty() { vec![1, 64, 256] } else { sizes };
     let largest = sizes.iter().max().map_or(0, |&mib| mib << 20);
     // Leaked: a transfer may outlast everything else.
