@@ -1,4 +1,4 @@
-//! A consumer of the benchmark: claims and drops what it is [`Told`], and times both beside their floor.
+//! A consumer of the benchmark: claims and drops what it is told, and times both beside their floor.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
