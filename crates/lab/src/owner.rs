@@ -78,10 +78,21 @@ impl Owner {
     pub fn broker(&self) -> Option<Pid> {
         let pid = lock::holder(&self.dir.join("lock"))?.cast_signed();
         // A number may belong to somebody else by now.
-        let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        Pid::from_raw(pid).filter(|_| self.is_broker(pid))
+    }
+
+    /// Lists the processes that are brokers of the directory, or about to be.
+    fn brokers(&self) -> Vec<Pid> {
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        numbers.filter(|&pid| self.is_broker(pid)).filter_map(Pid::from_raw).collect()
+    }
+
+    fn is_broker(&self, pid: i32) -> bool {
+        let Ok(command) = std::fs::read(format!("/proc/{pid}/cmdline")) else { return false };
         let dir = self.dir.as_os_str().as_encoded_bytes();
-        let ours = command.split(|byte| *byte == 0).any(|word| word == dir);
-        Pid::from_raw(pid).filter(|_| ours)
+        let has = |what: &[u8]| command.split(|byte| *byte == 0).any(|word| word == what);
+        has(b"broker") && has(dir)
     }
 
     /// Connects, as soon as a broker listens.
@@ -97,10 +108,16 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         let _ = self.kill_keeper();
-        // A broker outlives its keeper, and one that waited for the lock has it when the first is gone.
+        // A broker outlives its keeper, and so does one that waits for the lock or is only starting.
         let start = Instant::now();
-        while let Some(broker) = self.broker().filter(|_| start.elapsed() < PATIENCE) {
-            let _ = kill_process(broker, Signal::KILL);
+        while start.elapsed() < PATIENCE {
+            let brokers = self.brokers();
+            if brokers.is_empty() {
+                break;
+            }
+            for broker in brokers {
+                let _ = kill_process(broker, Signal::KILL);
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
         let _ = std::fs::remove_dir_all(&self.dir);
