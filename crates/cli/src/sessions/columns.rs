@@ -1,5 +1,9 @@
 //! Tables in as many columns as the terminal has room for, as lines of text.
 
+use gpu_ipc::admin::Holder;
+
+use super::text::{bytes, cut, time};
+
 /// A column of a table.
 pub struct Column {
     head: &'static str,
@@ -19,6 +23,24 @@ pub const HOLDER_COLUMNS: [Column; 7] = [
     digits("OLDEST", 10, 5),
     words("STATE", 7, 3),
 ];
+
+/// Writes each holder as its cells, the one with the most bytes first.
+pub fn holder_cells(holders: &[Holder]) -> Vec<[String; HOLDER_COLUMNS.len()]> {
+    let mut holders: Vec<_> = holders.iter().collect();
+    holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+    let cells = |holder: &Holder| {
+        [
+            holder.pid.to_string(),
+            cut(&holder.command, 15),
+            holder.leases.to_string(),
+            bytes(holder.bytes),
+            holder.mappings.to_string(),
+            if holder.leases == 0 { "-".into() } else { time(holder.oldest) },
+            if holder.dying { "dying" } else { "alive" }.to_owned(),
+        ]
+    };
+    holders.into_iter().map(cells).collect()
+}
 
 /// Begins with its words on the left.
 pub const fn words(head: &'static str, width: usize, rank: u8) -> Column {

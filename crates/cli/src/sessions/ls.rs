@@ -7,7 +7,7 @@ use rustix::termios::tcgetwinsize;
 use serde_json::{Value, json};
 
 use super::brokers;
-use super::columns::{HOLDER_COLUMNS, Shown};
+use super::columns::{HOLDER_COLUMNS, Shown, holder_cells};
 use super::gather::{Answer, Seen, gather};
 use super::text::{bytes, cut, flow, time};
 use crate::args::LsOptions;
@@ -115,18 +115,7 @@ fn one_session(text: &mut String, seen: &Seen, width: u16) -> std::fmt::Result {
     }
     let shown = Shown::within(usize::from(width).saturating_sub(2), &HOLDER_COLUMNS);
     writeln!(text, "  {}", shown.head())?;
-    let mut holders: Vec<_> = stats.holders.iter().collect();
-    holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
-    for holder in holders {
-        let cells = [
-            holder.pid.to_string(),
-            cut(&holder.command, 15),
-            holder.leases.to_string(),
-            bytes(holder.bytes),
-            holder.mappings.to_string(),
-            if holder.leases == 0 { "-".into() } else { time(holder.oldest) },
-            if holder.dying { "dying" } else { "alive" }.to_owned(),
-        ];
+    for cells in holder_cells(&stats.holders) {
         writeln!(text, "  {}", shown.line(cells))?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use crossterm::terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlt
 use crossterm::{execute, queue};
 
 use super::brokers::{BrokerState, SeenBroker, look, summary};
-use super::columns::{Column, HOLDER_COLUMNS, Shown, digits, words};
+use super::columns::{Column, HOLDER_COLUMNS, Shown, digits, holder_cells, words};
 use super::gather::{Answer, Seen, gather};
 use super::text::{bytes, cut, fitting, time, wrapped};
 use crate::args::TopOptions;
@@ -274,21 +274,9 @@ impl View {
                 return lines;
             }
         };
-        let mut holders: Vec<_> = report.stats.holders.iter().collect();
-        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
         let shown = Shown::within(width, &HOLDER_COLUMNS);
         lines.push(Line { text: shown.head(), looks: Attribute::Underlined });
-        lines.extend(holders.into_iter().map(|holder| {
-            Line::plain(shown.line([
-                holder.pid.to_string(),
-                cut(&holder.command, 15),
-                holder.leases.to_string(),
-                bytes(holder.bytes),
-                holder.mappings.to_string(),
-                if holder.leases == 0 { "-".into() } else { time(holder.oldest) },
-                if holder.dying { "dying" } else { "alive" }.to_owned(),
-            ]))
-        }));
+        lines.extend(holder_cells(&report.stats.holders).into_iter().map(|cells| Line::plain(shown.line(cells))));
         lines
     }
 }

@@ -54,7 +54,8 @@ fn serve(options: &BenchConsumerOptions) -> Result<(), String> {
     Ok(())
 }
 
-fn inherited(number: RawFd) -> OwnedFd {
+/// Takes a descriptor that the parent left open for this process.
+pub fn inherited(number: RawFd) -> OwnedFd {
     // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the parent left it open for this process
     // and named it, and nothing else here knows its number.
     unsafe { OwnedFd::from_raw_fd(number) }

@@ -7,6 +7,8 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 
+use gpu_ipc::backend::explain;
+
 use super::find;
 use crate::error::Result;
 
@@ -22,18 +24,6 @@ pub const VRAM: c_int = 1;
 
 /// `nixl_capi_xfer_op_t`: `NIXL_CAPI_XFER_OP_READ`.
 pub const READ: c_int = 0;
-
-/// An error with its causes: the loader's own words are in the last.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}
 
 /// Says what a status means, by its name in `nixl_capi_status_t`.
 pub fn meaning(status: c_int) -> &'static str {
@@ -196,12 +186,12 @@ impl Library {
                         return Ok(Box::leak(Box::new(functions)));
                     }
                     Err(error) => {
-                        said.push(format!("{} lacks a function of NIXL 1.5: {}", path.display(), causes(&error)));
+                        said.push(format!("{} lacks a function of NIXL 1.5: {}", path.display(), explain(&error)));
                         // Its threads may run already.
                         std::mem::forget(library);
                     }
                 },
-                Err(error) => said.push(causes(&error)),
+                Err(error) => said.push(explain(&error)),
             }
         }
         Err(find::missing(said.join("; ")))

@@ -2,7 +2,7 @@
 //!
 //! Every answer stands for contents that were right: frames and tensors have their number in every byte that is read.
 
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 
 use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::{BackendKind, Gpu, Participant, ReceivedBlock, Stream, Wait};
@@ -13,6 +13,7 @@ use super::memory::{DeviceMemory, HostShared};
 use super::told::Told;
 use super::{DESCRIPTOR, PACKET, contents};
 use crate::args::BenchConsumerOptions;
+use crate::bench::consumer::inherited;
 use crate::bench::fixture::PATIENCE;
 use crate::bench::floor::{self, Floor};
 use crate::device::explain;
@@ -44,12 +45,6 @@ fn serve(options: &BenchConsumerOptions) -> Result<(), String> {
         child::reply(&answer)?;
     }
     Ok(())
-}
-
-fn inherited(number: RawFd) -> OwnedFd {
-    // SAFETY: `from_raw_fd` asks for an open descriptor that nobody else owns: the parent left it open for this process
-    // and named it, and nothing else here knows its number.
-    unsafe { OwnedFd::from_raw_fd(number) }
 }
 
 struct Worker<'a> {
