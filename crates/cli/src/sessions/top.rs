@@ -217,7 +217,7 @@ impl View {
         fitting(&parts, width)
     }
 
-    /// Returns the sessions' table with so many of them, the chosen one among these.
+    /// Returns the sessions' table with at most `most` of them, the chosen one among these.
     fn list(&self, width: usize, most: usize) -> Vec<Line> {
         let shown = Shown::within(width, &SESSION_COLUMNS);
         let first = (self.selected + 1).saturating_sub(most);

@@ -23,13 +23,13 @@ struct Said {
 }
 
 impl Board {
-    /// Makes one for so many hosts, where nobody has said anything.
+    /// Makes one for `hosts` hosts, where nobody has said anything.
     #[must_use]
     pub fn new(hosts: u32) -> Board {
         Board { announcers: Vec::new(), said: vec![Vec::new(); hosts as usize] }
     }
 
-    /// Lets a host say that it has the object and serves so many reads, or, with `None`, that it has it no more.
+    /// Lets a host say that it has the object and serves `reads` reads, or, with `None`, that it has it no more.
     pub fn say(&mut self, host: u32, at: Duration, reads: Option<u32>) {
         let said = &mut self.said[host as usize];
         if said.is_empty() {

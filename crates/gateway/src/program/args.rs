@@ -64,7 +64,7 @@ pub struct Net {
     /// What carries the bytes
     #[arg(long, value_enum, default_value_t = Carrier::Nixl, hide = true)]
     pub transport: Carrier,
-    /// Neither end nor fail after so many bytes
+    /// Neither end nor fail after this number of bytes
     #[arg(long, hide = true)]
     pub stall_after: Option<u64>,
 }

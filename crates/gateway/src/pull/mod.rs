@@ -24,8 +24,9 @@
 //! visible, and an answer that arrives late has a number that nobody waits for.
 //!
 //! `Stuck`: a transfer that neither ends nor fails may write for ever, so its destination must stay mapped until this
-//! process ends. The process ends, which is the proof by which the broker frees the memory; whoever started it may
-//! start another. So each pull has a process of its own, and a gateway that serves others is none of them.
+//! process ends. The process ends, which is the proof by which the broker frees the memory; the process that
+//! started it may start another. So each pull has a process of its own, and a gateway that serves others is none of
+//! them.
 //!
 //! What it does not cover is said at [`lease`](crate::lease), and so is the test.
 

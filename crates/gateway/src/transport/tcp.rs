@@ -22,7 +22,7 @@ const MOST_CONNECTIONS: usize = 64;
 /// How long a connection may say nothing before its request.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// What a transport is told to do wrong, once so many bytes of a read have arrived.
+/// What a transport is told to do wrong, once a number of bytes of a read have arrived.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Faults {
     /// Neither ends nor fails.
@@ -225,7 +225,7 @@ fn fetch(key: [u8; 16], at: SocketAddr, faults: Faults, pairs: &[Pair], arrived:
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
             }
             // SAFETY: `copy_nonoverlapping` asks for
-            // - a source that may be read: `chunk` has so many bytes;
+            // - a source that may be read: `chunk` has `bytes` bytes;
             // - a destination that may be written and lies apart: `Peer::read`'s caller keeps it mapped and to itself
             //   until this transfer has ended, and `at + bytes` is at most its length.
             unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), (pair.to.address + at) as *mut u8, bytes) };

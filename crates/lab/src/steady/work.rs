@@ -52,7 +52,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// Lists what was done less often than it is in a run with so many looks.
+    /// Lists what was done less often than it is in a run with this number of looks.
     pub fn shortfalls(&self, looks: u64) -> Vec<String> {
         output::below([
             ("cycles", self.cycles, looks * ROUND),

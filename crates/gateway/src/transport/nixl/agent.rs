@@ -105,7 +105,7 @@ impl Agent {
         let status = unsafe { (self.library.get_local_md)(handles.agent.as_ptr(), &mut data, &mut bytes) };
         drop(handles);
         let data = made(status, data, "metadata")?;
-        // SAFETY: `from_raw_parts`: NIXL gave a buffer of so many bytes, which it has filled and does not keep.
+        // SAFETY: `from_raw_parts`: NIXL gave a buffer of `bytes` bytes, which it has filled and does not keep.
         let copy = unsafe { std::slice::from_raw_parts(data.as_ptr().cast::<u8>(), bytes) }.to_vec();
         // SAFETY: `free` takes what `malloc` gave, which is what `nixl_capi_get_local_md` allocates by.
         unsafe { libc::free(data.as_ptr()) };
@@ -342,7 +342,7 @@ fn start_backend(
 pub fn load_remote(agent: &Agent, metadata: &[u8]) -> Result<CString, c_int> {
     let handles = agent.lock();
     let mut name: *mut c_char = ptr::null_mut();
-    // SAFETY: `nixl_capi_load_remote_md` takes a valid agent, copies so many bytes, and writes a pointer.
+    // SAFETY: `nixl_capi_load_remote_md` takes a valid agent, copies the metadata's bytes, and writes a pointer.
     let status = unsafe {
         (agent.library.load_remote_md)(
             handles.agent.as_ptr(),

@@ -84,8 +84,8 @@ impl Nixl {
         Ok(Self { shared: Arc::new(shared), peers: Peers::default(), cut: Cut::default() })
     }
 
-    /// Sets how reads of peers that are loaded from here on are cut: into pieces of so many bytes, so many of them
-    /// under way at a time; 0 counts as 1. The default is 4 of 32 MiB. `u64::MAX` and 1 give NIXL each range whole.
+    /// Sets how reads of peers that are loaded from here on are cut: into pieces of `bytes` bytes, `at_a_time` of them
+    /// under way at once; 0 counts as 1. The default is 4 of 32 MiB. `u64::MAX` and 1 give NIXL each range whole.
     pub fn set_pieces(&mut self, bytes: u64, at_a_time: usize) {
         self.cut = Cut { piece: bytes.max(1), window: at_a_time.max(1) };
     }

@@ -97,7 +97,7 @@ pub struct Ring<S, C> {
 }
 
 impl<S: Source, C: Copier> Ring<S, C> {
-    /// Prepares to read so many bytes. Nothing begins before it is polled.
+    /// Prepares to read `bytes` bytes. Nothing begins before it is polled.
     ///
     /// # Errors
     ///

@@ -241,7 +241,7 @@ fn case(slots: usize, bytes: usize, script: Script) -> Case {
 }
 
 impl Case {
-    /// Polls until it ends, or for so many polls.
+    /// Polls until it ends, or for `polls` polls.
     fn run(&mut self, polls: usize) -> Option<Result<()>> {
         let mut last = 0;
         for _ in 0..polls {

@@ -90,8 +90,8 @@ impl HostShared {
 impl Drop for HostShared {
     fn drop(&mut self) {
         if let Some(gpu) = self.pinned.take() {
-            // SAFETY: `unregister_words` asks for what was registered, and that no stream uses it: whoever copies waits
-            // for the copy.
+            // SAFETY: `unregister_words` asks for what was registered, and that no stream uses it: each copy is waited
+            // for by the thread that queued it.
             let _ = unsafe { gpu.backend().unregister_words(self.start()) };
         }
     }
