@@ -11,6 +11,7 @@
 //! connection, is [`Foreign`]: its close never keeps this thread.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, PoisonError};
 
@@ -120,7 +121,7 @@ impl Service {
             Ok(ReceiveOutcome::HungUp) => return self.unwatch(key, socket.as_fd()),
             Err(error) => {
                 self.unwatch(key, socket.as_fd());
-                return refuse(socket, (RefusalCode::Failed, format!("the hello cannot be received: {error}")));
+                return refuse(socket, unreceived(error));
             }
         };
         match ToProducer::decode(&bytes[..len], fds.len()) {
@@ -246,7 +247,7 @@ impl Service {
             match socket::send(peer.socket.as_fd(), &bytes[..len], &[self.own_pidfd.as_fd(), file.fd()]) {
                 Ok(socket::SendOutcome::Sent) => Ok(()),
                 Ok(_) => Err(Error::ParticipantGone { participant: id }),
-                Err(e) => Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", e)),
+                Err(e) => Err(Error::system("sendmsg", "raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files", e)),
             }
         })
     }
@@ -256,6 +257,14 @@ impl Service {
 fn internal(error: &Error) -> Refused {
     let cause = std::error::Error::source(error).map_or(String::new(), |cause| format!(": {cause}"));
     (RefusalCode::Failed, format!("{error}{cause}"))
+}
+
+/// Says why a hello did not come in: it is none, or no descriptor is left for those that it brings.
+fn unreceived(error: io::Error) -> Refused {
+    match error.kind() {
+        io::ErrorKind::InvalidData => (RefusalCode::Protocol, error.to_string()),
+        _ => internal(&Error::system("recvmsg", "raise RLIMIT_NOFILE (`ulimit -n`) or hold fewer files", error)),
+    }
 }
 
 /// Tells a refused process why. An error is ignored: the process is gone.
