@@ -56,12 +56,12 @@ def infer(path: str, pipe: Connection) -> None:
         pipe.send(participant.id)
         while True:
             try:
-                generation, descriptors = pipe.recv()
+                generation, names, descriptors = pipe.recv()
             except EOFError:
                 return
-            received = participant.claim_many(descriptors.values(), timeout=PATIENCE)
+            received = participant.claim_many(descriptors, timeout=PATIENCE)
             # The generation before is dropped here, and its leases end.
-            weights = dict(zip(descriptors, map(taken, received), strict=True))
+            weights = dict(zip(names, map(taken, received), strict=True))
             del received
             for place, tensor in enumerate(weights.values()):
                 assert holds(tensor, value_of(generation, place)), f"tensor {place} of generation {generation}"
@@ -105,7 +105,7 @@ def main() -> None:
             for place, descriptors in enumerate(
                 session.share_many(state.values(), to=[reader.id for reader in readers])
             ):
-                readers[place].pipe.send((generation, dict(zip(state, descriptors, strict=True))))
+                readers[place].pipe.send((generation, list(state), descriptors))
             # It has claimed all of it, some or nothing: nobody waits to see.
             readers[victim].kill()
             killed += 1

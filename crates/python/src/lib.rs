@@ -5,7 +5,7 @@
 //! | folder | files | what |
 //! |---|---|---|
 //! | `interpreter` | `errors`, `waiting`, `queue`, `process`, `later`, `logging`, `keeper` | how Python learns of failures, waits and logs; what other threads leave to it |
-//! | `data` | `layout`, `addressee`, `descriptor`, `device`, `stream`, `notice`, `stats` | what programs name and read: types that only hold data |
+//! | `data` | `layout`, `addressee`, `descriptor`, `descriptors`, `device`, `stream`, `notice`, `stats` | what programs name and read: types that only hold data |
 //! | `arrays` | `abi`, `view`, `dlpack`, `export`, `exchange`, `interface`, `buffer`, `read`, `class` | the four protocols that arrays speak, in and out |
 //! | `producer` | `adopted`, `shared`, `block`, `sharing`, `torch_pool`, `session` | sessions, from any array to a grant |
 //! | `consumer` | `received`, `participant` | participants, from a grant to any array |
@@ -37,6 +37,8 @@ mod _gpu_ipc {
     use crate::data::addressee::{ParticipantId, Ticket};
     #[pymodule_export]
     use crate::data::descriptor::Descriptor;
+    #[pymodule_export]
+    use crate::data::descriptors::Descriptors;
     #[pymodule_export]
     use crate::data::device::{Detected, Device, detect};
     #[pymodule_export]

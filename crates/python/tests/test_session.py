@@ -208,7 +208,7 @@ def test_garbage_from_the_other_side_is_an_error(session: gpu_ipc.Session) -> No
 # Streams as other libraries have them, and one that none has.
 STREAMS = """
 import ctypes, os, sys, types
-import gpu_ipc
+import gpu_ipc, numpy
 from gpu_ipc import _gpu_ipc
 session = gpu_ipc.Session("host:0", sys.argv[1])
 participant = gpu_ipc.connect(session.path)
@@ -224,6 +224,7 @@ kinds = {
     "cuda.core before": types.SimpleNamespace(__cuda_stream__=(0, raw)),
     "Numba": types.SimpleNamespace(handle=ctypes.c_void_p(raw)),
     "an integer as a handle": types.SimpleNamespace(handle=raw),
+    "a number of numpy": numpy.uint64(raw),
 }
 for name, given in kinds.items():
     block = session.alloc(8)
@@ -252,6 +253,37 @@ def test_a_stream_of_every_library_is_taken(path: str) -> None:
         [sys.executable, "-c", STREAMS, path], capture_output=True, text=True, timeout=2 * WATCHDOG, check=False
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "all\n", "")
+
+
+def test_what_a_call_needs_no_longer_is_dropped_at_its_end(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    """The block names a stream once; what the second call was given goes with that call, also when its end calls again."""
+    if session.device.kind != "host":
+        pytest.skip("the streams are the host backend's")
+    own = gpu_ipc.Stream("host:0")
+    dropped: list[bool] = []
+
+    class Stream:
+        cuda_stream = own.handle
+
+        def __init__(self, again: bool = False) -> None:
+            self.again = again
+
+        def __del__(self) -> None:
+            dropped.append(self.again)
+            if self.again:
+                session.share(block, to=participant.id, stream=Stream())
+
+    block = session.alloc(8)
+    session.share(block, to=participant.id, stream=Stream())
+    assert dropped == []
+    session.share(block, to=participant.id, stream=Stream(again=True))
+    assert dropped == [True, False]
+    with pytest.raises(gpu_ipc.ParticipantGone):
+        session.share(block, to=gpu_ipc.ParticipantId(77 << 12), stream=Stream())
+    session.share_many([block, block], to=participant.id, stream=Stream())
+    assert len(dropped) == 4
 
 
 def test_devices_and_sessions_are_found(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

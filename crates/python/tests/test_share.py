@@ -169,6 +169,67 @@ def test_many_are_shared_and_claimed_at_once(session: gpu_ipc.Session, participa
     until(lambda: settled(session), "what the failed call claimed was released")
 
 
+def test_descriptors_of_many_are_a_sequence_and_one_piece_of_bytes(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    arrays = [filled(session, n + 1).reshape(1, n + 1)[:, ::2] for n in range(5)]
+    given = session.share_many(arrays, to=participant.id)
+    assert isinstance(given, gpu_ipc.Descriptors) and repr(given) == "<gpu_ipc.Descriptors of 5 arrays>"
+    singles = list(given)
+    assert [one.shape for one in singles] == [array.shape for array in arrays] and len(given) == len(singles) == 5
+    assert [given[n] for n in range(-5, 5)] == singles * 2 and singles[3] in given and b"" not in given
+    for places in (slice(1, 4), slice(None, None, -2), slice(4, 1), slice(-2, 99)):
+        part = given[places]
+        assert list(part) == singles[places] and len(part) == len(singles[places])
+        assert part == gpu_ipc.Descriptors(singles[places]) == gpu_ipc.Descriptors(map(bytes, singles[places]))
+    for place in (5, -6, 1 << 80):
+        with pytest.raises(IndexError):
+            given[place]
+    with pytest.raises(TypeError):
+        given["0"]  # type: ignore[call-overload]
+    copy = pickle.loads(pickle.dumps(given))
+    assert copy == given and hash(copy) == hash(given) and copy != given[:4]
+    # One object's pickle, and not one for each descriptor.
+    assert len(pickle.dumps(given)) < len(bytes(given)) + 100
+    assert gpu_ipc.Descriptors(memoryview(bytes(given))) == given
+    received = participant.claim_many(copy[:3]) + participant.claim_many(copy[3:])
+    assert all(numpy.array_equal(numpy.from_dlpack(one), array) for one, array in zip(received, arrays, strict=True))
+    assert session.share_many([], to=participant.id) == gpu_ipc.Descriptors([]) and not gpu_ipc.Descriptors([])
+    assert participant.claim_many(gpu_ipc.Descriptors([])) == []
+    assert session.share_many(arrays, to=[]) == []
+
+
+def test_every_wrong_byte_of_descriptors_is_found(
+    session: gpu_ipc.Session, participant: gpu_ipc.Participant
+) -> None:
+    array = filled(session, 6)
+    good = bytes(session.share_many([array, array[1:]], to=participant.id))
+    for at in range(len(good)):
+        bad = bytearray(good)
+        bad[at] ^= 0x10
+        with pytest.raises((gpu_ipc.BadDescriptor, gpu_ipc.Mismatch)):
+            list(gpu_ipc.Descriptors(bad))
+        with pytest.raises((gpu_ipc.BadDescriptor, gpu_ipc.Mismatch)):
+            participant.claim_many(gpu_ipc.Descriptors(bytes(bad)))
+    for length in range(len(good)):
+        with pytest.raises(gpu_ipc.BadDescriptor):
+            gpu_ipc.Descriptors(good[:length])
+    # Numbers that no address reaches.
+    for at in (8, 16, 24):
+        for huge in (1 << 61, (1 << 64) - 1):
+            with pytest.raises(gpu_ipc.BadDescriptor):
+                gpu_ipc.Descriptors(good[:at] + huge.to_bytes(8, "little") + good[at + 8 :])
+    for wrong in (17, object(), None):
+        with pytest.raises(gpu_ipc.Invalid, match="iterable of descriptors"):
+            gpu_ipc.Descriptors(wrong)  # type: ignore[arg-type]
+    with pytest.raises(gpu_ipc.BadDescriptor):
+        gpu_ipc.Descriptors(session.share(array, to=participant.id))
+    with pytest.raises(gpu_ipc.Invalid):
+        gpu_ipc.Descriptors([17])  # type: ignore[list-item]
+    # None of them was claimed.
+    assert [one.shape for one in participant.claim_many(gpu_ipc.Descriptors(good))] == [(6,), (5,)]
+
+
 def test_an_array_of_a_session_is_shared_where_it_lies(
     session: gpu_ipc.Session, participant: gpu_ipc.Participant
 ) -> None:

@@ -19,6 +19,7 @@ the GPU work on it is done, or when the consumer's death is proven. Without a GP
 ==========================  ==========================================================================================
 `Session`, `Block`          a producer: allocate, share, wait, collect
 `Descriptor`                what travels; ``bytes(descriptor)``, and it pickles
+`Descriptors`               those of several arrays, in one piece of bytes
 `Ticket`, `ParticipantId`   whom a grant is for
 `connect`, `Participant`    a consumer: claim, one or many, or in asyncio
 `Received`                  an array under a lease
@@ -74,6 +75,7 @@ from gpu_ipc._gpu_ipc import (
     Broker,
     Collected,
     Descriptor,
+    Descriptors,
     Detected,
     Device,
     Holder,
@@ -113,6 +115,7 @@ __all__ = [
     "Conflict",
     "ConnectFailed",
     "Descriptor",
+    "Descriptors",
     "Detected",
     "Device",
     "DriverFailed",

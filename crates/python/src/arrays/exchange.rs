@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::ffi;
 use pyo3::intern;
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use super::abi::{CPU, Device, ManagedVersioned, Tensor, Version};
+use super::abi::{CPU, Device, ManagedVersioned, Tensor, VERSION, Version};
 use super::dlpack::view_of;
 use super::export::Export;
 use super::view::{Owner, Source, View};
@@ -22,6 +22,9 @@ use crate::interpreter::errors::unsupported;
 const MOST_TYPES: usize = 16;
 
 const NAME: &CStr = c"dlpack_exchange_api";
+
+/// Older tables behind a table of another version that are looked at.
+const MOST_VERSIONS: usize = 8;
 
 /// Returns the type of PyTorch's tensors.
 fn torch_tensor(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
@@ -34,8 +37,8 @@ pub(crate) fn current_stream(py: Python<'_>, device: Device) -> PyResult<Option<
     if device.kind == CPU {
         return Ok(None);
     }
-    if let Some(table) = Table::of(torch_tensor(py)?) {
-        return Ok(Some(table.stream(device)));
+    if let Some(stream) = Table::of(torch_tensor(py)?).and_then(|table| table.stream(py, device)) {
+        return Ok(Some(stream));
     }
     let current = py.import("torch.cuda")?.call_method1("current_stream", (device.id,))?;
     current.getattr("cuda_stream")?.extract().map(Some)
@@ -50,11 +53,18 @@ pub(crate) fn tensor<'py, H: Send>(py: Python<'py>, export: Export<'_, H>) -> Py
     py.import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
 }
 
-/// `DLPackExchangeAPI`. It lives as long as the process, so it is copied nowhere.
+/// `DLPackExchangeAPIHeader`, which every version's table begins with.
+#[repr(C)]
+struct Header {
+    version: Version,
+    /// That of the same library's table of an older version; null where there is none.
+    previous: *const Header,
+}
+
+/// `DLPackExchangeAPI` of version 1. It lives as long as the process, so it is copied nowhere.
 #[repr(C)]
 pub(crate) struct Table {
-    version: Version,
-    _previous: *const c_void,
+    _header: Header,
     _allocate: *const c_void,
     _managed_from_object: *const c_void,
     object_from_managed: Option<unsafe extern "C" fn(*mut ManagedVersioned, *mut *mut c_void) -> c_int>,
@@ -90,9 +100,18 @@ impl Table {
         }
         // SAFETY: `PyCapsule_GetPointer` asks for a valid capsule of that name: just asked.
         let table = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), NAME.as_ptr()) };
-        // SAFETY: `as_ref` asks for a valid value: the standard promises one that lives as long as the process.
-        let table = unsafe { table.cast::<Table>().as_ref() }?;
-        (table.version.major == 1).then_some(table)
+        let mut place = table.cast::<Header>().cast_const();
+        for _ in 0..MOST_VERSIONS {
+            // SAFETY: `as_ref` asks for null or a valid value: the standard promises one that lives as long as the
+            // process.
+            let header = unsafe { place.as_ref() }?;
+            if header.version.major == VERSION.major {
+                // SAFETY: as above; the standard promises that the header of this version begins this table.
+                return unsafe { place.cast::<Table>().as_ref() };
+            }
+            place = header.previous;
+        }
+        None
     }
 
     /// Reads an array of the table's type; `None` where the table cannot.
@@ -114,21 +133,22 @@ impl Table {
             drop(PyErr::take(object.py()));
             return None;
         }
-        Some(
-            view_of(&tensor, Owner::Nothing)
-                .map(|view| View { source: Source::Exchange(self.stream(view.device)), ..view }),
-        )
+        // Where nobody says what to wait for, the ordinary way does. Host memory has nothing to wait for.
+        let stream = if tensor.device.kind == CPU { 0 } else { self.stream(object.py(), tensor.device)? };
+        Some(view_of(&tensor, Owner::Nothing).map(|view| View { source: Source::Exchange(stream), ..view }))
     }
 
-    /// Returns the handle of the stream that the array library queues its work on at this moment.
-    pub fn stream(&self, device: Device) -> u64 {
+    /// Returns the handle of the stream that the array library queues its work on at this moment; `None` where the
+    /// table cannot.
+    fn stream(&self, py: Python<'_>, device: Device) -> Option<u64> {
         let mut stream = ptr::null_mut();
-        let Some(function) = self.current_stream else { return 0 };
-        // SAFETY: the standard asks for a place to write a pointer to.
+        let function = self.current_stream?;
+        // SAFETY: the standard asks for a place to write a pointer to, and sets an exception when it fails.
         if unsafe { function(device.kind, device.id, &raw mut stream) } != 0 {
-            return 0;
+            drop(PyErr::take(py));
+            return None;
         }
-        stream.expose_provenance() as u64
+        Some(stream.expose_provenance() as u64)
     }
 
     /// Makes an array of the table's type.
@@ -136,11 +156,15 @@ impl Table {
         let Some(function) = self.object_from_managed else {
             return Err(unsupported("a tensor by this table", "it makes none", "update PyTorch"));
         };
+        let Export { start, layout, device, read_only, hold } = export;
+        // The standard gives the struct away also when the function fails, and PyTorch does not delete it then.
+        let kept = Arc::new(Mutex::new(Some(hold)));
+        let managed = Export { start, layout, device, read_only, hold: kept.clone() }.versioned();
         let mut object = ptr::null_mut();
-        let managed = export.versioned();
         // SAFETY: the standard asks for a struct that it takes over, and for a place to write an owned reference to.
         let code = unsafe { function(managed, &raw mut object) };
         if code != 0 {
+            drop(kept.lock().unwrap_or_else(PoisonError::into_inner).take());
             return Err(PyErr::fetch(py));
         }
         // SAFETY: `from_owned_ptr_or_err` asks for an owned reference: the standard gives one.

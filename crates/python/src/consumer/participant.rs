@@ -16,6 +16,7 @@ use crate::data::device::{self, Device};
 use crate::data::notice::Notice;
 use crate::data::{stats, stream};
 use crate::interpreter::errors::{OrRaise, invalid, raise_claim};
+use crate::interpreter::later::Call;
 use crate::interpreter::process::process;
 use crate::interpreter::waiting::{Waiters, aside, coroutine, duration, in_slices};
 use crate::interpreter::{keeper, logging};
@@ -149,6 +150,7 @@ impl Participant {
         stream: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Received> {
+        let _call = Call::begin(py);
         let descriptor = Descriptor::of(descriptor)?.unbind();
         let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
         let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
@@ -175,6 +177,7 @@ impl Participant {
         descriptor: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Received> {
+        let _call = Call::begin(py);
         let descriptor = Descriptor::of(descriptor)?.unbind();
         let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
         let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
@@ -201,6 +204,7 @@ impl Participant {
         timeout: Option<f64>,
         return_exceptions: bool,
     ) -> PyResult<Bound<'py, PyList>> {
+        let _call = Call::begin(py);
         let mut wanted = Vec::new();
         for descriptor in descriptors.try_iter()? {
             wanted.push(Descriptor::of(&descriptor?)?.unbind());

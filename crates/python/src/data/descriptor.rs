@@ -51,8 +51,20 @@ pub(crate) struct Descriptor {
 impl Descriptor {
     /// Writes down a grant and what of it the array is.
     pub fn new(grant: &gpu_ipc::Descriptor, layout: Layout, meta: &[u8]) -> Descriptor {
-        let strides = layout.strides.as_deref().unwrap_or(&[]);
-        let mut bytes = Vec::with_capacity(AT_SHAPE + 8 * (layout.shape.len() + strides.len()) + meta.len() + CRC);
+        let mut bytes = Vec::with_capacity(Descriptor::bytes_of(&layout, meta));
+        Descriptor::write(&mut bytes, grant, &layout, meta);
+        Descriptor { bytes: bytes.into_boxed_slice(), layout, meta: meta.len() }
+    }
+
+    /// Counts the bytes that [`write`](Descriptor::write) appends.
+    pub fn bytes_of(layout: &Layout, meta: &[u8]) -> usize {
+        let strides = layout.strides.as_ref().map_or(0, Vec::len);
+        AT_SHAPE + 8 * (layout.shape.len() + strides) + meta.len() + CRC
+    }
+
+    /// Appends the bytes of a descriptor.
+    pub fn write(bytes: &mut Vec<u8>, grant: &gpu_ipc::Descriptor, layout: &Layout, meta: &[u8]) {
+        let (start, strides) = (bytes.len(), layout.strides.as_deref().unwrap_or(&[]));
         bytes.extend_from_slice(grant.as_bytes());
         bytes.extend_from_slice(&MAGIC);
         let dimensions = u8::try_from(layout.shape.len()).unwrap_or(u8::MAX);
@@ -63,8 +75,8 @@ impl Descriptor {
         bytes.extend_from_slice(&layout.offset.to_le_bytes());
         layout.shape.iter().chain(strides).for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
         bytes.extend_from_slice(meta);
-        bytes.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
-        Descriptor { bytes: bytes.into_boxed_slice(), layout, meta: meta.len() }
+        let crc = crc32c::crc32c(&bytes[start..]);
+        bytes.extend_from_slice(&crc.to_le_bytes());
     }
 
     /// Reads what somebody sent.
@@ -131,6 +143,11 @@ impl Descriptor {
             return Err(invalid("a descriptor", object.get_type(), "a gpu_ipc.Descriptor, or its bytes"));
         };
         Descriptor::decode(&view.to_vec(object.py())?).or_raise()
+    }
+
+    /// Returns all of it.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// Returns the library's own part.

@@ -2,6 +2,7 @@
 
 pub(crate) mod addressee;
 pub(crate) mod descriptor;
+pub(crate) mod descriptors;
 pub(crate) mod device;
 pub(crate) mod layout;
 pub(crate) mod notice;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gpu_ipc::{BackendKind, Error, Gpu};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyInt;
 
 use super::device;
 use crate::interpreter::errors::{OrRaise, invalid};
@@ -87,10 +88,11 @@ fn borrow(gpu: &Gpu, raw: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<gpu_i
 
 /// Returns the handle of what is a stream.
 fn handle(object: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
-    if let Ok(raw) = object.extract::<u64>() {
-        return Ok(Some(raw));
+    // Asked by its type, since an exception of `extract` costs as much as all the rest.
+    if object.is_instance_of::<PyInt>() {
+        return Ok(object.extract().ok());
     }
-    // PyTorch, CuPy, then whatever speaks cuda.core's protocol, then Numba.
+    // PyTorch, CuPy, then whatever speaks cuda.core's protocol, Numba, and numbers of other libraries.
     for name in [intern!(object.py(), "cuda_stream"), intern!(object.py(), "ptr")] {
         if let Ok(raw) = object.getattr(name)
             && let Ok(raw) = raw.extract::<u64>()
@@ -102,7 +104,7 @@ fn handle(object: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         let pair = if protocol.is_callable() { protocol.call0()? } else { protocol };
         return pair.extract::<(u64, u64)>().map(|(_, raw)| Some(raw));
     }
-    let Ok(raw) = object.getattr("handle") else { return Ok(None) };
+    let Ok(raw) = object.getattr("handle") else { return Ok(object.extract().ok()) };
     if let Ok(raw) = raw.extract::<u64>() {
         return Ok(Some(raw));
     }

@@ -99,7 +99,10 @@ impl Queue {
             return;
         }
         queue.garbage.push(object);
-        queue.wake();
+        // Where there is more already, the thread has been woken and has not taken it.
+        if queue.garbage.len() == 1 {
+            queue.wake();
+        }
     }
 
     /// Leaves a line to be logged.

@@ -16,11 +16,13 @@ use super::shared::Shared;
 use super::torch_pool;
 use crate::data::addressee::{self, ParticipantId, Ticket};
 use crate::data::descriptor::{Descriptor, MOST_META};
+use crate::data::descriptors::Descriptors;
 use crate::data::device::{self, Device};
 use crate::data::notice::SessionNotice;
 use crate::data::stats::{Collected, ShutdownReport, Stats};
 use crate::data::stream;
 use crate::interpreter::errors::{OrRaise, invalid};
+use crate::interpreter::later::Call;
 use crate::interpreter::process::process;
 use crate::interpreter::waiting::{Waiters, coroutine, duration, in_slices};
 use crate::interpreter::{keeper, logging};
@@ -181,6 +183,7 @@ impl Session {
         meta: Option<&Bound<'_, PyAny>>,
         copy: bool,
     ) -> PyResult<Descriptor> {
+        let _call = Call::begin(py);
         let meta = meta.map(bytes_of).transpose()?.unwrap_or_default();
         let to = addressee::to(to)?;
         let options = options(ttl)?;
@@ -198,7 +201,7 @@ impl Session {
     ///     stream, ttl, copy: as for ``share``.
     ///
     /// Returns:
-    ///     The descriptors in the order of ``arrays``; for a list of addressees one such list for each.
+    ///     The descriptors in the order of ``arrays``, as one ``Descriptors``; for a list of addressees one for each.
     ///
     /// Raises:
     ///     As ``share``. After an error nothing is granted of the stream whose arrays failed.
@@ -212,7 +215,8 @@ impl Session {
         stream: Option<&Bound<'py, PyAny>>,
         ttl: Option<f64>,
         copy: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let _call = Call::begin(py);
         let many = to.is_some_and(|to| to.is_instance_of::<PyList>() || to.is_instance_of::<PyTuple>());
         let addressees: Vec<To> = match to {
             Some(list) if many => list.try_iter()?.map(|one| addressee::to(Some(&one?))).collect::<PyResult<_>>()?,
@@ -226,13 +230,13 @@ impl Session {
             prepared.push(one);
         }
         let (granted, layouts) = self.shared.grant_many(py, prepared, &addressees, given, &options)?;
-        let lists = granted.iter().map(|grants| {
-            let descriptors =
-                grants.iter().zip(&layouts).map(|(grant, layout)| Descriptor::new(grant, layout.clone(), &[]));
-            PyList::new(py, descriptors.map(|one| Py::new(py, one)).collect::<PyResult<Vec<_>>>()?)
-        });
-        let mut lists = lists.collect::<PyResult<Vec<_>>>()?;
-        if many { PyList::new(py, lists) } else { Ok(lists.swap_remove(0)) }
+        let mut lists = granted.iter().map(|grants| Descriptors::new(grants, &layouts));
+        if many {
+            let lists = lists.map(|list| Py::new(py, list)).collect::<PyResult<Vec<_>>>()?;
+            return Ok(PyList::new(py, lists)?.into_any());
+        }
+        let only = lists.next().ok_or_else(|| invalid("what was granted", "nothing", "a list"))?;
+        Ok(Bound::new(py, only)?.into_any())
     }
 
     /// Make a pool of PyTorch whose tensors are born in the session's memory, and shared without another mapping.
