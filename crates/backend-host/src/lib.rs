@@ -6,7 +6,7 @@
 //! process' death, its context can break, and its free can block while a stream waits.
 //!
 //! Read in this order: `config`, `current`, `memory` (allocations and handles), `range`, `pool`, `stream`,
-//! `event`, `late_write`, `backend`, `pool_calls`.
+//! `event`, `late_write`, `backend`, and its calls: `memory_calls`, `pool_calls`, `stream_calls`.
 //!
 //! # Example
 //!
@@ -28,10 +28,12 @@ mod error;
 mod event;
 mod late_write;
 mod memory;
+mod memory_calls;
 mod pool;
 mod pool_calls;
 mod range;
 mod stream;
+mod stream_calls;
 
 pub use backend::HostBackend;
 pub use config::HostConfig;
