@@ -1,0 +1,228 @@
+//! An object before its commit: the create, the draft, the regions, the abort.
+
+use super::{Catalogue, declined};
+use crate::object::identity::{Epoch, Identity};
+use crate::object::manifest::Manifest;
+use crate::server::action::{Action, Answer, Asker, Device, Participant, Refused, Wanted};
+use crate::server::leaving::Leaving;
+use crate::server::limits::Region;
+use crate::server::object::{Object, Stage};
+use crate::server::takeover::{self, Former};
+use crate::wire::{LeaseSlot, Refusal};
+
+/// Unfinished objects of one participant.
+const MOST_UNFINISHED: usize = 64;
+
+impl<F: Clone> Catalogue<F> {
+    /// Starts an object (the draft is on its way to the workshop if it says yes).
+    ///
+    /// # Errors
+    ///
+    /// The answers that are not yes: none while it is under way, `Created` again, or a refusal.
+    pub fn create(
+        &mut self,
+        asker: Asker,
+        request: u64,
+        identity: Identity,
+        wanted: Wanted,
+    ) -> Result<(), Option<Answer<F>>> {
+        if let Some(object) = self.objects.get_mut(&identity) {
+            if object.writer != Some(asker) {
+                return Err(Some(declined(Refusal::Exists, "the identity belongs to another object")));
+            }
+            object.request = request;
+            return Err(match &object.stage {
+                Stage::Drafting | Stage::Making => None,
+                Stage::Filling { leases } => Some(Answer::Created {
+                    granularity: object.manifest.as_ref().map_or(0, |manifest| manifest.granularity),
+                    leases: leases.clone(),
+                    regions: object.files(),
+                }),
+                Stage::Keeping { .. } | Stage::Written | Stage::Visible { .. } => {
+                    Some(declined(Refusal::Exists, "the object was committed already"))
+                }
+            });
+        }
+        if asker.shared_context {
+            let why = "the participant is a client of MPS, so its death would not prove that its writes have ended";
+            return Err(Some(declined(Refusal::SharedContext, why)));
+        }
+        let unfinished = self.objects.values().filter(|object| object.is_written_by(asker.participant));
+        if unfinished.count() >= MOST_UNFINISHED {
+            let why = format!("the participant has {MOST_UNFINISHED} unfinished objects already");
+            return Err(Some(Answer::Declined(Refusal::Limit, why)));
+        }
+        let object = Object {
+            seq: self.next_seq,
+            stage: Stage::Drafting,
+            writer: Some(asker),
+            wanted,
+            request,
+            manifest: None,
+            regions: Vec::new(),
+            numbers: Vec::new(),
+            readers: Vec::new(),
+        };
+        self.next_seq += 1;
+        self.objects.insert(identity, object);
+        Ok(())
+    }
+
+    /// Takes the draft that the workshop has read and checked, with the granularity of its device.
+    pub fn drafted(&mut self, identity: Identity, draft: Result<(Manifest, u64), Refused>) -> Vec<Action<F>> {
+        // Aborted meanwhile.
+        let Some(object) = self.objects.get(&identity) else { return Vec::new() };
+        let (Stage::Drafting, Some(writer)) = (&object.stage, object.writer) else { return Vec::new() };
+        let admitted = draft.and_then(|(draft, granularity)| self.admit(identity, writer, draft, granularity));
+        let (manifest, former) = match admitted {
+            Ok(admitted) => admitted,
+            Err((refusal, why)) => return self.fail(identity, refusal, why),
+        };
+        let numbers = former.iter().map(|former| match former {
+            Some((_, number)) => *number,
+            None => self.region_number(),
+        });
+        let numbers = numbers.collect();
+        let name = manifest.name.clone();
+        let Some(object) = self.objects.get_mut(&identity) else { return Vec::new() };
+        object.manifest = Some(Box::new(manifest));
+        object.numbers = numbers;
+        object.regions = former.into_iter().map(|former| former.map(|(region, _)| region)).collect();
+        object.stage = Stage::Making;
+        let (replace, make) = (object.wanted.replace, make(identity, object));
+        if replace && let Some(action) = self.give_up_epochs(&name, Leaving::Replaced(identity)) {
+            return vec![action];
+        }
+        make.into_iter().collect()
+    }
+
+    /// Checks a draft against names and limits. Returns what becomes of it, and for each region what it takes over.
+    fn admit(
+        &self,
+        identity: Identity,
+        writer: Asker,
+        draft: Manifest,
+        granularity: u64,
+    ) -> Result<(Manifest, Vec<Former<F>>), Refused> {
+        let object = &self.objects[&identity];
+        let is_replica = draft.home.is_some();
+        let is_draft = draft.granularity == 0 && draft.owner == 0 && (draft.epoch != Epoch(0)) == is_replica;
+        if draft.identity != identity || !is_draft {
+            return Err((Refusal::Layout, "the draft is of another identity, or no draft".into()));
+        }
+        // A replica that went may be pulled again: it has no other contents.
+        if !is_replica && self.outcomes.of(identity).is_some() {
+            return Err((Refusal::Exists, "the object was committed already".into()));
+        }
+        let Wanted { scratch, expect, taken, .. } = object.wanted;
+        if is_replica && (scratch || expect.is_some() || taken != 0) {
+            return Err((
+                Refusal::Protocol,
+                "a replica is neither scratch nor taken over, and expects no epoch".into(),
+            ));
+        }
+        if !scratch {
+            self.names.check_room(&draft.name)?;
+            self.check_name(&draft, writer.uid, object.wanted)?;
+        }
+        let manifest = Manifest { owner: writer.uid, granularity, ..draft };
+        let before = self.names.latest(&manifest.name).and_then(|(_, identity)| self.objects.get(&identity));
+        let former = takeover::regions(before, &manifest, object.wanted)?;
+        let stays = |other: &&Object<F>| {
+            // What `replace` gives up is gone before the regions are made.
+            !(object.wanted.replace
+                && matches!(other.stage, Stage::Visible { .. })
+                && other.manifest.as_ref().is_some_and(|other| other.name == manifest.name))
+        };
+        let there = self.objects.values().filter(stays).flat_map(|other| {
+            let owner = other.manifest.as_ref().map_or(0, |manifest| manifest.owner);
+            other.memory().map(move |(number, bytes)| Region { owner, number: Some(number), bytes })
+        });
+        let asked = manifest.mapped_regions().zip(&former).map(|(bytes, former)| {
+            let number = former.as_ref().map(|(_, number)| *number);
+            Region { owner: writer.uid, number, bytes }
+        });
+        self.limits.check(asked, writer.uid, there)?;
+        Ok((manifest, former))
+    }
+
+    /// Refuses an object whose name does not take it: at the create, and again at the commit.
+    pub(super) fn check_name(&self, manifest: &Manifest, uid: u32, wanted: Wanted) -> Result<(), Refused> {
+        let Manifest { name, home, epoch, .. } = manifest;
+        self.names.check_owner(name, uid)?;
+        self.names.check_home(name, home.as_deref())?;
+        if home.is_none() {
+            return self.names.check_epoch(name, wanted.expect);
+        }
+        // What `replace` gives up counts as removed.
+        if wanted.replace && *epoch <= self.names.last(name) {
+            let why = format!("{name} had epoch {} already, and {epoch} cannot replace it", self.names.last(name));
+            return Err((Refusal::Conflict, why));
+        }
+        self.names.check_replica(name, *epoch, self.limits.epochs.max(1))
+    }
+
+    /// Takes the regions that the workshop made, or why it could not. `grant` grants a slot for each.
+    pub fn made(
+        &mut self,
+        identity: Identity,
+        made: Result<Vec<F>, Refused>,
+        grant: impl FnOnce(Participant, usize) -> Option<Vec<LeaseSlot>>,
+    ) -> Vec<Action<F>> {
+        let Some(object) = self.objects.get_mut(&identity) else { return Vec::new() };
+        let (Stage::Making, Some(writer)) = (&object.stage, object.writer) else { return Vec::new() };
+        let mut made = match made {
+            Ok(made) => made.into_iter(),
+            Err((refusal, why)) => return self.fail(identity, refusal, why),
+        };
+        for region in &mut object.regions {
+            *region = region.take().or_else(|| made.next());
+        }
+        let regions = object.files();
+        let Some(leases) = grant(writer.participant, regions.len()) else {
+            return self.fail(identity, Refusal::Limit, "the participant has no free slot for a write lease".into());
+        };
+        object.stage = Stage::Filling { leases: leases.clone() };
+        let granularity = object.manifest.as_ref().map_or(0, |manifest| manifest.granularity);
+        let answer = Answer::Created { granularity, leases, regions };
+        vec![Action::Answer(writer.participant, object.request, answer)]
+    }
+
+    /// Ends an object that never became visible, and tells its writer.
+    pub(super) fn fail(&mut self, identity: Identity, refusal: Refusal, why: String) -> Vec<Action<F>> {
+        let Some(object) = self.objects.remove(&identity) else { return Vec::new() };
+        let Some(writer) = object.writer else { return Vec::new() };
+        let mut actions = self.ended_leases(writer.participant, &object);
+        actions.push(Action::Answer(writer.participant, object.request, Answer::Declined(refusal, why)));
+        actions
+    }
+
+    pub(super) fn ended_leases(&self, writer: Participant, object: &Object<F>) -> Vec<Action<F>> {
+        match &object.stage {
+            Stage::Filling { leases } => vec![Action::EndLeases(writer, leases.clone())],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Gives up an unfinished object.
+    pub fn abort(&mut self, asker: Asker, identity: Identity) -> Vec<Action<F>> {
+        match self.objects.get(&identity) {
+            // Too late: the commit was asked for.
+            Some(object) if !object.is_unfinished() => Vec::new(),
+            Some(object) if object.is_written_by(asker.participant) => {
+                let actions = self.ended_leases(asker.participant, object);
+                self.objects.remove(&identity);
+                actions
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Asks for the regions that were not taken over.
+pub(super) fn make<F>(identity: Identity, object: &Object<F>) -> Option<Action<F>> {
+    let manifest = object.manifest.as_ref()?;
+    let device = Device { backend: manifest.backend, uuid: manifest.device };
+    let missing = manifest.mapped_regions().zip(&object.regions).filter(|(_, region)| region.is_none());
+    Some(Action::Make { identity, device, bytes: missing.map(|(bytes, _)| bytes).collect() })
+}

@@ -1,0 +1,82 @@
+//! Objects that go: removed, replaced, or older than the epochs that are kept.
+
+use super::draft::make;
+use super::{Catalogue, declined};
+use crate::object::identity::{Epoch, Identity};
+use crate::server::action::{Action, Answer, Asker, KeepError};
+use crate::server::leaving::Leaving;
+use crate::server::object::Stage;
+use crate::wire::Refusal;
+
+impl<F: Clone> Catalogue<F> {
+    /// Removes one epoch of a name, or all of it.
+    pub fn remove(&mut self, asker: Asker, request: u64, name: &str, epoch: Epoch) -> Vec<Action<F>> {
+        let answer = |answer| vec![Action::Answer(asker.participant, request, answer)];
+        if !self.names.is_known(name) {
+            return answer(declined(Refusal::NotFound, "it was never committed"));
+        }
+        if let Err((refusal, why)) = self.names.check_owner(name, asker.uid) {
+            return answer(Answer::Declined(refusal, why));
+        }
+        if self.leaving.ask_again(name, epoch, asker.participant, request) {
+            return Vec::new();
+        }
+        let gone = self.names.take(name, epoch);
+        if gone.is_empty() {
+            return answer(Answer::Removed(self.names.last(name)));
+        }
+        let objects = self.take_out(&gone);
+        let token = self.leaving.begin(Leaving::Asked(asker.participant, request, name.into(), epoch));
+        vec![Action::Forget { token, objects, tombs: Some(self.tombs()) }]
+    }
+
+    /// Goes on with what waited for the keeper: a removal is answered, a replacement is made.
+    pub fn forgotten(&mut self, token: u64, forgotten: Result<(), KeepError>) -> Vec<Action<F>> {
+        match self.leaving.end(token) {
+            Some(Leaving::Asked(participant, request, name, _)) => {
+                let last = self.names.last(&name);
+                let answer = match forgotten {
+                    Ok(()) => Answer::Removed(last),
+                    // It is gone here; a keeper that comes later is not given it.
+                    Err(KeepError::Absent) => Answer::Removed(last),
+                    Err(KeepError::Refused(why)) => Answer::Declined(Refusal::Keeper, why),
+                };
+                vec![Action::Answer(participant, request, answer)]
+            }
+            Some(Leaving::Replaced(identity)) => match self.objects.get(&identity) {
+                Some(object) if matches!(object.stage, Stage::Making) => make(identity, object).into_iter().collect(),
+                _ => Vec::new(),
+            },
+            Some(Leaving::Retired) | None => Vec::new(),
+        }
+    }
+
+    pub(super) fn give_up_epochs(&mut self, name: &str, then: Leaving) -> Option<Action<F>> {
+        let gone = self.names.take(name, Epoch(0));
+        if gone.is_empty() {
+            return None;
+        }
+        let objects = self.take_out(&gone);
+        let token = self.leaving.begin(then);
+        Some(Action::Forget { token, objects, tombs: Some(self.tombs()) })
+    }
+
+    /// Keeps the last epochs of a name alone.
+    pub(super) fn retire(&mut self, name: &str, actions: &mut Vec<Action<F>>) {
+        let gone = self.names.take_beyond(name, self.limits.epochs.max(1));
+        if !gone.is_empty() {
+            let objects = self.take_out(&gone);
+            actions.push(Action::Forget { token: self.leaving.begin(Leaving::Retired), objects, tombs: None });
+        }
+    }
+
+    fn take_out(&mut self, gone: &[Identity]) -> Vec<(u64, usize)> {
+        let taken = gone.iter().filter_map(|identity| {
+            let object = self.objects.remove(identity)?;
+            let epoch = object.manifest.as_ref().map_or(Epoch(0), |manifest| manifest.epoch);
+            self.outcomes.note(*identity, epoch);
+            Some((object.seq, object.regions.len()))
+        });
+        taken.collect()
+    }
+}
