@@ -20,7 +20,7 @@ pub mod object;
 pub mod server;
 pub mod wire;
 
-pub use client::{Client, ClientBuilder, Commit, CreateOptions, GroupWriter, Reader, Roll, Scratch, Writer};
+pub use client::{Client, ClientBuilder, Commit, CreateOptions, GroupWriter, Prepared, Reader, Roll, Scratch, Writer};
 pub use error::{ObjectError, Result};
 pub use object::identity::{Epoch, Identity};
 pub use object::layout::Layout;

@@ -65,6 +65,7 @@ fn every_row_has_its_figures_its_floor_and_their_ratio() {
         "object-open/64MiB",
         "object-advance/64MiB",
         "object-advance-copy/64MiB",
+        "object-switch-copy/64MiB",
         "object-successor/128MiB",
         "object-broker-memory/128MiB",
         "object-readers/8",

@@ -1,10 +1,15 @@
-//! The programs around objects: keeper, broker, put, get, objects, rm.
+//! The programs around objects: keeper, broker, put, get, objects, rm, metrics.
+
+mod open_metrics;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use gpu_ipc::{BackendKind, Session, detect};
 use harness::wait_until;
+use open_metrics::{Sample, parse};
+use rustix::process::Signal;
 
 fn program(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
@@ -48,8 +53,12 @@ impl Keeper {
     }
 
     fn kill_broker(&self) {
+        self.signal_broker(Signal::KILL);
+    }
+
+    fn signal_broker(&self, signal: Signal) {
         let pid = rustix::process::Pid::from_raw(self.broker()).expect("a process");
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _ = rustix::process::kill_process(pid, signal);
     }
 }
 
@@ -132,4 +141,64 @@ fn without_a_broker_the_error_says_how_to_start_one() {
     let json: serde_json::Value =
         serde_json::from_slice(&run(dir.path(), &["objects", "--json"]).stdout).expect("JSON");
     assert_eq!(json["ok"], false);
+}
+
+/// Prints the metrics of a runtime directory and a broker, which must be OpenMetrics.
+fn metrics(runtime: &Path, broker: &Path, args: &[&str]) -> Vec<Sample> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    command.arg("metrics").args(args).env("GPU_IPC_RUNTIME_DIR", runtime).env("NVIDIA_DRA_LOCAL_IPC_DIR", broker);
+    let text = text(&command.output().expect("the program"));
+    parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"))
+}
+
+fn value_of(samples: &[Sample], name: &str) -> Option<f64> {
+    let mut found = samples.iter().filter(|sample| sample.name == name);
+    let value = found.next().map(|sample| sample.value);
+    assert!(found.next().is_none(), "{name} more than once: {samples:?}");
+    value
+}
+
+#[test]
+fn metrics_are_open_metrics_of_sessions_and_the_broker() {
+    let keeper = Keeper::start();
+    let dir = keeper.dir.path();
+    let runtime = tempfile::tempdir().expect("a directory");
+    let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
+    let session = Session::builder(gpu).socket(runtime.path().join("s")).open().expect("a session");
+    let _block = session.alloc(1 << 20).expect("room");
+    let file = dir.join("weights.bin");
+    fs::write(&file, [7; 5_000]).expect("a file");
+    // A name that has what the text must escape.
+    let name = r#"mo"del\n"#;
+    let path = file.to_str().expect("a plain name");
+    for _ in 0..2 {
+        text(&run(dir, &["put", name, path, "--backend", "host"]));
+    }
+    let samples = metrics(runtime.path(), dir, &["--timeout", "60"]);
+    let value = |name: &str| value_of(&samples, name);
+    let session_up = samples.iter().find(|sample| sample.name == "gpu_ipc_session_up").expect("a session");
+    assert_eq!(session_up.label("socket"), session.socket_path().to_str().expect("a plain path"));
+    assert_eq!(value("gpu_ipc_session_up"), Some(1.0));
+    assert_eq!(value("gpu_ipc_session_block_bytes"), Some(f64::from(1 << 20)));
+    assert_eq!(value("gpu_ipc_session_deaths_total"), Some(0.0));
+    assert_eq!((value("gpu_ipc_broker_up"), value("gpu_ipc_broker_keeper_fed")), (Some(1.0), Some(1.0)));
+    assert_eq!(value("gpu_ipc_broker_commits_total"), Some(2.0));
+    assert_eq!(value("gpu_ipc_broker_limit_bytes"), None, "it has no limit");
+    let objects: Vec<&Sample> = samples.iter().filter(|sample| sample.name == "gpu_ipc_object_bytes").collect();
+    let label = |label: &str| objects.iter().map(|sample| sample.label(label)).collect::<Vec<_>>();
+    assert_eq!((label("name"), label("epoch")), (vec![name, name], vec!["1", "2"]));
+    assert_eq!((label("state"), label("dir")[0]), (vec!["visible"; 2], dir.to_str().expect("a plain name")));
+    assert!(objects.iter().all(|sample| sample.value >= 5_000.0), "{objects:?}");
+    // Named sessions are asked alone.
+    let socket = session.socket_path().to_str().expect("a plain path");
+    let named = metrics(runtime.path(), dir, &[socket, "--timeout", "60"]);
+    assert_eq!((value_of(&named, "gpu_ipc_session_up"), value_of(&named, "gpu_ipc_broker_up")), (Some(1.0), None));
+    // What does not answer is down, and says nothing else.
+    keeper.signal_broker(Signal::STOP);
+    let stopped = metrics(runtime.path(), dir, &["--timeout", "0.2"]);
+    assert_eq!(value_of(&stopped, "gpu_ipc_broker_up"), Some(0.0));
+    assert!(!stopped.iter().any(|sample| sample.name.starts_with("gpu_ipc_object_")), "{stopped:?}");
+    keeper.signal_broker(Signal::CONT);
+    let nobody = tempfile::tempdir().expect("a directory");
+    assert_eq!(metrics(nobody.path(), nobody.path(), &[]), []);
 }

@@ -255,6 +255,7 @@ impl Thread {
                                 let waiter = Waiter::Commit(cell, identity);
                                 let request = state.questions.begin(ask, Vec::new(), waiter, false);
                                 state.questions.send(request);
+                                channel::trace_point!("commit.asked");
                             } else {
                                 cell.set(Err(ObjectError::WriterLost { identity }));
                             }

@@ -5,13 +5,15 @@
 //! 3. `questions`: what was asked and not answered yet. `link`: the thread that asks, hears and reconnects.
 //! 4. `mapped`: what writers and readers have in common. `writer`: an object that is being filled. `scratch`: one that
 //!    is never committed.
-//! 5. `reader`: an object that is mapped. `group`: one for each of several devices, all or none.
+//! 5. `opened`: one that is leased and imported. `reader`: one that is mapped.
+//! 6. `group`: one for each of several devices, all or none.
 
 mod commit;
 mod connection;
 mod group;
 mod link;
 mod mapped;
+mod opened;
 mod questions;
 mod reader;
 mod retire;
@@ -27,6 +29,7 @@ use gpu_api::Gpu;
 
 pub use commit::Commit;
 pub use group::{GroupWriter, Roll};
+pub use opened::Prepared;
 pub use reader::Reader;
 pub use scratch::Scratch;
 pub use writer::{CreateOptions, Writer};

@@ -1,6 +1,5 @@
 //! An object that is mapped.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use channel::trace_point;
@@ -10,16 +9,16 @@ use ipc_rc::Stream;
 use super::connection::nonsense;
 use super::link::Link;
 use super::mapped::{address, check_stream, copy_and_wait, note, read_part, regions};
+use super::opened::{Lease, Opened, Prepared};
 use super::retire::Retiring;
 use super::scratch::Scratch;
 use super::writer::Writer;
 use crate::error::{ObjectError, Result};
 use crate::memory::range::{Imported, Range, SwapError};
-use crate::memory::sealed;
 use crate::object::identity::{Epoch, Identity};
 use crate::object::layout::Layout;
-use crate::object::manifest::{MOST_MANIFEST, Manifest};
-use crate::wire::{Selector, ToBroker, ToClient};
+use crate::object::manifest::Manifest;
+use crate::wire::Selector;
 
 /// An object that is mapped read-only.
 ///
@@ -34,77 +33,29 @@ pub struct Reader {
     base: DevicePtr,
     /// Handles of what is mapped, while the reader sleeps with its lease.
     asleep: Option<Imported>,
-    /// The lease at the broker.
-    leased: bool,
+    /// The lease at the broker; none while the reader sleeps without.
+    lease: Option<Lease>,
     streams: Mutex<Vec<Stream>>,
-}
-
-/// An object as the broker sent it: everything checked, nothing mapped.
-struct Opened {
-    manifest: Manifest,
-    imported: Imported,
-}
-
-impl Opened {
-    fn ask(link: &Arc<Link>, selector: &Selector) -> Result<Opened> {
-        let question = |request| ToBroker::Open { request, selector: selector.clone() };
-        let (answer, files) = link.ask(question, Vec::new())?;
-        let ToClient::Opened { identity, epoch, .. } = answer else { return Err(nonsense()) };
-        let checked = Opened::check(link, selector, identity, epoch, &files);
-        if checked.is_err() {
-            // Asked for by nobody else, or held again.
-            link.hold(identity);
-            link.let_go(identity);
-        }
-        checked
-    }
-
-    fn check(
-        link: &Arc<Link>,
-        selector: &Selector,
-        identity: Identity,
-        epoch: Epoch,
-        files: &[OwnedFd],
-    ) -> Result<Opened> {
-        let Some((file, regions)) = files.split_first() else { return Err(nonsense()) };
-        let manifest = Manifest::decode(&sealed::read(file.as_fd(), MOST_MANIFEST)?)?;
-        let asked = match selector {
-            Selector::Latest(name) => *name == manifest.name,
-            Selector::Epoch(name, epoch) => *name == manifest.name && *epoch == manifest.epoch,
-            Selector::Identity(identity) => *identity == manifest.identity,
-        };
-        let whole = manifest.layout.regions().len() == regions.len() && manifest.granularity > 0;
-        if !asked || !whole || manifest.identity != identity || manifest.epoch != epoch {
-            return Err(nonsense());
-        }
-        let gpu = link.gpu();
-        // What has no memory lies nowhere: the roll of a group is read on every device.
-        if !regions.is_empty() && (manifest.backend != gpu.kind() || manifest.device != gpu.uuid()) {
-            return Err(Error::Mismatch {
-                what: "the object's device",
-                theirs: format!("{} {}", manifest.backend, manifest.device),
-                ours: format!("{} {}", gpu.kind(), gpu.uuid()),
-                remedy: "connect a client with the object's device",
-            }
-            .into());
-        }
-        let imported = Imported::of(gpu, regions, manifest.mapped_regions())?;
-        Ok(Opened { manifest, imported })
-    }
+    /// Stands for the addresses, which no other reader has: what was prepared is for these alone.
+    addresses: Arc<()>,
 }
 
 impl Reader {
     pub(super) fn open(link: &Arc<Link>, selector: &Selector) -> Result<Reader> {
-        let Opened { manifest, imported } = Opened::ask(link, selector)?;
+        let Opened { lease, manifest, imported } = Opened::ask(link, selector)?;
         trace_point!("opened");
-        let gpu = link.gpu().clone();
-        link.hold(manifest.identity);
-        let range = Range::reserve(&gpu, manifest.mapped_bytes(), Access::ReadOnly);
-        let range = range.inspect_err(|_| link.let_go(manifest.identity))?;
+        let range = Range::reserve(link.gpu(), manifest.mapped_bytes(), Access::ReadOnly)?;
         let base = range.base();
-        let streams = Mutex::default();
-        let mut reader =
-            Reader { link: link.clone(), manifest, range: Some(range), base, asleep: None, leased: true, streams };
+        let mut reader = Reader {
+            link: link.clone(),
+            manifest,
+            range: Some(range),
+            base,
+            asleep: None,
+            lease: Some(lease),
+            streams: Mutex::default(),
+            addresses: Arc::default(),
+        };
         match reader.range_mut()?.map(imported) {
             Ok(()) => {
                 trace_point!("mapped");
@@ -253,51 +204,88 @@ impl Reader {
     ///
     /// Imports and checks everything first, waits for the streams that were named, then maps. The caller launches
     /// nothing meanwhile that touches the addresses; what was registered with them elsewhere (NCCL, RDMA) is registered
-    /// anew.
+    /// anew. [`prepare`](Reader::prepare) does the first half while work goes on.
     ///
     /// # Errors
     ///
-    /// [`ObjectError::LayoutDiffers`] and [`ObjectError::NotFound`]: nothing changed. [`ObjectError::Poisoned`] when
-    /// neither the new memory nor the old could be mapped.
+    /// As [`prepare`](Reader::prepare) and [`switch`](Reader::switch).
     pub fn advance_to(&mut self, to: &Selector) -> Result<bool> {
-        let Opened { manifest, imported } = Opened::ask(&self.link, to)?;
-        if manifest.identity == self.manifest.identity {
-            return Ok(false);
-        }
-        trace_point!("advance.imported");
-        self.link.hold(manifest.identity);
-        let moved = self.move_to(&manifest, imported);
-        match moved {
-            Ok(()) => {
-                let former = std::mem::replace(&mut self.manifest, manifest);
-                if std::mem::replace(&mut self.leased, true) {
-                    self.link.let_go(former.identity);
-                }
-                trace_point!("advance.done");
-                Ok(true)
-            }
-            Err(error) => {
-                self.link.let_go(manifest.identity);
-                Err(error)
-            }
+        match self.prepare(to)? {
+            Some(prepared) => self.switch(prepared).map(|()| true),
+            None => Ok(false),
         }
     }
 
-    fn move_to(&mut self, manifest: &Manifest, imported: Imported) -> Result<()> {
-        let same_regions = manifest.mapped_regions().eq(self.manifest.mapped_regions());
-        let difference = self.manifest.layout.difference(&manifest.layout);
-        if let Some(difference) = difference.or((!same_regions).then(|| "another granularity".to_owned())) {
-            let name = manifest.name.clone();
-            return Err(ObjectError::LayoutDiffers { name, to: manifest.epoch, difference });
-        }
-        if self.asleep.is_some() || !self.range.as_ref().is_some_and(Range::is_mapped) {
-            return Err(self.not_mapped());
+    /// Leases another object, imports its memory and checks it, all but the mapping; `None` if it is the one that the
+    /// addresses reach. Work on the addresses may go on meanwhile: what is left to do is [`switch`](Reader::switch).
+    ///
+    /// # Errors
+    ///
+    /// [`ObjectError::LayoutDiffers`] and [`ObjectError::NotFound`]; [`ObjectError::Asleep`]; what the driver gives.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use broker::Selector;
+    /// # fn main() -> Result<(), broker::ObjectError> {
+    /// # let client: broker::Client = unimplemented!();
+    /// # let is_between_steps = || true;
+    /// let mut model = client.open("model")?;
+    /// let mut next = None;
+    /// loop {
+    ///     // On a thread of its own, or here: nothing waits for the GPU.
+    ///     if client.watch(model.name(), model.epoch(), Duration::ZERO)?.is_some() {
+    ///         next = model.prepare(&Selector::Latest("model".into()))?;
+    ///     }
+    ///     if is_between_steps() && let Some(next) = next.take() {
+    ///         model.switch(next)?;
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn prepare(&self, to: &Selector) -> Result<Option<Prepared>> {
+        self.check_mapped()?;
+        let Some(opened) = Opened::ask_for_another(&self.link, to, self.manifest.identity)? else { return Ok(None) };
+        trace_point!("advance.imported");
+        self.check_layout(&opened.manifest)?;
+        Ok(Some(Prepared { opened, addresses: self.addresses.clone() }))
+    }
+
+    /// Moves to an object that was prepared, at the same addresses: waits for the streams that were named, unmaps and
+    /// maps, and asks the broker nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what another reader prepared and [`ObjectError::Asleep`]: nothing changed.
+    /// [`ObjectError::Poisoned`] when neither the new memory nor the old could be mapped.
+    pub fn switch(&mut self, to: Prepared) -> Result<()> {
+        self.check_mapped()?;
+        if !Arc::ptr_eq(&self.addresses, &to.addresses) {
+            let got = format!("{to:?}, which another reader prepared");
+            return Err(Error::Invalid { what: "an object to switch to", got, must: "prepared by this reader" }.into());
         }
         self.wait_for_streams()?;
+        let Opened { lease, manifest, imported } = to.opened;
         // SAFETY: `swap` asks that no work touches the range: every stream that was named is idle, and the caller, who
         // has the only reference, launches nothing meanwhile.
         let swapped = unsafe { self.range_mut()?.swap(imported) };
-        swapped.map_err(|error| self.swap_error(error))
+        swapped.map_err(|error| self.swap_error(error))?;
+        self.manifest = manifest;
+        self.lease = Some(lease);
+        trace_point!("advance.done");
+        Ok(())
+    }
+
+    fn check_layout(&self, other: &Manifest) -> Result<()> {
+        let same_regions = || other.mapped_regions().eq(self.manifest.mapped_regions());
+        let difference = self.manifest.layout.difference(&other.layout);
+        match difference.or_else(|| (!same_regions()).then(|| "another granularity".to_owned())) {
+            None => Ok(()),
+            Some(difference) => {
+                Err(ObjectError::LayoutDiffers { name: other.name.clone(), to: other.epoch, difference })
+            }
+        }
     }
 
     /// Gives up the mapping, and keeps the addresses. With `release` the lease too, so that a sole reader's memory may
@@ -309,15 +297,13 @@ impl Reader {
     pub fn sleep(&mut self, release: bool) -> Result<()> {
         self.link.check_fork()?;
         self.wait_for_streams()?;
-        // SAFETY: `unmap` asks that no work touches the range: as in `move_to`.
+        // SAFETY: `unmap` asks that no work touches the range: as in `switch`.
         let unmapped = unsafe { self.range_mut()?.unmap() }.map_err(|error| self.swap_error(error))?;
         trace_point!("sleep.unmapped");
         self.asleep = unmapped.or(self.asleep.take());
         if release {
             self.asleep = None;
-            if std::mem::replace(&mut self.leased, false) {
-                self.link.let_go(self.manifest.identity);
-            }
+            self.lease = None;
         }
         Ok(())
     }
@@ -351,17 +337,12 @@ impl Reader {
             let mapped = self.range_mut()?.map(imported);
             return mapped.map_err(|error| self.swap_error(error));
         }
-        let Opened { manifest, imported } = Opened::ask(&self.link, to)?;
-        if let Some(difference) = self.manifest.layout.difference(&manifest.layout) {
-            return Err(ObjectError::LayoutDiffers { name: manifest.name, to: manifest.epoch, difference });
-        }
+        let Opened { lease, manifest, imported } = Opened::ask(&self.link, to)?;
+        self.check_layout(&manifest)?;
         trace_point!("wake.imported");
         self.range_mut()?.map(imported).map_err(|error| self.swap_error(error))?;
-        self.link.hold(manifest.identity);
         trace_point!("wake.mapped");
-        if std::mem::replace(&mut self.leased, true) {
-            self.link.let_go(self.manifest.identity);
-        }
+        self.lease = Some(lease);
         self.asleep = None;
         self.manifest = manifest;
         Ok(())
@@ -410,9 +391,6 @@ impl Drop for Reader {
         let Some(range) = self.range.take() else { return };
         let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
         self.link.retire(Retiring::new(self.link.gpu(), range, &streams));
-        if self.leased {
-            self.link.let_go(self.manifest.identity);
-        }
     }
 }
 

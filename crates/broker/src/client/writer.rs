@@ -90,9 +90,12 @@ impl Writer {
         let connection = link.connection().ok_or_else(lost)?;
         let (replace, expect) = (options.replace, options.expect);
         let question = |request| ToBroker::Create { request, identity, scratch, replace, expect, taken };
-        // Given up on every way out until the writer is there, which gives it up itself.
-        let mut abort = Abort { link, identity, armed: true };
-        let (answer, regions) = link.ask_here(question, vec![draft])?;
+        let asked = link.ask_here(question, vec![draft]);
+        // Given up on every way out until the writer is there, which gives it up itself. Who was declined has nothing:
+        // what has this identity is another's.
+        let may_be_there = matches!(asked, Ok(_) | Err(ObjectError::Gpu(Error::Deadline { .. })));
+        let mut abort = Abort { link, identity, armed: may_be_there };
+        let (answer, regions) = asked?;
         let ToClient::Created { granularity, leases, .. } = answer else { return Err(nonsense()) };
         trace_point!("created");
         if !link.connection().is_some_and(|now| Arc::ptr_eq(&now, &connection)) {

@@ -306,7 +306,7 @@ impl Deref for Dir {
 
 pub fn run(role: Role) {
     harness::die_with_the_tests();
-    step::listen(role.dies_at);
+    step::listen(&role.dir, role.dies_at);
     match role.does {
         Does::Keep(kept) => keep(&role.dir, kept),
         Does::Serve(rules) => serve(role.dir, rules),

@@ -27,6 +27,7 @@ pub const CASES: &[Case] = &[
     ("bad_input::out_of_memory_half_way_gives_all_back", out_of_memory_half_way_gives_all_back),
     ("bad_input::a_full_keeper_refuses_the_commit", a_full_keeper_refuses_the_commit),
     ("bad_input::questions_may_come_twice", questions_may_come_twice),
+    ("bad_input::an_identity_is_created_once", an_identity_is_created_once),
     ("bad_input::a_half_closed_connection_costs_nothing", a_half_closed_connection_costs_nothing),
 ];
 
@@ -233,20 +234,27 @@ fn questions_may_come_twice() {
     let (raw, file) = Raw::greeted(&dir);
     let identity = Identity::random().expect("random bits");
     let draft = file_of(&draft(identity, "model", layout(1)));
+    // Before the memory was made or after it, the answer is the same.
+    let ask = |request| raw.say(&create(request, identity), &[draft.as_fd()]);
     let mut slots = Vec::new();
-    for request in 1..=2 {
-        raw.say(&create(request, identity), &[draft.as_fd()]);
-    }
-    // The second came before or after the memory was made: the answer is the same.
-    raw.say(&create(3, identity), &[draft.as_fd()]);
-    while slots.len() < 2 {
-        let Some((ToClient::Created { leases, request, .. }, _)) = raw.hear() else { panic!("no answer") };
+    (0..2).for_each(|_| ask(1));
+    while slots.is_empty() {
+        let Some((ToClient::Created { leases, request: 1, .. }, _)) = raw.hear() else { panic!("no answer") };
         slots.push(leases);
-        if request == 3 && slots.len() == 1 {
-            break;
+    }
+    ask(1);
+    ask(2);
+    loop {
+        match raw.hear() {
+            Some((ToClient::Created { leases, request: 1, .. }, _)) => slots.push(leases),
+            Some((ToClient::Declined { request: 2, refusal: Refusal::Exists, why }, _)) => {
+                assert_eq!(why, "the participant is filling an object of this identity", "another question");
+                break;
+            }
+            other => panic!("{other:?}"),
         }
     }
-    assert!(slots.windows(2).all(|pair| pair[0] == pair[1]), "one object, one lease");
+    assert!(slots.len() >= 2 && slots.windows(2).all(|pair| pair[0] == pair[1]), "one object, one lease: {slots:?}");
     let counters = channel::shared::counter_file::CounterFile::open(file, 8_192).expect("a counter file");
     for lease in &slots[0] {
         let slot = counters.slot(lease.slot);
@@ -274,6 +282,32 @@ fn questions_may_come_twice() {
     raw.say(&ToBroker::Remove { request: 8, epoch: Epoch(0), name: "model".into() }, &[]);
     raw.say(&ToBroker::Remove { request: 9, epoch: Epoch(0), name: "model".into() }, &[]);
     until("it is removed", || matches!(raw.hear(), Some((ToClient::Removed { request: 9, .. }, _))));
+}
+
+/// A second create of an identity is refused wherever the first one is, and harms it nowhere.
+fn an_identity_is_created_once() {
+    let dir = Dir::new();
+    // Room for one object of one region.
+    let _keeper = Agent::small_keeper(&dir, 3);
+    until("the broker listens", || dir.join("broker").exists());
+    let client = client(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("there is room");
+    let identity = Identity::random().expect("random bits");
+    let options = CreateOptions { identity: Some(identity), ..CreateOptions::default() };
+    let again = |why: &str| {
+        let error = client.create_with("again", layout(9), &options).expect_err("it is there").to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    let mut writer = client.create_with("other", layout(2), &options).expect("memory");
+    again("the participant is filling an object of this identity");
+    fill(&mut writer, 2).expect("the first one's memory is mapped");
+    let error = writer.commit(&[]).expect("queued").wait().expect_err("the keeper is full");
+    assert!(matches!(error, ObjectError::Refused { refusal: Refusal::Keeper, .. }), "{error}");
+    again("the object was committed already");
+    client.remove("model").expect("it is ours");
+    assert_eq!(client.commit_again(identity).expect("there is room"), Epoch(1));
+    again("the identity belongs to another object");
+    assert_eq!(seed_of(&client.open("other").expect("an object")), 2);
 }
 
 fn a_half_closed_connection_costs_nothing() {

@@ -4,6 +4,7 @@ use broker::{Client, CreateOptions, Epoch, Standing};
 use rustix::process::Signal;
 
 use crate::agent::{Agent, Command, Dir, Draws, Said, client, fill, layout, put, seed_of, to_put};
+use crate::step::tombstone;
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -13,6 +14,7 @@ pub const CASES: &[Case] = &[
     ("death::a_stopped_broker_bars_its_successor", a_stopped_broker_bars_its_successor),
     ("death::a_broker_at_every_step", a_broker_at_every_step),
     ("death::a_writer_at_every_step", a_writer_at_every_step),
+    ("death::a_writer_that_asked_for_its_commit_is_not_needed", a_writer_that_asked_is_not_needed),
     ("death::a_writers_memory_comes_back", a_writers_memory_comes_back),
     ("death::a_reader_at_every_step", a_reader_at_every_step),
     ("death::a_keeper_at_every_step", a_keeper_at_every_step),
@@ -46,7 +48,7 @@ const BROKER_STEPS: &[&str] = &[
     "forget.done",
 ];
 
-/// Steps of a writer's.
+/// Steps of a writer's, before it has asked for the commit.
 const WRITER_STEPS: &[&str] = &["created", "claimed", "commit.begun", "commit.queued", "commit.released"];
 
 /// What a reader is told, one after the other, and the steps of each.
@@ -182,6 +184,7 @@ fn a_broker_at_every_step() {
             put_stubbornly(&client, "model", 5);
             client.open("model").is_ok_and(|reader| reader.epoch() > seen)
         });
+        assert!(tombstone(&dir, step).exists(), "no broker came to {step}");
         let first = dir.broker();
         dir.signal_broker(Signal::KILL);
         until("another broker", || dir.broker() != first && client.list().is_ok());
@@ -208,6 +211,19 @@ fn a_writer_at_every_step() {
         let reader = client.open("model").expect("an object");
         assert_eq!((reader.epoch(), seed_of(&reader)), (Epoch(1), 1), "{step}: never visible");
     }
+}
+
+fn a_writer_that_asked_is_not_needed() {
+    let dir = Dir::new();
+    let _keeper = Agent::keeper(&dir);
+    let client = connected(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    let mut writer = Agent::client_dying_at(&dir, "commit.asked");
+    writer.tell(&to_put("model", 2));
+    writer.wait();
+    assert_eq!(writer.answer(), None, "it died before it knew");
+    until("the commit goes on", || client.open("model").is_ok_and(|reader| reader.epoch() == Epoch(2)));
+    assert_eq!(seed_of(&client.open("model").expect("an object")), 2);
 }
 
 fn a_writers_memory_comes_back() {
@@ -453,7 +469,7 @@ fn every_step_is_named_here() {
     }
     let readers = reader_steps().into_iter().flat_map(|(_, steps)| steps).copied();
     let tried: std::collections::BTreeSet<&str> =
-        [BROKER_STEPS, WRITER_STEPS, KEEPER_STEPS, FEED_STEPS, &["writer.buried"]]
+        [BROKER_STEPS, WRITER_STEPS, &["commit.asked"], KEEPER_STEPS, FEED_STEPS, &["writer.buried"]]
             .concat()
             .into_iter()
             .chain(readers)

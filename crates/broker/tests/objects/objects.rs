@@ -11,6 +11,8 @@ pub const CASES: &[Case] = &[
     ("objects::an_object_is_put_and_opened", an_object_is_put_and_opened),
     ("objects::nobody_sees_an_object_before_its_commit", nobody_sees_an_object_before_its_commit),
     ("objects::a_reader_advances_at_the_same_addresses", a_reader_advances_at_the_same_addresses),
+    ("objects::a_reader_switches_to_what_it_prepared", a_reader_switches_to_what_it_prepared),
+    ("objects::what_was_prepared_is_good_through_a_removal", what_was_prepared_is_good_through_a_removal),
     ("objects::another_layout_changes_nothing", another_layout_changes_nothing),
     ("objects::a_reader_sleeps_and_wakes", a_reader_sleeps_and_wakes),
     ("objects::a_watch_tells_of_a_newer_epoch", a_watch_tells_of_a_newer_epoch),
@@ -80,6 +82,60 @@ fn a_reader_advances_at_the_same_addresses() {
     let back = Selector::Epoch("model".into(), Epoch(4));
     assert!(reader.advance_to(&back).expect("an older epoch that is kept"));
     assert_eq!((seed_of(&reader), reader.device_ptr("p2")), (4, at));
+}
+
+fn a_reader_switches_to_what_it_prepared() {
+    let dir = Dir::new();
+    let _keeper = Agent::keeper(&dir);
+    until("the broker listens", || dir.join("broker").exists());
+    let (writer, client) = (client(&dir), client(&dir));
+    put(&writer, "model", 1, &CreateOptions::default()).expect("a commit");
+    let (mut reader, mut other) = (client.open("model").expect("an object"), client.open("model").expect("an object"));
+    let (at, latest) = (reader.device_ptr("p3"), Selector::Latest("model".into()));
+    assert!(reader.prepare(&latest).expect("an answer").is_none(), "nothing newer");
+    put(&writer, "model", 2, &CreateOptions::default()).expect("a commit");
+    let next = reader.prepare(&latest).expect("it fits").expect("a newer epoch");
+    assert_eq!((next.epoch(), reader.epoch(), seed_of(&reader)), (Epoch(2), Epoch(1), 1), "nothing has changed yet");
+    let error = other.switch(next).expect_err("another's addresses").to_string();
+    assert!(error.contains("prepared by this reader") && seed_of(&other) == 1, "{error}");
+    let next = reader.prepare(&latest).expect("it fits").expect("a newer epoch");
+    // Newer ones come meanwhile: the switch is to what was prepared.
+    put(&writer, "model", 3, &CreateOptions::default()).expect("a commit");
+    let identity = next.identity();
+    reader.switch(next).expect("prepared");
+    assert_eq!((reader.epoch(), reader.identity(), seed_of(&reader)), (Epoch(2), identity, 2));
+    assert_eq!(reader.device_ptr("p3"), at, "the addresses stay");
+    let next = reader.prepare(&latest).expect("it fits").expect("a newer epoch");
+    reader.sleep(false).expect("it sleeps");
+    assert!(matches!(reader.prepare(&latest), Err(ObjectError::Asleep { .. })));
+    let error = reader.switch(next).expect_err("it sleeps").to_string();
+    assert!(error.contains("the reader of model sleeps"), "{error}");
+    reader.wake().expect("it wakes");
+    assert!(reader.advance().expect("the newest") && seed_of(&reader) == 3);
+    // Of all that was prepared, refused or dropped, no lease is left.
+    drop(other);
+    let leases = || {
+        let list = client.list().expect("a listing");
+        list.objects.iter().map(|row| (row.epoch, row.readers.len())).collect::<Vec<_>>()
+    };
+    until("the other leases end", || leases() == [(2, 0), (3, 1)]);
+}
+
+fn what_was_prepared_is_good_through_a_removal() {
+    let dir = Dir::new();
+    let _keeper = Agent::keeper(&dir);
+    until("the broker listens", || dir.join("broker").exists());
+    let client = client(&dir);
+    put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
+    let mut reader = client.open("model").expect("an object");
+    put(&client, "model", 2, &CreateOptions::default()).expect("a commit");
+    let next = reader.prepare(&Selector::Latest("model".into())).expect("it fits").expect("a newer epoch");
+    client.remove("model").expect("it is ours");
+    let first = dir.broker();
+    dir.signal_broker(rustix::process::Signal::KILL);
+    reader.switch(next).expect("its memory is here, and no broker is asked");
+    assert_eq!((reader.epoch(), seed_of(&reader)), (Epoch(2), 2));
+    until("another broker", || dir.broker() != first && client.list().is_ok());
 }
 
 fn another_layout_changes_nothing() {

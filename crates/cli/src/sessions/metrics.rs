@@ -121,33 +121,13 @@ fn of_broker(seen: &SeenBroker) -> Vec<Family> {
 }
 
 #[cfg(test)]
+#[path = "../../tests/open_metrics/mod.rs"]
+mod open_metrics;
+
+#[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
-
-    /// Checks what OpenMetrics asks of a text, and returns its samples.
-    fn parse(text: &str) -> Vec<(String, String, u64)> {
-        let body = text.strip_suffix("# EOF\n").expect("it ends with EOF");
-        let (mut families, mut samples, mut family) = (BTreeSet::new(), Vec::new(), (String::new(), String::new()));
-        for line in body.lines() {
-            if let Some(rest) = line.strip_prefix("# TYPE ") {
-                let (name, kind) = rest.split_once(' ').expect("a type");
-                assert!(families.insert(name.to_owned()), "{name} twice");
-                family = (name.into(), kind.into());
-                continue;
-            }
-            if let Some(rest) = line.strip_prefix("# HELP ") {
-                assert!(rest.starts_with(&format!("{} ", family.0)), "{line}");
-                continue;
-            }
-            let (name, rest) = line.split_once('{').expect("labels");
-            let (labels, value) = rest.rsplit_once("} ").expect("a value");
-            let suffix = if family.1 == "counter" { "_total" } else { "" };
-            assert_eq!(name, format!("{}{suffix}", family.0), "a sample of another family");
-            samples.push((name.to_owned(), labels.to_owned(), value.parse().expect("a number")));
-        }
-        samples
-    }
+    use open_metrics::{Sample, parse};
 
     #[test]
     fn sessions_and_a_broker_are_open_metrics() {
@@ -161,14 +141,54 @@ mod tests {
         let hung = Seen { socket: "/run/hung".into(), answer: Answer::Hung(None) };
         let state = BrokerState::Serves(Box::new(super::super::brokers::tests::listing()));
         let broker = SeenBroker { dir: "/run/objects".into(), state };
-        let samples = parse(&text(&[alive, hung], Some(&broker)));
-        let of = |name: &str| samples.iter().filter(|(of, ..)| of == name).collect::<Vec<_>>();
-        assert_eq!(of("gpu_ipc_session_up").iter().map(|(_, _, up)| *up).collect::<Vec<_>>(), [1, 0]);
-        let (_, labels, bytes) = of("gpu_ipc_session_block_bytes")[0];
-        assert!(labels.starts_with(r#"socket="/run/a\"b\\c",pid=""#) && *bytes == 1 << 20, "{labels} {bytes}");
-        assert_eq!(of("gpu_ipc_broker_commits_total")[0].2, 3);
-        assert_eq!(of("gpu_ipc_object_bytes").len(), 2);
-        assert!(of("gpu_ipc_object_readers")[1].1.contains(r#"name="next",epoch="0""#));
-        assert_eq!(parse(&text(&[], None)), Vec::new(), "nothing is a text too");
+        let samples = parse(&text(&[alive, hung], Some(&broker))).expect("OpenMetrics");
+        let of = |name: &str| samples.iter().filter(|sample| sample.name == name).collect::<Vec<_>>();
+        let values = |name: &str| of(name).iter().map(|sample| sample.value).collect::<Vec<_>>();
+        assert_eq!(values("gpu_ipc_session_up"), [1.0, 0.0]);
+        let Sample { labels, value, .. } = of("gpu_ipc_session_block_bytes")[0];
+        assert_eq!((labels["socket"].as_str(), *value), (r#"/run/a"b\c"#, f64::from(1 << 20)));
+        assert_eq!(values("gpu_ipc_broker_commits_total"), [3.0]);
+        assert_eq!(values("gpu_ipc_object_bytes").len(), 2);
+        let next = of("gpu_ipc_object_readers")[1];
+        assert_eq!((next.label("name"), next.label("epoch")), ("next", "0"));
+        assert_eq!(parse(&text(&[], None)), Ok(Vec::new()), "nothing is a text too");
+    }
+
+    /// Each rule that the check of the tests stands for, broken by a text of a line or two.
+    #[test]
+    fn what_is_no_open_metrics_is_found() {
+        let good = "# TYPE a counter\n# HELP a It \\\"counts\\\".\na_total{b=\"c\\n\"} 1\n# EOF\n";
+        assert_eq!(parse(good).expect("good")[0].label("b"), "c\n");
+        for (from, to, why) in [
+            ("# EOF\n", "", "the last line is not # EOF"),
+            ("# EOF\n", "# EOF", "the last line is not # EOF"),
+            (" 1\n", " 1", "does not end"),
+            ("# TYPE a counter\n", "", "a sample of another family"),
+            ("counter\n", "number\n", "no TYPE or HELP"),
+            ("# HELP a", "# TYPE a", "no TYPE or HELP"),
+            ("# HELP a", "# UNIT a", "no TYPE or HELP"),
+            ("\\\"", "\"", "without a backslash"),
+            ("# TYPE a c", "#TYPE a c", "no space behind #"),
+            ("# HELP a", "# HELP 1", "no name of a metric"),
+            ("# HELP a", "# HELP b", "a sample of another family"),
+            ("a_total{", "a{", "a sample of another family"),
+            ("{b=", "{1=", "no name of a label"),
+            ("b=\"c\\n\"", "b=\"c\",b=\"c\"", "no name of a label"),
+            ("c\\n", "c\\t", "a backslash before"),
+            ("\"} 1", "\",} 1", "nothing or too much"),
+            ("} 1", "} one", "no number"),
+            ("} 1", "} -1", "a value that its type cannot have"),
+            ("} 1", "}1", "no space before the value"),
+            ("# EOF", "a_total{b=\"c\\n\"} 2\n# EOF", "a metric twice"),
+            ("# EOF", "# HELP a It.\n# EOF", "a description behind its samples"),
+            ("# EOF", "# TYPE b gauge\nb 1\n# TYPE a counter\n# EOF", "a family in two places"),
+            ("# EOF", "# TYPE a_total gauge\na_total 1\n# EOF", "families of one sample's name"),
+            ("# EOF", "\n# EOF", "no value"),
+        ] {
+            let text = good.replacen(from, to, 1);
+            assert_ne!(text, good, "{from:?} is not there");
+            let error = parse(&text).expect_err(why);
+            assert!(error.contains(why), "{from:?} to {to:?}: {error}");
+        }
     }
 }

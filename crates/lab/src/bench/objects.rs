@@ -202,14 +202,10 @@ fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, Strin
     bare.map()?;
     let stream = Stream::create(&stage.gpu).map_err(|e| explain(&e))?;
     let at = reader.device_ptr("p000000").ok_or("a part without an address")?;
-    let (mut raw, mut copy) = (Pairs::new(1), Pairs::new(1));
-    let mut older = false;
+    let (mut raw, mut copy, mut prepared) = (Pairs::new(1), Pairs::new(1), Pairs::new(1));
+    let other = |seen| Selector::Epoch("many".into(), if seen == newest { Epoch(newest.0 - 1) } else { newest });
     for round in 0..=stage.choose(20, 3) {
-        let mut swap = || {
-            older = !older;
-            let to = Selector::Epoch("many".into(), if older { Epoch(newest.0 - 1) } else { newest });
-            reader.advance_to(&to).map(drop).map_err(|e| explain(&e))
-        };
+        let mut swap = || reader.advance_to(&other(reader.epoch())).map(drop).map_err(|e| explain(&e));
         raw.sample(&mut swap, || bare.unmap().and_then(|()| bare.map()))?;
         settle();
         let to = bare.base;
@@ -221,16 +217,24 @@ fn advance(stage: &Stage, client: &Client, bytes: u64) -> Result<Vec<Row>, Strin
         };
         copy.sample(&mut swap, copied)?;
         settle();
+        let mut next = reader.prepare(&other(reader.epoch())).map_err(|e| explain(&e))?;
+        let switch = || reader.switch(next.take().ok_or("nothing to switch to")?).map_err(|e| explain(&e));
+        prepared.sample(switch, copied)?;
+        settle();
         if round == 0 {
-            (raw, copy) = (Pairs::new(1), Pairs::new(1));
+            (raw, copy, prepared) = (Pairs::new(1), Pairs::new(1), Pairs::new(1));
         }
     }
     let what = "advance to another epoch at the same addresses";
     let beside_raw = Row::new("object-advance", what, "raw unmap, import and map of as many regions");
-    let beside_copy = Row::new("object-advance-copy", what, "a copy of as many bytes on the device");
+    let copied = "a copy of as many bytes on the device";
+    let beside_copy = Row::new("object-advance-copy", what, copied);
+    let what = "the switch of an advance that was prepared";
+    let switched = Row::new("object-switch-copy", what, copied);
     Ok(vec![
         beside_raw.at(bytes, &shown(bytes)).measured(raw).goal(Goal::Times(1.5, BEYOND)),
         beside_copy.at(bytes, &shown(bytes)).measured(copy).goal(Goal::Times(0.1, 0.0)),
+        switched.at(bytes, &shown(bytes)).measured(prepared).goal(Goal::Times(0.1, 0.0)),
     ])
 }
 

@@ -26,12 +26,15 @@ impl<F: Clone> Catalogue<F> {
         identity: Identity,
         wanted: Wanted,
     ) -> Result<(), Option<Answer<F>>> {
-        if let Some(object) = self.objects.get_mut(&identity) {
+        if let Some(object) = self.objects.get(&identity) {
             if object.writer != Some(asker) {
                 return Err(Some(declined(Refusal::Exists, "the identity belongs to another object")));
             }
-            object.request = request;
             return Err(match &object.stage {
+                // Two drafts would have one memory, and the end of either would be the other's.
+                Stage::Drafting | Stage::Making | Stage::Filling { .. } if object.request != request => {
+                    Some(declined(Refusal::Exists, "the participant is filling an object of this identity"))
+                }
                 Stage::Drafting | Stage::Making => None,
                 Stage::Filling { leases } => Some(Answer::Created {
                     granularity: object.manifest.as_ref().map_or(0, |manifest| manifest.granularity),
