@@ -3,6 +3,7 @@
 mod open_metrics;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -151,6 +152,13 @@ fn metrics(runtime: &Path, broker: &Path, args: &[&str]) -> Vec<Sample> {
     parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
+/// A runtime directory, which nobody else may enter.
+fn runtime_dir() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).expect("ours");
+    dir
+}
+
 fn value_of(samples: &[Sample], name: &str) -> Option<f64> {
     let mut found = samples.iter().filter(|sample| sample.name == name);
     let value = found.next().map(|sample| sample.value);
@@ -162,7 +170,7 @@ fn value_of(samples: &[Sample], name: &str) -> Option<f64> {
 fn metrics_are_open_metrics_of_sessions_and_the_broker() {
     let keeper = Keeper::start();
     let dir = keeper.dir.path();
-    let runtime = tempfile::tempdir().expect("a directory");
+    let runtime = runtime_dir();
     let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
     let session = Session::builder(gpu).socket(runtime.path().join("s")).open().expect("a session");
     let _block = session.alloc(1 << 20).expect("room");
@@ -199,6 +207,6 @@ fn metrics_are_open_metrics_of_sessions_and_the_broker() {
     assert_eq!(value_of(&stopped, "gpu_ipc_broker_up"), Some(0.0));
     assert!(!stopped.iter().any(|sample| sample.name.starts_with("gpu_ipc_object_")), "{stopped:?}");
     keeper.signal_broker(Signal::CONT);
-    let nobody = tempfile::tempdir().expect("a directory");
+    let nobody = runtime_dir();
     assert_eq!(metrics(nobody.path(), nobody.path(), &[]), []);
 }

@@ -33,9 +33,14 @@ exec "$@"
 /// A command that runs this program, with what is added to it, in namespaces of its own, with `shared` at /mnt and an
 /// empty /tmp: nothing else that can be written is seen by another.
 pub fn contained(shared: &Path) -> Command {
+    contain(shared, Path::new(this_program().get_program()))
+}
+
+/// As [`contained`], for another program.
+pub fn contain(shared: &Path, program: &Path) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]);
-    command.args(["sh", "-c", CONTAIN]).arg(shared).arg(this_program().get_program());
+    command.args(["sh", "-c", CONTAIN]).arg(shared).arg(program);
     command
 }
 
