@@ -1,6 +1,7 @@
 //! Named steps at which a test kills or stops this process.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -23,7 +24,7 @@ pub const STEPS: &[&str] = &[
     "pull.committed",
 ];
 
-/// Passes a step. `GPU_IPC_GATEWAY_STEP=kill:STEP` or `stop:STEP` ends or stops the process there.
+/// Passes a step. `GPU_IPC_GATEWAY_STEP=kill:STEP` or `stop:STEP` ends or stops the process there, at its first time.
 pub fn pass(step: &str) {
     static TOLD: OnceLock<Option<(Signal, String)>> = OnceLock::new();
     let told = TOLD.get_or_init(|| {
@@ -33,8 +34,10 @@ pub fn pass(step: &str) {
         Some((signal, step.to_owned()))
     });
     debug_assert!(STEPS.contains(&step), "{step} is no step");
+    static FIRED: AtomicBool = AtomicBool::new(false);
     if let Some((signal, at)) = told
         && at == step
+        && !FIRED.swap(true, Ordering::Relaxed)
     {
         eprintln!("gpu-ipc-gateway: step {step}");
         let _ = kill_process(getpid(), *signal);

@@ -130,8 +130,11 @@ pub struct PullOptions {
     /// Seconds without a byte, until the transfer counts as one that never ends
     #[arg(long, default_value_t = 60)]
     pub stall_s: u64,
-    /// Commit what was not confirmed: a control of tests, which publishes mixtures
-    #[arg(long, hide = true)]
+    /// Seconds until a question is asked again
+    #[arg(long, default_value_t = 10, hide = true)]
+    pub answer_s: u64,
+    /// Commit what was not confirmed: a control of tests, which publishes mixtures. No argument says so.
+    #[arg(skip)]
     pub without_confirm: bool,
 }
 

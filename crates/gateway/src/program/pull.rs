@@ -52,8 +52,12 @@ pub fn run(options: &PullOptions) -> Result<ExitCode> {
     let local = Local::connect(&host, options.place.broker.as_deref(), options.place.device.as_deref())?;
     let transport = net.carrier(network.own_address())?;
     let session = network.open()?;
-    let patience =
-        Patience { attempts: options.attempts, stall: Duration::from_secs(options.stall_s), ..Patience::default() };
+    let patience = Patience {
+        attempts: options.attempts,
+        stall: Duration::from_secs(options.stall_s),
+        answer: Duration::from_secs(options.answer_s),
+        ..Patience::default()
+    };
     let rules = Rules { confirms: !options.without_confirm };
     let order = Order { name: options.name.clone(), epoch: options.epoch, from: options.from.clone() };
     let bar = ProgressBar::new(0);

@@ -32,7 +32,7 @@ impl Default for Patience {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(hidden)]
 pub struct Rules {
-    /// Commits only what was confirmed.
+    /// Commits only what was confirmed. Else whatever was read, also when a renewal said that the lease has ended.
     pub confirms: bool,
 }
 
@@ -231,10 +231,10 @@ impl Pull {
                 self.number += 1;
                 vec![Action::Renew(Renew { lease: grant.lease, number: self.number })]
             }
-            (Stage::Flushing { grant, lost: true }, Event::Flushed) => {
+            (Stage::Flushing { grant, lost: true }, Event::Flushed) if self.rules.confirms => {
                 self.throw_away(now, grant, "the origin ended the lease while it was read".into())
             }
-            (Stage::Flushing { grant, lost: false }, Event::Flushed) => {
+            (Stage::Flushing { grant, .. }, Event::Flushed) => {
                 if self.rules.confirms {
                     self.confirm(now, grant, 1)
                 } else {

@@ -1,0 +1,57 @@
+//! A link goes down in the middle of a read and comes up again: soon, or only after the reader has given up.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::stop::stopped_at;
+use crate::host::{Pulling, Serving};
+use crate::world::{Means, World};
+
+const ORIGIN: usize = 0;
+const REPLICA: usize = 1;
+/// Many times what connections hold.
+const BYTES: usize = 8 << 20;
+
+pub fn down_and_up(means: &Means) -> Result<String, String> {
+    let mut world = World::create(means, 2, &Serving::default())?;
+    for (round, down) in [ORIGIN, REPLICA].into_iter().enumerate() {
+        let object = world.put(ORIGIN, &format!("model-{round}"), BYTES)?;
+        let mut pull = stopped_at(&world, REPLICA, &object, "pull.half_read", &Pulling::default())?;
+        world.hosts[down].network.link(false)?;
+        pull.signal(Signal::CONT);
+        // For so long it reads from nowhere.
+        std::thread::sleep(Duration::from_millis(500));
+        if pull.ended().is_some() {
+            return Err(format!("the pull ended while the link was down\n{}", world.log()));
+        }
+        world.hosts[down].network.link(true)?;
+        let ended = pull.end("the pull")?;
+        if !ended.success() || !world.shows(REPLICA, &object) {
+            return Err(format!("the pull ended with {ended} after the link came up\n{}", world.log()));
+        }
+        world.check()?;
+    }
+    world.emptied()?;
+    Ok("at the origin and at the replica".into())
+}
+
+pub fn down_for_good(means: &Means) -> Result<String, String> {
+    let mut world = World::create(means, 2, &Serving { lease_ms: Some(2_000), ..Serving::default() })?;
+    let object = world.put(ORIGIN, "model", BYTES)?;
+    let pulling = Pulling { stall_s: 1, ..Pulling::default() };
+    let mut pull = stopped_at(&world, REPLICA, &object, "pull.half_read", &pulling)?;
+    world.hosts[REPLICA].network.link(false)?;
+    pull.signal(Signal::CONT);
+    let ended = pull.end("the pull whose link is down")?;
+    if std::os::unix::process::ExitStatusExt::signal(&ended) != Some(Signal::KILL.as_raw()) {
+        return Err(format!("a transfer that neither ends nor fails left its process with {ended}\n{}", world.log()));
+    }
+    if world.check()? != 1 || world.shows(REPLICA, &object) {
+        return Err("half a read is visible".into());
+    }
+    world.hosts[REPLICA].network.link(true)?;
+    world.pulled(REPLICA, &object)?;
+    world.emptied()?;
+    Ok("the process of the pull ended itself, and left nothing".into())
+}

@@ -1,0 +1,28 @@
+//! What is done to hosts. Each case has a world of its own; a case that finds nothing says what it saw.
+
+mod gateways;
+mod link;
+mod relay;
+mod steps;
+mod stop;
+
+use crate::world::Means;
+
+/// A case: what it saw, or what it found.
+pub type Case = fn(&Means) -> Result<String, String>;
+
+/// All of them, the longest first.
+pub const ALL: &[(&str, Case)] = &[
+    ("killed at each step", steps::itself),
+    ("the other side killed at each step", steps::other_side),
+    ("the origin's broker killed at each step", steps::broker_of_origin),
+    ("the replica's broker killed at each step", steps::broker_of_replica),
+    ("a reader is stopped while its object's name and memory become another's", stop::reader),
+    ("an origin is stopped while its object's name becomes another's", stop::origin),
+    ("a relay delays, cuts and truncates", relay::delays_cuts_and_truncates),
+    ("a link is down in the middle of a read, and up again", link::down_and_up),
+    ("a link is down until the reader gives up", link::down_for_good),
+    ("a gateway is started again at the same address", gateways::same_address),
+    ("two gateways for one broker", gateways::two_for_one_broker),
+    ("control: what nobody confirmed is committed", stop::control),
+];

@@ -1,0 +1,42 @@
+//! A relay between replica and origin delays what the origin answers, cuts connections, and ends them early: in Zenoh's
+//! handshake, in a question's answer, in the read.
+
+use std::time::Duration;
+
+use crate::host::{Pulling, Serving};
+use crate::relay::{Fault, Relay};
+use crate::world::{Means, World};
+
+const ORIGIN: usize = 0;
+const REPLICA: usize = 1;
+const BYTES: usize = 4 << 20;
+
+/// Bytes after which a connection is hit: in a handshake, in announcements and answers, in the read at its begin, middle
+/// and end.
+const AFTER: [usize; 6] = [60, 900, 4_000, 100_000, BYTES / 2, BYTES - 1];
+
+pub fn delays_cuts_and_truncates(means: &Means) -> Result<String, String> {
+    let mut world = World::create(means, 2, &Serving { lease_ms: Some(2_000), ..Serving::default() })?;
+    let relay = Relay::before(&world.hosts[ORIGIN].network)?;
+    let faults = AFTER.iter().flat_map(|&after| [Fault::Cut(after), Fault::Truncate(after)]);
+    let faults: Vec<Fault> = faults.chain([Fault::Delay(Duration::from_millis(20))]).collect();
+    let mut arrived = 0;
+    for (round, fault) in faults.iter().enumerate() {
+        let object = world.put(ORIGIN, &format!("model-{round}"), BYTES)?;
+        relay.set(*fault);
+        let pulling = Pulling { attempts: 2, stall_s: 1, ..Pulling::default() };
+        let mut pull = world.hosts[REPLICA].pull(&object.name, &pulling)?;
+        pull.end("a pull through the relay")?;
+        let hit = relay.hit();
+        if hit == 0 {
+            return Err(format!("{fault:?} hit no connection: nothing was tested\n{}", world.log()));
+        }
+        world.check_of(&object.name)?;
+        arrived += usize::from(world.shows(REPLICA, &object));
+        relay.set(Fault::None);
+        world.pulled(REPLICA, &object).map_err(|why| format!("after {fault:?}: {why}"))?;
+    }
+    world.check()?;
+    world.emptied()?;
+    Ok(format!("{} faults, {arrived} pulls got through them, all after them", faults.len()))
+}

@@ -1,0 +1,125 @@
+//! A side is stopped in the middle of a read for longer than a lease lives, and goes on. Meanwhile the object is removed
+//! and another one takes its name, and its place in the origin's memory. What was read must be thrown away.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::host::{Process, Pulling, Serving, until};
+use crate::world::{Committed, Means, World};
+
+const HALF: &str = "pull.half_read";
+const ORIGIN: usize = 0;
+const REPLICA: usize = 1;
+const OTHER: usize = 2;
+/// Many times what connections hold.
+const BYTES: usize = 8 << 20;
+/// Short, so that a minute is not needed; long enough that the other replica's lease lives while the first goes on.
+const LEASE_MS: u64 = 1_500;
+/// How often it is done.
+const ROUNDS: usize = 3;
+/// How often the control may fail to publish a mixture: where memory is mapped is the kernel's choice.
+const CONTROL_ROUNDS: usize = 20;
+
+pub fn reader(means: &Means) -> Result<String, String> {
+    let mut world = create(means)?;
+    for round in 0..ROUNDS {
+        let old = reuse_while_stopped(&mut world, round, true)?;
+        world.check_of(&old.name)?;
+        if world.shows(REPLICA, &old) {
+            return Err(format!("round {round}: {old:?} was committed after its lease had ended"));
+        }
+    }
+    let no = world.hosts[ORIGIN].figure("confirmed", 1);
+    world.emptied()?;
+    Ok(format!("{ROUNDS} copies thrown away, {no} of them because the origin did not confirm"))
+}
+
+pub fn control(means: &Means) -> Result<String, String> {
+    let mut world = create(means)?;
+    for round in 0..CONTROL_ROUNDS {
+        reuse_while_stopped(&mut world, round, false)?;
+        match world.check() {
+            Err(why) if why.contains("a mixture") => return Ok(format!("found in round {round}: {why}")),
+            Err(why) => return Err(why),
+            Ok(_) => {}
+        }
+    }
+    Err(format!("{CONTROL_ROUNDS} rounds without a confirmation, and no mixture\n{}", world.log()))
+}
+
+pub fn origin(means: &Means) -> Result<String, String> {
+    let mut world = World::create(means, 2, &Serving { lease_ms: Some(400), ..Serving::default() })?;
+    for round in 0..ROUNDS {
+        let name = format!("model-{round}");
+        let old = world.put(ORIGIN, &name, BYTES)?;
+        let mut pull = stopped_at(&world, REPLICA, &old, HALF, &Pulling::default())?;
+        signal(&mut world, Signal::STOP);
+        world.hosts[ORIGIN].remove(&name)?;
+        let new = world.put(ORIGIN, &name, BYTES)?;
+        pull.signal(Signal::CONT);
+        // Its leases end while it does not run.
+        std::thread::sleep(Duration::from_millis(1_000));
+        signal(&mut world, Signal::CONT);
+        pull.end("the pull")?;
+        world.check_of(&old.name)?;
+        if world.shows(REPLICA, &old) {
+            return Err(format!("round {round}: {old:?} was committed after its lease had ended"));
+        }
+        world.pulled(REPLICA, &new)?;
+    }
+    world.emptied()?;
+    Ok(format!("{ROUNDS} rounds"))
+}
+
+fn create(means: &Means) -> Result<World, String> {
+    World::create(means, 3, &Serving { lease_ms: Some(LEASE_MS), ..Serving::default() })
+}
+
+/// One pull is stopped in its middle until its lease has ended and its name and memory are another's, whose lease lives.
+fn reuse_while_stopped(world: &mut World, round: usize, confirms: bool) -> Result<Committed, String> {
+    let name = format!("model-{round}");
+    let old = world.put(ORIGIN, &name, BYTES)?;
+    let mut pull = stopped_at(world, REPLICA, &old, HALF, &Pulling { confirms, ..Pulling::default() })?;
+    until("the end of the lease", || {
+        let status = world.hosts[ORIGIN].status()?;
+        status.as_array()?.iter().all(|gateway| gateway["leases"] == Value::Array(Vec::new())).then_some(())
+    })?;
+    world.hosts[ORIGIN].remove(&name)?;
+    let new = world.put(ORIGIN, &name, BYTES)?;
+    // The origin maps the new object for another replica, where it had the old one.
+    let mut other = stopped_at(world, OTHER, &new, HALF, &Pulling::default())?;
+    pull.signal(Signal::CONT);
+    pull.end("the pull that was stopped")?;
+    other.signal(Signal::CONT);
+    other.end("the other pull")?;
+    Ok(old)
+}
+
+/// Begins a pull and waits until it has stopped itself at a step.
+///
+/// # Errors
+///
+/// It ends before.
+pub fn stopped_at(
+    world: &World,
+    host: usize,
+    object: &Committed,
+    step: &str,
+    pulling: &Pulling,
+) -> Result<Process, String> {
+    let told = Pulling { step: Some(format!("stop:{step}")), ..pulling.clone() };
+    let mut pull = world.hosts[host].pull(&object.name, &told)?;
+    let stopped = until(step, || (pull.is_stopped() || pull.ended().is_some()).then_some(()));
+    match (stopped, pull.ended()) {
+        (Ok(()), None) => Ok(pull),
+        (stopped, ended) => Err(format!("{stopped:?}: the pull ended with {ended:?}\n{}", world.log())),
+    }
+}
+
+fn signal(world: &mut World, signal: Signal) {
+    if let Some(gateway) = &mut world.hosts[ORIGIN].gateway {
+        gateway.signal(signal);
+    }
+}

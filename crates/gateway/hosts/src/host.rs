@@ -1,0 +1,410 @@
+//! A host: a keeper with its broker, and a gateway, in a network of its own.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::network::Network;
+
+/// After this time something that must come counts as never coming. Nothing is asserted to be fast.
+pub const WATCHDOG: Duration = Duration::from_secs(120);
+/// Between two looks at something that is waited for.
+const LOOK: Duration = Duration::from_millis(10);
+/// The gateways' port: each host has an address of its own.
+pub const PORT: u16 = 7447;
+
+/// The programs under test, and this one.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// `gpu-ipc`.
+    pub broker: PathBuf,
+    /// `gpu-ipc-gateway`.
+    pub gateway: PathBuf,
+    /// This program, which can pull without a confirmation.
+    pub control: PathBuf,
+    /// What carries the bytes: `tcp` or `nixl`.
+    pub carrier: String,
+}
+
+/// Waits for something.
+///
+/// # Errors
+///
+/// What did not come.
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, String> {
+    let over = Instant::now() + WATCHDOG;
+    loop {
+        if let Some(seen) = look() {
+            return Ok(seen);
+        }
+        if Instant::now() >= over {
+            return Err(format!("{what}: not within {} s", WATCHDOG.as_secs()));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// A process that ends with its value.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Process {
+    /// Sends a signal; to one that has ended nothing.
+    pub fn signal(&mut self, signal: Signal) {
+        if self.ended().is_none() {
+            send(self.0.id(), signal);
+        }
+    }
+
+    /// Says how it ended, once it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().ok().flatten()
+    }
+
+    /// Says whether it is stopped.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// It does not end.
+    pub fn end(&mut self, what: &str) -> Result<ExitStatus, String> {
+        until(&format!("the end of {what}"), || self.ended())
+    }
+
+    /// Kills it and waits.
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn send(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// How a gateway is started.
+#[derive(Clone, Debug, Default)]
+pub struct Serving {
+    /// A step and what happens to it there, as `GPU_IPC_GATEWAY_STEP` has it.
+    pub step: Option<String>,
+    /// How long its leases live.
+    pub lease_ms: Option<u64>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its network.
+    pub network: Network,
+    programs: Programs,
+    dir: PathBuf,
+    /// Addresses of other gateways.
+    peers: Vec<String>,
+    keeper: Option<Process>,
+    /// Its gateway.
+    pub gateway: Option<Process>,
+}
+
+impl Host {
+    /// Starts keeper, broker and gateway in a folder of their own.
+    ///
+    /// # Errors
+    ///
+    /// What does not start.
+    pub fn start(
+        programs: &Programs,
+        network: Network,
+        name: &str,
+        dir: &Path,
+        peers: Vec<String>,
+        serving: &Serving,
+    ) -> Result<Host, String> {
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
+            .create(dir)
+            .map_err(|e| format!("{}: {e}", dir.display()))?;
+        let (name, dir, programs) = (name.to_owned(), dir.to_owned(), programs.clone());
+        let mut host = Host { name, network, programs, dir, peers, keeper: None, gateway: None };
+        host.keep()?;
+        host.serve(serving)?;
+        Ok(host)
+    }
+
+    /// Where its gateway listens.
+    pub fn at(&self) -> String {
+        self.at_port(PORT)
+    }
+
+    /// Where another gateway of its broker listens.
+    pub fn at_port(&self, port: u16) -> String {
+        format!("tcp/{}:{port}", self.network.address())
+    }
+
+    /// Starts the keeper, which starts the broker.
+    ///
+    /// # Errors
+    ///
+    /// They do not serve.
+    pub fn keep(&mut self) -> Result<(), String> {
+        let mut command = self.command(&self.programs.broker)?;
+        command.arg("keep").arg("--dir").arg(&self.dir).arg("--");
+        command.arg(&self.programs.broker).arg("broker").arg("--dir").arg(&self.dir).args(["--device", "host:0"]);
+        self.keeper = Some(spawn(&mut command)?);
+        let served = until(&format!("the broker of {}", self.name), || self.kept());
+        served.map(drop).map_err(|why| format!("{why}\n{}", self.log()))
+    }
+
+    /// Kills the broker; the keeper starts another.
+    ///
+    /// # Errors
+    ///
+    /// There is none to be killed.
+    pub fn kill_broker(&self) -> Result<u64, String> {
+        let pid = until(&format!("the broker of {}", self.name), || self.kept())?;
+        send(pid as u32, Signal::KILL);
+        Ok(pid)
+    }
+
+    /// Waits until another broker than this serves.
+    ///
+    /// # Errors
+    ///
+    /// None comes.
+    pub fn other_broker(&self, than: u64) -> Result<(), String> {
+        until(&format!("another broker of {}", self.name), || self.kept().filter(|pid| *pid != than)).map(drop)
+    }
+
+    /// The broker's process, if it serves and its keeper has everything.
+    fn kept(&self) -> Option<u64> {
+        let list = self.list()?;
+        (list["keeper"] == "fed").then(|| list["pid"].as_u64())?
+    }
+
+    /// Starts its gateway, in the place of one that there was, and waits until it serves.
+    ///
+    /// # Errors
+    ///
+    /// It does not.
+    pub fn serve(&mut self, serving: &Serving) -> Result<(), String> {
+        self.gateway = None;
+        self.gateway = Some(self.another_gateway(serving, PORT)?);
+        Ok(())
+    }
+
+    /// Starts a gateway of this broker at a port and waits until it serves.
+    ///
+    /// # Errors
+    ///
+    /// It does not.
+    pub fn another_gateway(&self, serving: &Serving, port: u16) -> Result<Process, String> {
+        let said = self.dir.join(format!("said-{port}"));
+        let mut command = self.command(&self.programs.gateway)?;
+        let out = File::create(&said).map_err(|e| e.to_string())?;
+        command.args(["run", "--insecure", "--listen"]).arg(self.at_port(port));
+        command.args(self.place()).stdout(out);
+        for peer in &self.peers {
+            command.args(["--peer", peer]);
+        }
+        if let Some(ms) = serving.lease_ms {
+            command.arg("--lease-ms").arg(ms.to_string());
+        }
+        if let Some(step) = &serving.step {
+            command.env("GPU_IPC_GATEWAY_STEP", step);
+        }
+        let mut gateway = spawn(&mut command)?;
+        let mut died = false;
+        let serves = until(&format!("the gateway of {}", self.name), || {
+            died = gateway.ended().is_some();
+            (died || std::fs::read_to_string(&said).is_ok_and(|said| said.contains("gateway of"))).then_some(())
+        });
+        match serves {
+            Ok(()) if !died => Ok(gateway),
+            _ => Err(format!("the gateway of {} does not serve\n{}", self.name, self.log())),
+        }
+    }
+
+    /// Begins to pull.
+    ///
+    /// # Errors
+    ///
+    /// No process can be started.
+    pub fn pull(&self, name: &str, pulling: &Pulling) -> Result<Process, String> {
+        let mut command = if pulling.confirms {
+            let mut command = self.command(&self.programs.gateway)?;
+            command.arg("pull");
+            command
+        } else {
+            let mut command = self.command(&self.programs.control)?;
+            command.arg("pull-without-confirm");
+            command
+        };
+        command.arg(name).arg("--insecure").args(self.place());
+        command.args(["--attempts", &pulling.attempts.to_string(), "--stall-s", &pulling.stall_s.to_string()]);
+        command.args(["--answer-s", "2"]);
+        for peer in &self.peers {
+            command.args(["--peer", peer]);
+        }
+        command.args(&pulling.more);
+        if let Some(step) = &pulling.step {
+            command.env("GPU_IPC_GATEWAY_STEP", step);
+        }
+        spawn(&mut command)
+    }
+
+    fn place(&self) -> Vec<String> {
+        let dir = self.dir.display().to_string();
+        let given =
+            ["--broker", &dir, "--device", "host:0", "--host", &self.name, "--transport", &self.programs.carrier];
+        given.map(str::to_owned).to_vec()
+    }
+
+    /// Commits bytes, and returns the epoch.
+    ///
+    /// # Errors
+    ///
+    /// What `gpu-ipc put` says.
+    pub fn put(&self, name: &str, bytes: &[u8]) -> Result<u64, String> {
+        let file = self.dir.join("weights");
+        std::fs::write(&file, bytes).map_err(|e| e.to_string())?;
+        let mut command = self.command(&self.programs.broker)?;
+        command.args(["put", "--backend", "host", "--dir"]).arg(&self.dir).arg(name).arg(&file);
+        let out = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().map_err(|e| e.to_string())?;
+        let _ = std::fs::remove_file(&file);
+        let said = String::from_utf8_lossy(&out.stdout);
+        let why = || format!("put {name} on {}: {}", self.name, String::from_utf8_lossy(&out.stderr).trim());
+        said.trim().parse().map_err(|_| why())
+    }
+
+    /// Reads an object; nothing for one that is not visible, or not any more.
+    ///
+    /// # Errors
+    ///
+    /// No process can be started.
+    pub fn get(&self, name: &str, epoch: u64) -> Result<Option<Vec<u8>>, String> {
+        let mut command = self.command(&self.programs.broker)?;
+        command.args(["get", "--backend", "host", "--dir"]).arg(&self.dir);
+        command.args([name, "--part", "weights", "--epoch", &epoch.to_string()]);
+        let out = command.stdout(Stdio::piped()).output().map_err(|e| e.to_string())?;
+        Ok(out.status.success().then_some(out.stdout))
+    }
+
+    /// Removes a name.
+    ///
+    /// # Errors
+    ///
+    /// What `gpu-ipc rm` says.
+    pub fn remove(&self, name: &str) -> Result<(), String> {
+        let mut command = self.command(&self.programs.broker)?;
+        let out = command.arg("rm").arg("--dir").arg(&self.dir).arg(name).stderr(Stdio::piped()).output();
+        let out = out.map_err(|e| e.to_string())?;
+        let why = || format!("rm {name} on {}: {}", self.name, String::from_utf8_lossy(&out.stderr).trim());
+        out.status.success().then_some(()).ok_or_else(why)
+    }
+
+    /// Lists what the broker has; nothing if none answers.
+    pub fn list(&self) -> Option<Value> {
+        let mut command = self.command(&self.programs.broker).ok()?;
+        let out = command
+            .args(["objects", "--json", "--dir"])
+            .arg(&self.dir)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        serde_json::from_slice(&out.stdout).ok().filter(|list: &Value| list["objects"].is_array())
+    }
+
+    /// What its gateways say of themselves.
+    pub fn status(&self) -> Option<Value> {
+        let mut command = self.command(&self.programs.gateway).ok()?;
+        let out = command
+            .args(["status", "--json", "--broker"])
+            .arg(&self.dir)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        serde_json::from_slice(&out.stdout).ok()
+    }
+
+    /// Sums a figure of its gateways that run; of a pair of figures one.
+    pub fn figure(&self, name: &str, of_pair: usize) -> u64 {
+        let status = self.status().unwrap_or_default();
+        let figure = |gateway: &Value| {
+            let figure = &gateway["figures"][name];
+            figure.as_u64().or_else(|| figure[of_pair].as_u64())
+        };
+        status.as_array().into_iter().flatten().filter_map(figure).sum()
+    }
+
+    /// The last lines that its processes said.
+    pub fn log(&self) -> String {
+        let text = std::fs::read(self.dir.join("log")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        let last = &lines[lines.len().saturating_sub(30)..];
+        last.iter().map(|line| format!("    {}: {line}\n", self.name)).collect()
+    }
+
+    /// Says how often a step was passed at which a process was told to die or stop.
+    pub fn steps(&self, step: &str) -> usize {
+        let text = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+        text.lines().filter(|line| line.ends_with(&format!("step {step}"))).count()
+    }
+
+    fn command(&self, program: &Path) -> Result<Command, String> {
+        let log = OpenOptions::new().create(true).append(true).open(self.dir.join("log")).map_err(|e| e.to_string())?;
+        let mut command = Command::new(program);
+        self.network.enter(&mut command);
+        command.env("GPU_IPC_RUNTIME_DIR", self.dir.join("runtime")).env("TMPDIR", &self.dir);
+        let both = log.try_clone().map_err(|e| e.to_string())?;
+        command.stdin(Stdio::null()).stdout(both).stderr(log);
+        Ok(command)
+    }
+}
+
+/// How an object is pulled.
+#[derive(Clone, Debug)]
+pub struct Pulling {
+    /// A step and what happens to it there.
+    pub step: Option<String>,
+    /// Attempts in all.
+    pub attempts: u32,
+    /// Seconds without a byte until it gives up.
+    pub stall_s: u32,
+    /// Commits only what was confirmed; the control does not.
+    pub confirms: bool,
+    /// More arguments.
+    pub more: Vec<String>,
+}
+
+impl Default for Pulling {
+    fn default() -> Pulling {
+        Pulling { step: None, attempts: 40, stall_s: 60, confirms: true, more: Vec::new() }
+    }
+}
+
+fn spawn(command: &mut Command) -> Result<Process, String> {
+    if command.get_program().is_empty() {
+        return Err("no program".into());
+    }
+    command.spawn().map(Process).map_err(|e| format!("{command:?}: {e}"))
+}

@@ -1,0 +1,127 @@
+//! Several hosts on one machine, and everything that goes wrong between them.
+//!
+//! A host is a keeper, a broker and a gateway in a network namespace of its own. Objects are committed on one host and
+//! pulled by others while processes are killed and stopped, links go down and peers misbehave. Whatever any host shows is
+//! compared with what was committed, byte for byte.
+//!
+//! 1. `cage`: a run leaves nothing behind, however it ends. `network`: hosts' networks. `relay`: between them.
+//! 2. `content`: bytes that say where they belong. `host`: processes of a host. `world`: hosts, and the ledger.
+//! 3. `cases`: what is done to them.
+
+mod cage;
+mod cases;
+mod content;
+mod host;
+mod network;
+mod relay;
+mod world;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use clap::{Parser, Subcommand};
+use gateway::program::args::PullOptions;
+
+use host::Programs;
+use world::Means;
+
+/// This machine forbids what a run needs: not run, and not passed.
+const NOT_RUN: u8 = 75;
+
+#[derive(Parser)]
+#[command(about = "Several hosts on one machine, and everything that goes wrong between them")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the cases
+    Cases {
+        /// Those alone whose name contains this
+        only: Option<String>,
+        #[command(flatten)]
+        tested: Tested,
+        /// Cases at a time
+        #[arg(long, default_value_t = 4)]
+        at_a_time: usize,
+    },
+    /// Pull, and commit what nobody confirmed: the control
+    #[command(hide = true)]
+    PullWithoutConfirm(PullOptions),
+}
+
+/// What is tested.
+#[derive(clap::Args)]
+struct Tested {
+    /// The program gpu-ipc
+    #[arg(long)]
+    broker: PathBuf,
+    /// The program gpu-ipc-gateway
+    #[arg(long)]
+    gateway: PathBuf,
+    /// What carries the bytes: tcp or nixl
+    #[arg(long, default_value = "tcp")]
+    carrier: String,
+}
+
+impl Tested {
+    fn programs(&self) -> Result<Programs, String> {
+        let find = |path: &Path| path.canonicalize().map_err(|e| format!("{}: {e}", path.display()));
+        let control = std::env::current_exe().map_err(|e| e.to_string())?;
+        let (broker, gateway) = (find(&self.broker)?, find(&self.gateway)?);
+        Ok(Programs { broker, gateway, control, carrier: self.carrier.clone() })
+    }
+}
+
+fn main() -> ExitCode {
+    let outcome = match Args::parse().command {
+        Command::PullWithoutConfirm(mut options) => {
+            options.without_confirm = true;
+            gateway::program::pull::run(&options).map_err(|e| e.to_string())
+        }
+        Command::Cases { only, tested, at_a_time } => {
+            tested.programs().and_then(|programs| cage::run(|place| cases(only.as_deref(), programs, place, at_a_time)))
+        }
+    };
+    outcome.unwrap_or_else(|why| {
+        eprintln!("hosts: NOT RUN: {why}");
+        ExitCode::from(NOT_RUN)
+    })
+}
+
+/// Runs the cases, some at a time.
+fn cases(only: Option<&str>, programs: Programs, place: &Path, at_a_time: usize) -> ExitCode {
+    if let Err(why) = network::prepare() {
+        eprintln!("hosts: NOT RUN: {why}");
+        return ExitCode::from(NOT_RUN);
+    }
+    let means = Means { programs, place: place.to_owned() };
+    let chosen: Vec<_> = cases::ALL.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))).collect();
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..at_a_time.clamp(1, chosen.len().max(1)) {
+            scope.spawn(|| {
+                while let Some((name, case)) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let started = Instant::now();
+                    let seen = case(&means);
+                    let seconds = started.elapsed().as_secs_f64();
+                    match seen {
+                        Ok(seen) => println!("ok      {name}: {seen} ({seconds:.0} s)"),
+                        Err(why) => {
+                            println!("FAILED  {name} ({seconds:.0} s): {why}");
+                            failed.lock().unwrap_or_else(|e| e.into_inner()).push(*name);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(|e| e.into_inner());
+    println!("hosts: {} of {} cases passed", chosen.len() - failed.len(), chosen.len());
+    if failed.is_empty() && !chosen.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
