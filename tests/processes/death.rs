@@ -10,7 +10,6 @@ use rustix::process::Signal;
 
 use crate::agent::{Agent, claim};
 use crate::device::{is_host, open_gpu, read_stamp};
-use crate::notice::stop;
 use crate::words::{Command, Heard, Step, Waits, Why};
 use crate::{Case, Producer};
 
@@ -208,7 +207,8 @@ fn while_holding() {
 
 /// A GPU may write for some milliseconds after its process died: never into a block that is used again.
 fn late_write() {
-    let producer = Producer::with(|builder| builder.quarantine(Duration::from_millis(400)));
+    // Much longer than a busy machine keeps the write waiting.
+    let producer = Producer::with(|builder| builder.quarantine(Duration::from_secs(3)));
     let mut consumer = Agent::start();
     let id = consumer.connect(&producer.session);
     let block = producer.block(1);
@@ -242,7 +242,7 @@ fn stopped() {
     let options = gpu_ipc::session::ShareOptions::default().time_to_live(None);
     let index = consumer.claim(&block.share_with(To::Participant(id), After::Done, &options).expect("shared"));
     drop(block);
-    consumer.signal(Signal::STOP);
+    consumer.stop();
     // Another participant's whole life passes meanwhile, death and burial included.
     let mut other = Agent::start();
     let id = other.connect(&producer.session);
@@ -419,7 +419,7 @@ fn unanswered() {
     let id = consumer.connect_to(&path);
     let block = producer.alloc(4096, 1);
     let descriptor = producer.share(block, To::Participant(id));
-    stop(&producer, &path);
+    producer.stop();
     assert_eq!(consumer.try_claim(&descriptor).expect_err("it stands still").why, Why::WouldBlock);
     producer.kill();
     consumer.hears(&Heard::ProducerGone);

@@ -102,6 +102,7 @@ fn lapses_in_time() {
     let id = consumer.connect(&producer.session);
     let block = producer.block(1);
     let times = [20, 900].map(std::time::Duration::from_millis);
+    let start = std::time::Instant::now();
     let [brief, _longer] = times.map(|time| {
         let options = gpu_ipc::session::ShareOptions::default().time_to_live(Some(time));
         block.share_with(To::Participant(id), After::Done, &options).expect("shared")
@@ -111,7 +112,8 @@ fn lapses_in_time() {
         expired = producer.session.stats().expired;
         expired > 0
     });
-    assert_eq!(expired, 1, "20 ms ended no sooner than 900");
+    // A machine that had no time for this process meanwhile shows both at once.
+    assert!(expired == 1 || start.elapsed() >= times[1], "20 ms ended no sooner than 900");
     assert_eq!(consumer.cannot_claim(&brief), Why::Revoked);
     wait_until("the other to lapse", || producer.session.stats().expired == 2);
 }

@@ -30,7 +30,7 @@ fn try_again() {
     consumer.connect_to(&path);
     let block = producer.alloc(4096, 1);
     let ticket = producer.share(block, To::Ticket(Claims::Once));
-    stop(&producer, &path);
+    producer.stop();
     for _ in 0..3 {
         assert_eq!(consumer.try_claim(&ticket).expect_err("it stands still").why, Why::WouldBlock);
     }
@@ -43,16 +43,6 @@ fn try_again() {
         }
     };
     assert_eq!(consumer.stamp(claimed), 1);
-}
-
-/// Stops a producer, and waits until it answers no more.
-pub fn stop(producer: &Agent, path: &std::path::Path) {
-    producer.signal(Signal::STOP);
-    wait_until("it to stop", || match inspect(path, Some(Duration::from_millis(50))) {
-        Ok(_) => false,
-        Err(Error::Deadline { .. }) => true,
-        Err(error) => panic!("{error}"),
-    });
 }
 
 fn told() {
@@ -178,7 +168,9 @@ fn hung() {
     let mut producer = Agent::start();
     producer.open(&path);
     inspect(&path, Some(WATCHDOG)).expect("it answers");
-    stop(&producer, &path);
+    producer.stop();
+    let hung = inspect(&path, Some(Duration::from_millis(50)));
+    assert!(matches!(hung, Err(Error::Deadline { .. })), "{hung:?}");
     producer.signal(Signal::CONT);
     inspect(&path, Some(WATCHDOG)).expect("it answers again");
 

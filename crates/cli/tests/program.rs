@@ -2,6 +2,9 @@
 
 use std::process::{Command, Output, Stdio};
 
+use harness::wait_until;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gpu-ipc")).args(args).output().expect("the program was built")
 }
@@ -110,6 +113,11 @@ fn a_verdict_that_nobody_read_is_not_good() {
     for (args, status) in [(demo, 141), (&["doctor"], 141), (&["ls"], 141), (&["--help"], 0)] {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
+        // A program that another test is about to start has a copy of it for a moment.
+        wait_until("nobody to read", || {
+            let mut writers = [PollFd::new(&writer, PollFlags::empty())];
+            poll(&mut writers, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).expect("poll") == 1
+        });
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
         let output = command.args(args).stdout(writer).stderr(Stdio::piped()).spawn().expect("the program was built");
         let output = output.wait_with_output().expect("it ends");

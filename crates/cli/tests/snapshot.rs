@@ -38,7 +38,7 @@ fn limbo_and_who_holds_it_are_shown_in_words_as_data_and_as_a_picture() {
     let _own = session.alloc(REGION / 4).expect("room");
 
     let picture = dir.path().join("memory.svg");
-    let output = run(&["snapshot", socket, "--svg", picture.to_str().expect("a plain path")]);
+    let output = run(&["snapshot", socket, "--timeout", "120", "--svg", picture.to_str().expect("a plain path")]);
     let page = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{} {page}", text(&output.stderr));
     let own = std::process::id().to_string();
@@ -51,7 +51,7 @@ fn limbo_and_who_holds_it_are_shown_in_words_as_data_and_as_a_picture() {
     let svg = std::fs::read_to_string(&picture).expect("a picture");
     assert!(svg.starts_with("<svg") && svg.contains(&format!("in limbo, held by {own} (")), "{svg}");
 
-    let output = run(&["snapshot", socket, "--json"]);
+    let output = run(&["snapshot", socket, "--timeout", "120", "--json"]);
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert_eq!(value["ok"], true);
     let snapshot = &value["snapshot"];
@@ -74,7 +74,7 @@ fn a_session_without_an_arena_has_one_too() {
     drop(block);
     let _own = session.alloc(8 * REGION).expect("room");
 
-    let output = run(&["snapshot", socket]);
+    let output = run(&["snapshot", socket, "--timeout", "120"]);
     let page = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{} {page}", text(&output.stderr));
     let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -115,7 +115,7 @@ fn what_is_not_there_is_a_finding_with_the_reason() {
     let absent = dir.path().join("absent");
     let absent = absent.to_str().expect("a plain path");
     for (socket, reason) in [(mute, "has no snapshot"), (absent, "there is no such socket"), ("zzzz", "zzzz")] {
-        let output = run(&["snapshot", socket]);
+        let output = run(&["snapshot", socket, "--timeout", "120"]);
         assert_eq!(output.status.code(), Some(1), "{socket}");
         assert!(text(&output.stderr).contains(reason), "{}", text(&output.stderr));
         let output = run(&["snapshot", socket, "--json"]);

@@ -93,6 +93,12 @@ impl<T: Serialize, A: DeserializeOwned> Child<T, A> {
         self.process.signal(signal);
     }
 
+    /// Stops it, and waits until all of its threads stand still; [`Signal::CONT`] lets it go on.
+    #[track_caller]
+    pub fn stop(&self) {
+        self.process.stop();
+    }
+
     /// Kills it at once, and waits until it is gone.
     #[track_caller]
     pub fn kill(&mut self) {

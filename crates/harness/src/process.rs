@@ -4,7 +4,9 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
+
+use crate::wait_until;
 
 /// A process. Killed when dropped.
 #[derive(Debug)]
@@ -29,6 +31,19 @@ impl Process {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.0), signal).expect("it is a child of ours");
+    }
+
+    /// Stops it, and waits until all of its threads stand still. The signal alone comes to one of them, which stops the
+    /// others once it runs.
+    ///
+    /// # Panics
+    ///
+    /// When it does not stop.
+    #[track_caller]
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let (id, options) = (WaitId::Pid(Pid::from_child(&self.0)), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+        wait_until("a process to stop", || waitid(id.clone(), options).expect("it is a child of ours").is_some());
     }
 
     /// Waits until it is gone.
