@@ -20,18 +20,43 @@ fn number(value: &Value, key: &str) -> f64 {
     value[key].as_f64().unwrap_or_else(|| panic!("no number {key} in {value}"))
 }
 
+/// What no run among sessions may find.
+const OF_SESSIONS: [&str; 7] =
+    ["early_reuse", "double_retire", "leaked_blocks", "leaked_regions", "grown", "out_of_memory", "hung"];
+/// What no run among objects may find.
+const OF_OBJECTS: [&str; 6] = ["mixed", "lost", "backwards", "leaked", "hung", "crashes"];
+/// The longest run that a test asks for, in seconds.
+const LONGEST: u64 = 240;
+
+/// Runs it, and for twice as long again while one of these numbers is 0: what a machine that is busy with other tests
+/// did not come to says nothing. A run that finds something is the last.
+fn torture_until(happened: &[&str], mut seconds: u64, args: &[&str]) -> (Option<i32>, Value, String) {
+    loop {
+        let run = torture(&[args, &["--seconds", &seconds.to_string()]].concat());
+        let is = |key: &&str| run.1[*key].as_f64().is_some_and(|number| number > 0.0);
+        let is_found = OF_SESSIONS.iter().chain(&OF_OBJECTS).any(is);
+        let is_enough = run.1["shortfalls"].as_array().is_none_or(Vec::is_empty) && happened.iter().all(is);
+        seconds *= 2;
+        if is_found || is_enough || seconds > LONGEST || !run.1["error"].is_null() {
+            return run;
+        }
+    }
+}
+
 #[test]
 fn nothing_is_lost_and_nothing_freed_early() {
-    let (status, value, complaints) = torture(&["--seconds", "5", "--seed", "11"]);
+    // It proves nothing where nothing happens.
+    let happened = ["kills", "stops", "forks", "claims", "reclaims", "max_death_to_reclaim_ms"];
+    let (status, value, complaints) = torture_until(&happened, 5, &["--seed", "11"]);
     assert_eq!(status, Some(0), "{value} {complaints}");
-    for key in ["early_reuse", "double_retire", "leaked_blocks", "leaked_regions", "grown", "out_of_memory", "hung"] {
+    for key in OF_SESSIONS {
         assert_eq!(number(&value, key), 0.0, "{key}: {complaints}");
     }
-    // It proves nothing where nothing happens.
-    for key in ["kills", "stops", "forks", "claims", "reclaims", "max_death_to_reclaim_ms"] {
+    for key in happened {
         assert!(number(&value, key) > 0.0, "{key}: {value}");
     }
-    assert_eq!((&value["seconds"], &value["seed"], &value["control"]), (&5.into(), &11.into(), &Value::Null));
+    assert!(number(&value, "seconds") >= 5.0, "{value}");
+    assert_eq!((&value["seed"], &value["control"]), (&11.into(), &Value::Null));
     assert_eq!((&value["ok"], &value["crashes"]), (&true.into(), &0.into()));
     let mut keys: Vec<&str> = value.as_object().expect("an object").keys().map(String::as_str).collect();
     keys.sort_unstable();
@@ -70,7 +95,7 @@ fn nothing_is_lost_and_nothing_freed_early() {
 
 #[test]
 fn a_plain_counter_is_found_to_leak() {
-    let (status, value, complaints) = torture(&["--seconds", "5", "--seed", "3", "--control", "counter"]);
+    let (status, value, complaints) = torture_until(&["leaked_blocks"], 5, &["--seed", "3", "--control", "counter"]);
     assert_eq!(status, Some(1), "{value} {complaints}");
     assert!(number(&value, "leaked_blocks") > 0.0, "{value}");
     assert_eq!((number(&value, "early_reuse"), number(&value, "hung")), (0.0, 0.0), "found something else: {value}");
@@ -79,7 +104,8 @@ fn a_plain_counter_is_found_to_leak() {
 
 #[test]
 fn a_blind_time_out_is_found_to_free_early() {
-    let (status, value, complaints) = torture(&["--seconds", "15", "--seed", "3", "--control", "blind-timeout"]);
+    let control = ["--seed", "3", "--control", "blind-timeout"];
+    let (status, value, complaints) = torture_until(&["early_reuse"], 60, &control);
     assert_eq!(status, Some(1), "{value} {complaints}");
     assert!(number(&value, "early_reuse") > 0.0, "{value}");
     assert_eq!((number(&value, "leaked_blocks"), number(&value, "hung")), (0.0, 0.0), "found something else: {value}");
@@ -113,13 +139,14 @@ fn a_run_that_is_interrupted_leaves_nothing() {
 
 #[test]
 fn every_object_is_whole_and_none_is_lost() {
-    let (status, value, complaints) = torture(&["--broker", "--seconds", "10", "--seed", "5"]);
+    // It proves nothing where nothing happens.
+    let happened = ["commits", "hasty", "taken", "opens", "advances", "wakes", "broker_kills", "keeper_kills"];
+    let (status, value, complaints) = torture_until(&happened, 10, &["--broker", "--seed", "5"]);
     assert_eq!(status, Some(0), "{value} {complaints}");
-    for key in ["mixed", "lost", "backwards", "leaked", "hung", "crashes"] {
+    for key in OF_OBJECTS {
         assert_eq!(number(&value, key), 0.0, "{key}: {complaints}");
     }
-    // It proves nothing where nothing happens.
-    for key in ["commits", "hasty", "taken", "opens", "advances", "wakes", "broker_kills", "keeper_kills"] {
+    for key in happened {
         assert!(number(&value, key) > 0.0, "{key}: {value}");
     }
     assert_eq!(
@@ -130,8 +157,8 @@ fn every_object_is_whole_and_none_is_lost() {
 
 #[test]
 fn a_broker_that_reads_no_slots_is_found_to_show_halves() {
-    let (status, value, complaints) =
-        torture(&["--broker", "--seconds", "60", "--seed", "3", "--control", "blind-broker"]);
+    let control = ["--broker", "--seed", "3", "--control", "blind-broker"];
+    let (status, value, complaints) = torture_until(&["mixed"], 120, &control);
     assert_eq!(status, Some(1), "{value} {complaints}");
     assert!(number(&value, "mixed") > 0.0, "{value}");
     assert_eq!((number(&value, "lost"), number(&value, "hung")), (0.0, 0.0), "found something else: {value}");
