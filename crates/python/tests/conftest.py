@@ -14,7 +14,7 @@ import gpu_ipc
 
 DEVICE = os.environ.get("GPU_IPC_TEST_DEVICE", "host:0")
 # Who waits longer hangs.
-WATCHDOG = 60.0
+WATCHDOG = 120.0
 
 
 @pytest.fixture
@@ -90,9 +90,18 @@ for _ in range(2):
 
 
 def interrupted(program: str, wait: str, clean: str) -> None:
-    """Run a program that then waits, and end the wait by Ctrl-C."""
+    """Run a program that then waits, and end the wait by Ctrl-C. It may `stop` another process before."""
     program = f"""
-import signal, sys, threading, time
+import os, pathlib, signal, sys, threading, time
+
+def stop(pid):
+    # The signal comes to one thread, which stops the others once it runs.
+    os.kill(pid, signal.SIGSTOP)
+    def runs(thread):
+        return thread.read_text().rpartition(") ")[2][0] != "T"
+    while any(map(runs, pathlib.Path(f"/proc/{{pid}}/task").glob("*/stat"))):
+        time.sleep(0)
+
 # A shell that runs this in the background has the signal ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 {program}

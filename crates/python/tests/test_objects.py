@@ -438,13 +438,13 @@ directory = {str(directory)!r}
 {EVERYTHING.format(directory=str(directory))}
 released = broker.open("model")
 released.sleep(release=True)
-os.kill({server.pid}, signal.SIGSTOP)
+stop({server.pid})
 if "abandoned" in {wait!r}:
     # A move that somebody gave up still has the object.
     abandoned = model
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 1)
         abandoned.advance()
     except KeyboardInterrupt:
         pass
