@@ -69,7 +69,8 @@ fn few_files(dice: &mut Dice) -> Result<(), String> {
         .map_err(|e| format!("setrlimit: {e}"))
 }
 
-fn is_few_files(error: &Error) -> bool {
+/// Says whether a call failed for want of a descriptor.
+pub fn is_few_files(error: &Error) -> bool {
     let source = match error {
         Error::System { source, .. } | Error::Connect { source: Some(source), .. } => source,
         _ => return false,

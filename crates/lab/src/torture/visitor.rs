@@ -16,6 +16,7 @@ use rustix::net::{
 };
 use rustix::process::{PidfdFlags, Uid, getpid, pidfd_open};
 
+use super::borrower::is_few_files;
 use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
 use super::{Seat, message};
@@ -281,6 +282,11 @@ impl Visitor {
             Error::Connect { .. } | Error::ProducerGone { .. } => Ok(is_there(&self.path)),
             // A session that ends, or that is killed, closes who comes late.
             Error::Refused { .. } if fs::metadata(&self.path).is_err() || goes(&self.path, PATIENCE) => Ok(false),
+            // Too many are on their way to a producer that is stopped.
+            error if is_few_files(&error) => {
+                self.board.count(Count::FewFiles);
+                Ok(true)
+            }
             error => Err(explain(&error)),
         }
     }
