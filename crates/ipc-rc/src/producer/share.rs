@@ -10,13 +10,15 @@ use crate::producer::blocks::block::Block;
 use crate::producer::core::Core;
 use crate::producer::fences::fence::{Addressee, UNCAPTURED};
 use crate::producer::fences::ticket_event::TicketEvent;
-use crate::producer::grants::ledger::Refusal;
+use crate::producer::grants::ledger::{Granting, Refusal};
 use crate::producer::grants::ticket::Claims;
+use crate::producer::roster::ledger_table::Leases;
 use crate::producer::roster::peer::Peer;
 use crate::producer::roster::place::place_of;
 use crate::producer::roster::table::{find, seated};
 use crate::stream::{Stream, advise};
 use channel::os::clock::Tick;
+use channel::shared::counter_file::CounterFile;
 use channel::shared::slot::Generation;
 use channel::trace_point;
 use channel::wire::descriptor::{Descriptor, Fence, Fields, GrantKind};
@@ -167,13 +169,26 @@ impl Core {
             self.wakeups.thread.remind();
         }
         let mut descriptors = Vec::with_capacity(grants.len());
+        let mut begun = self.begin_grants(grants);
         for (block, to) in grants {
             let named = match *to {
                 To::Participant(id) => {
-                    let fence = fences.as_ref().and_then(|fences| fences[place_of(id)]);
-                    self.grant_to(id, block, now, time_to_live).map(|lease| Named::Lease(id, lease, fence))
+                    let place = place_of(id);
+                    let fence = fences.as_ref().and_then(|fences| fences[place]);
+                    let ledger = begun.get_mut(place).and_then(Option::as_mut);
+                    let lease = ledger.and_then(|ledger| ledger.grant(id, block, now, time_to_live).ok());
+                    let lease = lease.map_or_else(
+                        || {
+                            // This waits for locks, and the tickets' table below too.
+                            begun.clear();
+                            self.grant_to(id, block, now, time_to_live)
+                        },
+                        Ok,
+                    );
+                    lease.map(|lease| Named::Lease(id, lease, fence))
                 }
                 To::Ticket(claims) => {
+                    begun.clear();
                     self.tickets.issue(block, claims, point.clone(), now, time_to_live).map(Named::Ticket)
                 }
             };
@@ -188,11 +203,32 @@ impl Core {
                 }
             }
         }
+        drop(begun);
         if let Some(time) = time_to_live {
             self.watch_lapse(now.after(time));
         }
         trace_point!("share");
         Ok(descriptors)
+    }
+
+    /// Locks a shard of each addressee's ledger, by place, as far as they are free, and reads what the first grant in
+    /// each touches.
+    ///
+    /// An atomic operation waits for all loads before it. So what is in no near cache would come line by line while
+    /// grants lock and unlock in turn; read in a loop without such operations it comes for all ledgers at once.
+    fn begin_grants(&self, grants: &[(&Arc<Block>, To)]) -> Vec<Option<Granting<'_, Arc<Block>, CounterFile>>> {
+        let ledgers = &self.roster.ledgers;
+        let mut begun = Vec::new();
+        begun.resize_with(ledgers.used(), || None);
+        for (_, to) in grants {
+            let To::Participant(id) = to else { continue };
+            let place = place_of(*id);
+            if let Some(free @ None) = begun.get_mut(place) {
+                *free = ledgers.get(place).and_then(Leases::begin);
+            }
+        }
+        begun.iter().flatten().for_each(Granting::look_ahead);
+        begun
     }
 
     /// Queues one value for every participant among the grants, and returns the fences by place.

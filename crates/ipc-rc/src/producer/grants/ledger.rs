@@ -8,6 +8,9 @@
 //! siblings exactly once, and the caller drops it *after* the shard's lock is released.
 //!
 //! A grant and the burial of its addressee meet at the shard's lock: a grant is either seen by the burial or refused.
+//!
+//! A call that grants to many participants locks a shard of each ledger first ([`Ledger::begin`]). It only tries these
+//! locks, and lets go of all of them before it waits for any: so no two such calls wait for each other.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -160,10 +163,9 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         now: Tick,
         time_to_live: Option<Duration>,
     ) -> Result<LeaseAddress, Refusal> {
-        let times = (now, time_to_live.map_or(Tick::NEVER, |time| now.after(time)));
+        let times = times_of(now, time_to_live);
         let own = own_shard();
-        let room = self.shards[own].room.load(Ordering::Relaxed);
-        let locked = &self.shards[room % SHARDS];
+        let locked = self.with_room(own);
         let mut is_full = false;
         if let Ok(mut shard) = locked.shard.try_lock() {
             match Self::grant_in(locked, &mut shard, owner, block, times) {
@@ -172,6 +174,19 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
             }
         }
         self.grant_elsewhere(own, is_full, owner, block, times)
+    }
+
+    /// Returns the shard that the threads of this one found room in last.
+    #[inline]
+    fn with_room(&self, own: usize) -> &Locked<B, F> {
+        &self.shards[self.shards[own].room.load(Ordering::Relaxed) % SHARDS]
+    }
+
+    /// Locks a shard for several grants by the calling thread, if it is free.
+    pub fn begin(&self) -> Option<Granting<'_, B, F>> {
+        let locked = self.with_room(own_shard());
+        let shard = locked.shard.try_lock().ok()?;
+        Some(Granting { locked, shard })
     }
 
     /// Looks for room in every shard: without waiting first, beginning with the thread's own; then with.
@@ -391,6 +406,44 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         let share = self.shards[0].lock().parts.get(entry.file as usize)?.capacity();
         self.shards.get((entry.slot / GROUP).checked_div(share)? as usize)
     }
+}
+
+/// A shard that is locked for several grants. Nobody waits for another lock while holding one.
+#[derive(Debug)]
+pub struct Granting<'a, B, F> {
+    locked: &'a Locked<B, F>,
+    shard: MutexGuard<'a, Shard<B, F>>,
+}
+
+impl<B: Clone, F: SlotFile> Granting<'_, B, F> {
+    /// Reads what the next grant touches.
+    #[inline]
+    pub fn look_ahead(&self) {
+        if let Some(part) = self.shard.parts.get(self.shard.first_free) {
+            part.look_ahead();
+        }
+    }
+
+    /// Grants as [`Ledger::grant`] does, in this shard alone.
+    ///
+    /// # Errors
+    ///
+    /// As there; another shard may have room.
+    #[inline]
+    pub fn grant(
+        &mut self,
+        owner: ParticipantId,
+        block: &B,
+        now: Tick,
+        time_to_live: Option<Duration>,
+    ) -> Result<LeaseAddress, Refusal> {
+        Ledger::grant_in(self.locked, &mut self.shard, owner, block, times_of(now, time_to_live))
+    }
+}
+
+/// Returns when a lease is granted, and when it lapses.
+fn times_of(now: Tick, time_to_live: Option<Duration>) -> (Tick, Tick) {
+    (now, time_to_live.map_or(Tick::NEVER, |time| now.after(time)))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! A part is only ever touched under its shard's lock. Two summaries say which groups have a free slot and which a
 //! lease, so that neither a grant nor a collect walks over rows that do not concern it.
 
+use std::hint::black_box;
 use std::sync::Arc;
 
 use crate::producer::blocks::reclaimed::ReclaimedBlocks;
@@ -97,6 +98,17 @@ impl<B: Clone, F: SlotFile> SlotGroups<B, F> {
         let slot = (self.first_group + index) * GROUP + bit;
         self.file.slots()[slot as usize].grant(row.generation);
         Some((slot, row.generation))
+    }
+
+    /// Reads the row and the slot of the next grant, so that they are near by then.
+    #[inline]
+    pub fn look_ahead(&self) {
+        let index = self.with_free.trailing_zeros();
+        let Some(group) = self.groups.get(index as usize) else { return };
+        let bit = group.free.trailing_zeros();
+        let slot = (self.first_group + index) * GROUP + bit;
+        black_box(group.rows[bit as usize].generation);
+        let _ = black_box(self.file.slots()[slot as usize].peek(Generation::ZERO));
     }
 }
 
