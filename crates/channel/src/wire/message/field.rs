@@ -140,7 +140,7 @@ impl Field for RefusalCode {
 
     fn read(r: &mut Reader<'_>) -> Result<RefusalCode, Malformed> {
         let number = r.u16()?;
-        RefusalCode::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 13"))
+        RefusalCode::from_number(number).ok_or_else(|| malformed("the refusal's code", number, "1 to 13, but 3 and 9"))
     }
 }
 

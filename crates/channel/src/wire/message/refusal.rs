@@ -1,4 +1,4 @@
-//! Why a producer refuses, as a number that both sides know.
+//! Why a producer refuses, as a number that both sides know. 3 and 9 were defined and never sent: they stay unused.
 
 /// Why a producer refuses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -8,9 +8,7 @@ pub enum RefusalCode {
     Version = 1,
     /// The user may not connect.
     User = 2,
-    /// The vendors differ.
-    Backend = 3,
-    /// The devices differ and memory of one is not for the other.
+    /// The vendors or the devices differ.
     Device = 4,
     /// The message breaks the protocol.
     Protocol = 5,
@@ -20,8 +18,6 @@ pub enum RefusalCode {
     Closing = 7,
     /// The region is unknown, gone, or none of its blocks is leased to the participant.
     Region = 8,
-    /// The memory cannot be mapped as was asked.
-    Access = 9,
     /// A call of the producer's driver or system failed.
     Failed = 10,
     /// The participant has no such lease.
@@ -33,16 +29,14 @@ pub enum RefusalCode {
 }
 
 impl RefusalCode {
-    pub(super) const ALL: [RefusalCode; 13] = [
+    pub(super) const ALL: [RefusalCode; 11] = [
         RefusalCode::Version,
         RefusalCode::User,
-        RefusalCode::Backend,
         RefusalCode::Device,
         RefusalCode::Protocol,
         RefusalCode::Limit,
         RefusalCode::Closing,
         RefusalCode::Region,
-        RefusalCode::Access,
         RefusalCode::Failed,
         RefusalCode::Lease,
         RefusalCode::Addressee,
@@ -58,13 +52,11 @@ impl RefusalCode {
         match self {
             RefusalCode::Version => "build both sides from one version of gpu-ipc",
             RefusalCode::User => "add this user to the producer's `allow_uids`",
-            RefusalCode::Backend => "open the participant with a device of the producer's vendor",
             RefusalCode::Device => "open the participant on the producer's device",
             RefusalCode::Protocol => "connect to a session of gpu-ipc, from gpu-ipc",
             RefusalCode::Limit => "raise the producer's limit, or hold less",
             RefusalCode::Closing => "connect to a session that stays open",
             RefusalCode::Region => "claim a block of the region first",
-            RefusalCode::Access => "ask for read and write access",
             RefusalCode::Failed => "look at the producer's log",
             RefusalCode::Lease => "forward a block that is held",
             RefusalCode::Addressee => "forward to a participant that is connected to the same session",
