@@ -11,13 +11,12 @@ use gpu_ipc::host::HostBackend;
 use gpu_ipc::{
     After, ClaimError, Claims, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, Stream, To, Wait,
 };
-use harness::WATCHDOG;
+use harness::{WATCHDOG, step};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::device::{is_host, open_gpu, open_host, read_stamp, write_stamp};
 use crate::gate::Gate;
 use crate::kernel::Kernels;
-use crate::step;
 use crate::words::{Answer, Command, Done, Refusal, Step, Waits};
 
 /// What an agent has.
@@ -238,7 +237,7 @@ impl Life {
             Command::Fork => Ok(Done::Number(fork_that_lives_on().unsigned_abs().into())),
             Command::ForkAndCall => Ok(Done::Number(self.call_in_a_child().unsigned_abs().into())),
             Command::DieAt(step) => {
-                step::die_at(step.name());
+                step::die_at(step.name(), None);
                 Ok(Done::Nothing)
             }
         }

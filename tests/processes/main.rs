@@ -21,7 +21,6 @@ mod life;
 mod lifecycle;
 mod notice;
 mod order;
-mod step;
 mod ticket;
 mod words;
 

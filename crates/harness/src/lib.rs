@@ -9,6 +9,7 @@
 //! | [`child`](Child) | starts, tells, hears, stops and kills a process; what is left of it goes with the test |
 //! | [`role`] | that process' own side |
 //! | [`surroundings`] | namespaces, small file systems, other users, inherited descriptors |
+//! | [`step`] | deaths at a named step of a block's life |
 //! | [`program`] | programs that run beside a test, or to their end |
 //! | [`watchdog`](WATCHDOG) | waits for a condition, and for no time |
 
@@ -18,6 +19,7 @@ mod role;
 mod watchdog;
 
 pub mod program;
+pub mod step;
 pub mod surroundings;
 
 pub use child::Child;

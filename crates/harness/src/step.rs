@@ -1,23 +1,33 @@
-//! Dies at a named step of the library's life cycle, by SIGKILL, as a machine's out-of-memory killer would.
+//! A death at a named step of the library's life cycle, by SIGKILL, as by a machine's out-of-memory killer.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-static STEP: OnceLock<String> = OnceLock::new();
+/// The step, and the file that is made there.
+static STEP: OnceLock<(String, Option<PathBuf>)> = OnceLock::new();
 
-/// Dies when the step is reached the next time.
-pub fn die_at(step: &str) {
-    STEP.set(step.to_owned()).expect("told once");
+/// Dies when the step is reached the next time, and leaves a file if it is given a place for one: a test whose step
+/// nobody reaches shows nothing.
+///
+/// # Panics
+///
+/// The second time, and if another subscriber hears the process's events.
+pub fn die_at(step: &str, tombstone: Option<PathBuf>) {
+    STEP.set((step.to_owned(), tombstone)).expect("told once");
     tracing::subscriber::set_global_default(Listener).expect("nobody else listens");
 }
 
-/// Says that a step was reached that the library does not know, because it is the application's.
+/// Tells of a step that the library does not know, because it is the application's.
 pub fn reached(step: &str) {
-    if STEP.get().is_some_and(|at| at == step) {
+    if let Some((_, tombstone)) = STEP.get().filter(|(at, _)| at == step) {
+        if let Some(path) = tombstone {
+            std::fs::write(path, []).expect("a file in the directory that all share");
+        }
         let own = rustix::process::getpid();
         rustix::process::kill_process(own, rustix::process::Signal::KILL).expect("a process can kill itself");
         loop {
