@@ -53,7 +53,7 @@ def every_type_and_view_arrives() -> None:
             tensor.view(torch.uint8)[:] = torch.arange(tensor.nbytes, device=options.device) % 2
             views = [tensor, tensor[7:], tensor.reshape(2, 8, 15)[:, 1:, ::2], tensor.reshape(12, 20).t()]
             for view in views:
-                for way in ("torch", "torch.from_dlpack"):
+                for way in ("torch", "torch.from_dlpack", "claim_tensors"):
                     got = consumer("read", session.share(view, to=consumer.id), way)
                     assert got == told_of(view), (name, way, got[:3])
         del tensor, views, view
@@ -103,7 +103,7 @@ def the_consumer_waits_for_the_producers_work() -> None:
                 tensor.fill_(turn)
                 descriptor = session.share(tensor, to=consumer.id)
             assert not stream.query(), "the producer's work was over before it was shared"
-            got = consumer("read", descriptor, "torch")
+            got = consumer("read", descriptor, "claim_tensors" if turn % 2 else "torch")
             assert got[3] == turn.to_bytes(4, "little") * (1 << 20), turn
 
 

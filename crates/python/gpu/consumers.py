@@ -82,7 +82,10 @@ class Role:
 
     def read(self, descriptor: Any, way: str, keep: bool = False) -> Any:
         """Claim, make a tensor by one of the ways, and tell of it."""
-        made = WAYS[way](self._joined().claim(descriptor, timeout=PATIENCE))
+        if way == "claim_tensors":
+            [made] = self._joined().claim_tensors([descriptor], timeout=PATIENCE)
+        else:
+            made = WAYS[way](self._joined().claim(descriptor, timeout=PATIENCE))
         if keep:
             self.kept.append(made)
         return told_of(made)

@@ -128,7 +128,7 @@ def serve(path: str, pipe: Any, device: str) -> None:
     with gpu_ipc.connect(path) as participant:
         pipe.send(participant.id)
         while (data := pipe.recv()) is not None:
-            kept = [one.torch() for one in participant.claim_many(data)]
+            kept = participant.claim_tensors(data)
             pipe.send(len(kept))
     del kept
 

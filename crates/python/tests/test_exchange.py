@@ -86,7 +86,7 @@ def read(array, tensor):
 def make(managed, out):
     asked.append("make")
     managed = Managed.from_address(managed)
-    assert (tuple(managed.version)[0], managed.flags, managed.tensor.dimensions) == (1, 0, 2)
+    assert (tuple(managed.version)[0], managed.flags) == (1, 0)
     made = types.SimpleNamespace(data=managed.tensor.data)
     Deletes(managed.deleter)(ctypes.addressof(managed))
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
@@ -160,6 +160,23 @@ with gpu_ipc.Session("host:0", sys.argv[2]) as session, gpu_ipc.connect(session.
     except ValueError as error:
         assert "it failed" in sys.argv[3:], error
     del received
+    # Several at once, one of which cannot be had in the end.
+    asked, single = [], asked
+    many = session.share_many([Array(block), block], to=participant.id)
+    try:
+        tensors = participant.claim_tensors(many)
+        assert len(tensors) == 2 and "made it" in sys.argv[3:] or type(tensors[1]).__name__ == "PyCapsule", tensors
+        del tensors
+    except ValueError as error:
+        assert "it failed" in sys.argv[3:], error
+    again = session.share_many([block, block], to=participant.id)
+    participant.claim(again[1])
+    try:
+        participant.claim_tensors(again)
+        raise AssertionError("what was claimed is claimed again")
+    except gpu_ipc.AlreadyClaimed:
+        pass
+    asked = single
     # Neither an exception nor a lease is left behind.
     while session.stats().held:
         session.collect()

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu_ipc::{ClaimError, Error, Gpu, ReceivedBlock, Wait};
+use gpu_ipc::{ClaimError, Error, Gpu, ReceivedBlock, State, Wait};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::received::Received;
+use super::received::{self, Received};
+use crate::arrays::export::Export;
+use crate::arrays::{abi, class, exchange};
 use crate::data::addressee::ParticipantId;
 use crate::data::descriptor::Descriptor;
 use crate::data::device::{self, Device};
@@ -92,6 +94,59 @@ impl Participant {
 /// Says whether a claim is to be made again.
 fn is_late(error: &ClaimError) -> bool {
     matches!(error, ClaimError::WouldBlock | ClaimError::Backend(Error::Deadline { .. }))
+}
+
+fn list_of(descriptors: &Bound<'_, PyAny>) -> PyResult<Vec<Py<Descriptor>>> {
+    descriptors.try_iter()?.map(|one| Ok(Descriptor::of(&one?)?.unbind())).collect()
+}
+
+/// Claims everything, in slices. What is late is claimed again in the next slice; nothing of it was lost.
+fn claim_all(
+    py: Python<'_>,
+    participant: &gpu_ipc::Participant,
+    wanted: &[Py<Descriptor>],
+    wait: Wait<'_>,
+    timeout: Option<f64>,
+) -> PyResult<Vec<Result<ReceivedBlock, ClaimError>>> {
+    let mut claimed: Vec<Option<Result<ReceivedBlock, ClaimError>>> = wanted.iter().map(|_| None).collect();
+    let mut left: Vec<usize> = (0..wanted.len()).collect();
+    let done = in_slices(py, duration(timeout)?, |slice| {
+        let grants: Vec<&[u8]> = left.iter().map(|&n| wanted[n].get().grant()).collect();
+        let results = participant.claim_many(&grants, wait, Some(slice));
+        let mut late = Vec::new();
+        for (&n, result) in left.iter().zip(results) {
+            if result.as_ref().is_err_and(is_late) {
+                late.push(n);
+            } else {
+                claimed[n] = Some(result);
+            }
+        }
+        left = late;
+        left.is_empty().then_some(())
+    });
+    if let Err(interrupt) = done {
+        py.detach(|| drop(claimed));
+        return Err(interrupt);
+    }
+    let deadline = || Err(Error::Deadline { what: "the producer's answer" }.into());
+    Ok(claimed.into_iter().map(|result| result.unwrap_or_else(deadline)).collect())
+}
+
+/// Returns the blocks; where a claim failed, releases the others and raises the first error.
+fn all_of(py: Python<'_>, results: Vec<Result<ReceivedBlock, ClaimError>>) -> PyResult<Vec<ReceivedBlock>> {
+    let mut first = None;
+    let mut blocks = Vec::with_capacity(results.len());
+    for result in results {
+        match result {
+            Ok(block) => blocks.push(block),
+            Err(error) => {
+                first.get_or_insert(error);
+            }
+        }
+    }
+    let Some(error) = first else { return Ok(blocks) };
+    py.detach(|| ReceivedBlock::drop_many(blocks));
+    Err(raise_claim(error))
 }
 
 #[pymethods]
@@ -205,55 +260,68 @@ impl Participant {
         return_exceptions: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let _call = Call::begin(py);
-        let mut wanted = Vec::new();
-        for descriptor in descriptors.try_iter()? {
-            wanted.push(Descriptor::of(&descriptor?)?.unbind());
-        }
+        let wanted = list_of(descriptors)?;
         let stream = stream.map(|stream| stream::given(&self.gpu, stream)).transpose()?;
         let (participant, wait) = (self.participant()?, stream.as_ref().map_or(Wait::None, Wait::Stream));
-        let mut claimed: Vec<Option<Result<ReceivedBlock, ClaimError>>> = wanted.iter().map(|_| None).collect();
-        let mut left: Vec<usize> = (0..wanted.len()).collect();
-        // What is late is claimed again in the next slice; nothing of it was lost.
-        let done = in_slices(py, duration(timeout)?, |slice| {
-            let grants: Vec<&[u8]> = left.iter().map(|&n| wanted[n].get().grant()).collect();
-            let results = participant.claim_many(&grants, wait, Some(slice));
-            let mut late = Vec::new();
-            for (&n, result) in left.iter().zip(results) {
-                if result.as_ref().is_err_and(is_late) {
-                    late.push(n);
-                } else {
-                    claimed[n] = Some(result);
-                }
-            }
-            left = late;
-            left.is_empty().then_some(())
-        });
-        if let Err(interrupt) = done {
-            py.detach(|| drop(claimed));
-            return Err(interrupt);
-        }
-        let deadline = || Err(Error::Deadline { what: "the producer's answer" }.into());
-        let results: Vec<_> = claimed.into_iter().map(|result| result.unwrap_or_else(deadline)).collect();
+        let results = claim_all(py, &participant, &wanted, wait, timeout)?;
         if !return_exceptions && results.iter().any(Result::is_err) {
-            let mut first = None;
-            let blocks: Vec<_> = results
-                .into_iter()
-                .filter_map(|result| match result {
-                    Ok(block) => Some(block),
-                    Err(error) => {
-                        first.get_or_insert(error);
-                        None
-                    }
-                })
-                .collect();
-            py.detach(|| ReceivedBlock::drop_many(blocks));
-            return Err(first.map_or_else(|| invalid("a claim", "failed", "to have an error"), raise_claim));
+            return Err(all_of(py, results).err().unwrap_or_else(|| invalid("a claim", "failed", "to have an error")));
         }
         let given = wanted.into_iter().zip(results).map(|(descriptor, result)| match result {
             Ok(block) => Py::new(py, self.received(descriptor, block)).map(Py::into_any),
             Err(error) => Ok(raise_claim(error).into_value(py).into_any()),
         });
         PyList::new(py, given.collect::<PyResult<Vec<_>>>()?)
+    }
+
+    /// Claim several descriptors as PyTorch tensors on PyTorch's current stream, such as a state dict.
+    ///
+    /// It means what ``[one.torch() for one in participant.claim_many(descriptors)]`` does, with one look at the
+    /// stream, and without a ``Received`` for each.
+    ///
+    /// Args:
+    ///     descriptors, timeout: as for ``claim_many``.
+    ///
+    /// Raises:
+    ///     Unsupported: leases are read-only, and PyTorch has no such tensors.
+    ///     Stale: the producer died before its work on one of them was done.
+    ///     As ``claim_many``. After an error nothing of what was claimed is held.
+    #[pyo3(signature = (descriptors, *, timeout=None))]
+    fn claim_tensors<'py>(
+        &self,
+        py: Python<'py>,
+        descriptors: &Bound<'py, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        if self.read_only {
+            return Err(received::no_read_only_tensor());
+        }
+        let _call = Call::begin(py);
+        let (participant, wanted) = (self.participant()?, list_of(descriptors)?);
+        let current = exchange::current_stream(py, abi::Device::of(&self.gpu))?;
+        let stream = current.map(|raw| py.detach(|| stream::of_handle(&self.gpu, raw))).transpose().or_raise()?;
+        let wait = stream.as_ref().map_or(Wait::None, Wait::Stream);
+        let mut blocks = all_of(py, claim_all(py, &participant, &wanted, wait, timeout)?)?.into_iter();
+        let mut tensors = Vec::with_capacity(wanted.len());
+        for (descriptor, block) in wanted.into_iter().zip(blocks.by_ref()) {
+            // Host memory has no streams: each is waited for by itself, as all are that are garbage.
+            let made = match stream {
+                Some(_) if block.state() != State::Poisoned => {
+                    let (layout, device) = (descriptor.get().layout(), abi::Device::of(&self.gpu));
+                    let start = block.device_ptr().0.wrapping_add(layout.offset);
+                    exchange::tensor(py, Export { start, layout, device, read_only: false, hold: block })
+                }
+                _ => class::tensor(&self.received(descriptor, block), py),
+            };
+            match made {
+                Ok(tensor) => tensors.push(tensor),
+                Err(error) => {
+                    py.detach(|| ReceivedBlock::drop_many(blocks));
+                    return Err(error);
+                }
+            }
+        }
+        PyList::new(py, tensors)
     }
 
     /// Claim what a descriptor grants, without blocking the event loop.

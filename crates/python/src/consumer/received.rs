@@ -115,6 +115,15 @@ impl Array for Received {
     }
 }
 
+/// Refuses a tensor of a read-only lease.
+pub(crate) fn no_read_only_tensor() -> PyErr {
+    unsupported(
+        "a PyTorch tensor of a read-only lease",
+        "PyTorch has no read-only tensors, and a write to the memory faults",
+        "connect without `read_only`, or use received.without_read_only_flag().torch() and never write to it",
+    )
+}
+
 #[pymethods]
 impl Received {
     /// The bytes that the producer's ``share(..., meta=...)`` put in.
@@ -171,11 +180,7 @@ impl Received {
     ///         makes one all the same; a write to it ends the process' GPU context.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if self.read_only {
-            return Err(unsupported(
-                "a PyTorch tensor of a read-only lease",
-                "PyTorch has no read-only tensors, and a write to the memory faults",
-                "connect without `read_only`, or use received.without_read_only_flag().torch() and never write to it",
-            ));
+            return Err(no_read_only_tensor());
         }
         class::tensor(self, py)
     }

@@ -1,5 +1,6 @@
 //! Memory that other code allocated, as regions of a session.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -11,8 +12,8 @@ pub(crate) const FIRST_ADOPTED: RegionId = RegionId(1 << 63);
 /// The regions that a session has adopted.
 #[derive(Debug)]
 pub(crate) struct Adopted {
-    /// By base: several blocks may be adopted from one allocation.
-    regions: Mutex<Vec<(DevicePtr, Weak<Region>)>>,
+    /// By base: several blocks may be adopted from one allocation. Those that are gone stay until another is made.
+    regions: Mutex<BTreeMap<u64, Weak<Region>>>,
     next: AtomicU64,
 }
 
@@ -50,18 +51,18 @@ impl Adopted {
             });
         }
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        regions.retain(|(_, region)| region.strong_count() > 0);
-        let known = regions.iter().find(|(base, _)| *base == range.base).and_then(|(_, region)| region.upgrade());
+        let known = regions.get(&range.base.0).and_then(Weak::upgrade);
         let region = match known {
             Some(region) => region,
             None => {
+                regions.retain(|_, region| region.strong_count() > 0);
                 let export = match sharing {
                     Sharing::Fd => Export::Fd(gpu.backend().export_fd(range.base)?),
                     _ => Export::Handle(gpu.backend().export_handle(range.base)?),
                 };
                 let id = RegionId(self.next.fetch_add(1, Ordering::Relaxed));
                 let region = Arc::new(Region::new(id, gpu.device(), range.base, range.len, export));
-                regions.push((range.base, Arc::downgrade(&region)));
+                regions.insert(range.base.0, Arc::downgrade(&region));
                 region
             }
         };
