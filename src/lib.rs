@@ -116,7 +116,8 @@ pub mod backend {
         GpuEvents, GpuHandles, GpuHostMemory, GpuMemory, GpuPointers, GpuPools, GpuRanges, GpuStore, GpuStreams,
         GpuWords, Holder, HostMemory, HostPtr, KernelPages, Lent, MAX_BATCH, MemHandle, MemoryInfo, MemoryKind, Piece,
         PointerInfo, PoolUsage, RawEvent, RawMemory, RawPool, RawStream, Reclaim, Reclaimed, Region, RegionId,
-        RegionSource, Sharing, SourceUsage, StreamIdentity, StreamInfo, StreamOp, WordPtr, explain, groups, vendor,
+        RegionSource, Sharing, SourceUsage, Spot, StreamIdentity, StreamInfo, StreamOp, WordPtr, explain, groups,
+        vendor,
     };
 
     pub use crate::detect::{Backends, Detected, detect_only};

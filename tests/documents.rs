@@ -20,6 +20,7 @@ const CASES: [(&str, &[&str]); 3] = [
             "fork",
             "forward",
             "gpu",
+            "growth",
             "lifecycle",
             "notice",
             "order",

@@ -13,12 +13,13 @@ use harness::{WATCHDOG, comes};
 use crate::Case;
 use crate::agent::{Fault, read_stamp, write_stamp};
 use crate::faulty::Faulty;
-use crate::limits::consume;
+use crate::limits::{consume, open_session, straddle};
 
 pub const CASES: &[Case] = &[
     ("backend::each_call_of_a_producer_fails_once", || until_it_passes(Side::Producer)),
     ("backend::each_call_of_a_consumer_fails_once", || until_it_passes(Side::Consumer)),
-    ("backend::each_call_of_a_consumer_elsewhere_fails_once", elsewhere),
+    ("backend::each_call_of_a_consumer_elsewhere_fails_once", || elsewhere(false)),
+    ("backend::each_call_of_a_consumer_elsewhere_fails_once_across_pieces", || elsewhere(true)),
     ("backend::each_call_of_a_drop_fails_once_and_the_block_comes_back", drops),
     ("backend::a_capture_that_begins_before_an_event_is_recorded_loses_no_lease", capture_begins),
 ];
@@ -210,12 +211,12 @@ fn drops() {
     assert_ne!(counted, 0, "a block without an event on a stream that is held up is not counted");
 }
 
-fn elsewhere() {
+fn elsewhere(across: bool) {
     let gpu = open().1;
     let stream = Stream::create(&gpu).expect("a stream");
     let dir = tempfile::tempdir().expect("a directory");
-    let builder = Session::builder(gpu.clone()).socket(dir.path().join("s"));
-    let session = builder.quarantine(Duration::ZERO).open().expect("a session");
+    let session = open_session(&gpu, dir.path(), across);
+    let straddles = across.then(|| straddle(&session));
     for nth in 1.. {
         assert!(nth < 2000, "it fails for ever");
         let passed = consume(&gpu, &stream, &session, Fault::Backend(nth));
@@ -223,7 +224,8 @@ fn elsewhere() {
         let back = comes(|| {
             session.collect();
             let stats = session.stats();
-            (stats.live_blocks, stats.participants, stats.leaked_blocks) == (0, 0, 0)
+            let kept = straddles.iter().count() as u64;
+            (stats.live_blocks, stats.participants, stats.leaked_blocks) == (kept, 0, 0)
         });
         assert!(back, "call {nth}: {:?}", session.stats());
         if passed {
@@ -231,6 +233,7 @@ fn elsewhere() {
             break;
         }
     }
+    drop(straddles);
     session.trim().expect("nothing fails here");
     assert_eq!(session.stats().source.reserved, 0, "a region is kept for the dead");
 }

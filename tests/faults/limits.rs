@@ -5,9 +5,10 @@
 use std::path::Path;
 use std::time::Duration;
 
+use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
 use gpu_ipc::backend::DeviceId;
 use gpu_ipc::host::{HostBackend, HostConfig};
-use gpu_ipc::{After, Gpu, ParticipantId, Session, Stream, To};
+use gpu_ipc::{After, Gpu, ParticipantId, SentBlock, Session, Stream, To};
 use harness::surroundings::with_files;
 use harness::{comes, say};
 
@@ -15,20 +16,22 @@ use crate::Case;
 use crate::agent::{self, Agent, Fault, Said, Told, write_stamp};
 
 pub const CASES: &[Case] = &[
-    ("limits::a_consumer_without_descriptors", || until_it_passes(Fault::Files)),
-    ("limits::a_consumer_without_memory", || until_it_passes(Fault::Memory)),
+    ("limits::a_consumer_without_descriptors", || until_it_passes(Fault::Files, false)),
+    ("limits::a_consumer_without_memory", || until_it_passes(Fault::Memory, false)),
+    ("limits::a_consumer_of_pieces_without_descriptors", || until_it_passes(Fault::Files, true)),
+    ("limits::a_consumer_of_pieces_without_memory", || until_it_passes(Fault::Memory, true)),
     ("limits::interrupted_calls", interrupted),
 ];
 
 /// Needs a kernel and a machine that let this user mount a file system of its own.
 pub const MOUNTS: &[Case] = &[("limits::a_directory_without_room", without_room)];
 
-fn until_it_passes(what: fn(u64) -> Fault) {
+fn until_it_passes(what: fn(u64) -> Fault, across: bool) {
     let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("it opens"), DeviceId(0)).expect("a device");
     let stream = Stream::create(&gpu).expect("a stream");
     let dir = tempfile::tempdir().expect("a directory");
-    let builder = Session::builder(gpu.clone()).socket(dir.path().join("s"));
-    let session = builder.quarantine(Duration::ZERO).open().expect("a session");
+    let session = open_session(&gpu, dir.path(), across);
+    let straddles = across.then(|| straddle(&session));
     for number in 0.. {
         let fault = what(number);
         assert!(number < 400, "a consumer does not get on with {fault:?} either");
@@ -37,7 +40,8 @@ fn until_it_passes(what: fn(u64) -> Fault) {
             comes(|| {
                 session.collect();
                 let stats = session.stats();
-                (stats.live_blocks, stats.participants, stats.leaked_blocks) == (0, 0, 0)
+                let kept = straddles.iter().count() as u64;
+                (stats.live_blocks, stats.participants, stats.leaked_blocks) == (kept, 0, 0)
             }),
             "{fault:?}: {:?}",
             session.stats()
@@ -47,6 +51,29 @@ fn until_it_passes(what: fn(u64) -> Fault) {
             return;
         }
     }
+}
+
+/// The bytes of a piece of memory that grows in place.
+const PIECE: u64 = 64 << 10;
+
+/// Opens a session, whose memory grows in place by pieces of [`PIECE`] if so asked.
+pub fn open_session(gpu: &Gpu, dir: &Path, in_place: bool) -> Session {
+    let options = ArenaOptions::default();
+    let options =
+        if in_place { options.growth(Growth::Fixed(PIECE)).limit(16 * PIECE).grows_in_place(true) } else { options };
+    let arena = Arena::new(gpu.clone(), options).expect("an arena");
+    let builder = Session::builder(gpu.clone()).socket(dir.join("s")).arena(&arena);
+    builder.quarantine(Duration::ZERO).open().expect("a session")
+}
+
+/// Takes the first of two pieces but for its end, so that the next block of a page lies across both.
+pub fn straddle(session: &Session) -> SentBlock {
+    let pieces = [(); 2].map(|()| session.alloc(PIECE).expect("there is room"));
+    drop(pieces);
+    let straddles = session.alloc(PIECE - 2048).expect("there is room");
+    let across = session.alloc(4096).expect("there is room");
+    assert_eq!(across.place(), (straddles.place().0, PIECE - 2048));
+    straddles
 }
 
 /// A consumer's life among signals, and a producer's: nobody takes an interruption for a failure.

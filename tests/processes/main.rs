@@ -16,6 +16,7 @@ mod fork;
 mod forward;
 mod gate;
 mod gpu;
+mod growth;
 mod kernel;
 mod life;
 mod lifecycle;
@@ -74,6 +75,11 @@ fn main() {
     trials.extend(self::trials(death::SHARED_CONTEXT, death::can_share_context()));
     let on_cuda = std::env::var(device::BACKEND).is_ok_and(|backend| backend == "cuda");
     trials.extend(self::trials(gpu::CASES, on_cuda));
+    if on_cuda || device::is_host() {
+        trials.extend(self::trials(growth::CASES, true));
+    } else {
+        eprintln!("no ranges of addresses: {} cases of growth in place are left out", growth::CASES.len());
+    }
     let devices = if on_cuda { gpu::devices() } else { 0 };
     if devices == 1 {
         eprintln!("one device: {} cases that need two are left out", gpu::TWO_DEVICES.len());

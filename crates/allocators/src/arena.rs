@@ -11,8 +11,8 @@ use crate::relief::PATIENCE;
 use crate::request::end_of;
 use crate::snapshot::Snapshot;
 use crate::{
-    Allocator, Bfc, BfcOptions, Budget, DeviceMemory, Growth, Placed, RegionVisitor, Relief, Relieved, Request,
-    Shareable, Visited,
+    Allocator, Bfc, BfcOptions, Budget, DeviceMemory, GrowingMemory, Growth, Placed, RegionVisitor, Relief, Relieved,
+    Request, Shareable, Visited,
 };
 
 /// The most bytes behind a block that nobody can use: a page.
@@ -30,6 +30,8 @@ pub struct ArenaOptions {
     pub growth: Growth,
     /// How regions are shared; by file descriptor where the device can when `None`.
     pub sharing: Option<Sharing>,
+    /// Whether regions are pieces of one range of addresses, where the device has ranges.
+    pub grows_in_place: bool,
     /// How long [`take`](RegionSource::take) waits for memory when there is none. Without a wait, a block that another
     /// thread is giving back at that moment counts as in use.
     pub wait: Duration,
@@ -52,6 +54,7 @@ impl Default for ArenaOptions {
             limit: u64::MAX,
             growth: Growth::Fixed(32 << 20),
             sharing: None,
+            grows_in_place: false,
             wait: Duration::ZERO,
             patience: PATIENCE,
             budget: None,
@@ -87,6 +90,19 @@ impl ArenaOptions {
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> ArenaOptions {
         self.sharing = Some(sharing);
+        self
+    }
+
+    /// Grows in place: regions are pieces that are mapped one behind the other in a range of addresses, which this
+    /// process and every consumer reserve once. A block may lie across several, so what is free at the end of one is
+    /// used with the beginning of the next. The last pieces go back to the driver when nobody uses or maps them.
+    ///
+    /// Regions are on their own all the same, which `tracing` reports once, on a device without
+    /// [`Caps::ranges`](gpu_api::Caps::ranges), with `Sharing::Handle`, and in a process that has no such range of
+    /// addresses to give.
+    #[must_use]
+    pub fn grows_in_place(mut self, grows: bool) -> ArenaOptions {
+        self.grows_in_place = grows;
         self
     }
 
@@ -133,6 +149,7 @@ impl fmt::Debug for ArenaOptions {
             .field("limit", &self.limit)
             .field("growth", &self.growth)
             .field("sharing", &self.sharing)
+            .field("grows_in_place", &self.grows_in_place)
             .finish_non_exhaustive()
     }
 }
@@ -202,11 +219,19 @@ impl Arena {
         // Blocks are large and stay; half a region of slack behind one would be nobody's.
         let bfc = bfc.max_slack(MAX_SLACK);
         let sharing = options.sharing.map_or_else(|| gpu.default_sharing(), Ok)?;
-        let mut memory = DeviceMemory::new(gpu)?.sharing(sharing);
-        if let Some(budget) = options.budget {
-            memory = memory.budget(budget);
-        }
-        let bfc = Bfc::new(bfc, Visited::maybe(Shareable::new(memory), options.visitor));
+        let growing =
+            options.grows_in_place.then(|| growing(&gpu, sharing, options.limit, options.budget.clone())).flatten();
+        let memory = match growing {
+            Some(memory) => Shareable::growing(memory),
+            None => {
+                let memory = DeviceMemory::new(gpu)?.sharing(sharing);
+                Shareable::new(match options.budget {
+                    Some(budget) => memory.budget(budget),
+                    None => memory,
+                })
+            }
+        };
+        let bfc = Bfc::new(bfc, Visited::maybe(memory, options.visitor));
         let heap = Relieved::with_patience(bfc, options.relief.unwrap_or_default(), options.patience);
         Ok(Arc::new(Arena { heap, wait: options.wait }))
     }
@@ -248,6 +273,29 @@ impl Arena {
     }
 }
 
+/// Reserves the addresses of an arena that grows in place; `None`, and a line that says why, where that cannot be.
+fn growing(gpu: &Gpu, sharing: Sharing, limit: u64, budget: Option<Arc<Budget>>) -> Option<GrowingMemory> {
+    if sharing != Sharing::Fd {
+        tracing::warn!(device = %gpu.device(), ?sharing, "an arena cannot grow in place without descriptors");
+        return None;
+    }
+    let memory = GrowingMemory::new(gpu.clone()).and_then(|memory| {
+        let memory = memory.most(limit);
+        memory.reserve()?;
+        Ok(memory)
+    });
+    match memory {
+        Ok(memory) => Some(match budget {
+            Some(budget) => memory.budget(budget),
+            None => memory,
+        }),
+        Err(error) => {
+            tracing::warn!(device = %gpu.device(), %error, "an arena cannot grow in place: its regions are separate");
+            None
+        }
+    }
+}
+
 impl RegionSource for Arena {
     fn take(&self, len: u64, align: u64) -> Result<Piece> {
         if len == 0 {
@@ -271,6 +319,11 @@ impl RegionSource for Arena {
             // To believe it would hand out bytes twice.
             tracing::error!(region = piece.region.id().0, piece.offset, piece.len, "no such piece is out");
         }
+    }
+
+    fn regions(&self, piece: &Piece) -> Vec<Arc<Region>> {
+        let start = piece.region.base().0;
+        self.heap.bfc().core.tokens(start, start.saturating_add(piece.offset).saturating_add(piece.len))
     }
 
     fn trim(&self) -> Result<u64> {

@@ -1,9 +1,8 @@
-//! Regions from a device's driver: private ones, and ones that other processes may map.
+//! Regions from a device's driver, each on its own.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use gpu_api::{Allocation, DevicePtr, Error, Export, ForkGuard, Gpu, Region, RegionId, Result, Sharing};
+use gpu_api::{Allocation, DevicePtr, Error, Export, ForkGuard, Gpu, Result, Sharing};
 
 use crate::{Budget, DeviceBytes, Extent, Memory, RoomListener, SubAllocator};
 
@@ -48,7 +47,7 @@ impl DeviceMemory {
         &self.gpu
     }
 
-    fn allocate(&self, len: u64) -> Result<Allocation> {
+    pub(crate) fn allocate(&self, len: u64) -> Result<Allocation> {
         self.check_owner()?;
         let device = self.gpu.device();
         let rounded = len.checked_next_multiple_of(self.granularity()).unwrap_or(u64::MAX);
@@ -78,7 +77,7 @@ impl DeviceMemory {
         self.budget.as_ref().map_or(Ok(()), |budget| budget.take_for(self.gpu.device(), bytes, asked, ""))
     }
 
-    fn release(&self, extent: Extent) -> Result<()> {
+    pub(crate) fn release(&self, extent: Extent) -> Result<()> {
         self.check_owner()?;
         // SAFETY: `GpuBackend::free` asks for
         // - a base from `alloc`, not yet freed: `SubAllocator::free` gets each extent once, as `allocate` gave it;
@@ -90,6 +89,20 @@ impl DeviceMemory {
             self.forgo(extent.len);
         }
         freed
+    }
+
+    /// Exports what `allocate` gave, the way that it was chosen for.
+    pub(crate) fn export(&self, allocation: Allocation) -> Result<Export> {
+        let backend = self.gpu.backend();
+        match self.sharing {
+            Sharing::Handle => backend.export_handle(allocation.base).map(Export::Handle),
+            Sharing::Fd => backend.export_fd(allocation.base).map(Export::Fd),
+            other => Err(Error::Unsupported {
+                what: "an arena of shareable memory",
+                why: format!("it knows no {other:?} regions"),
+                remedy: "choose `Sharing::Fd` or `Sharing::Handle`",
+            }),
+        }
     }
 
     fn forgo(&self, bytes: u64) {
@@ -137,83 +150,5 @@ unsafe impl SubAllocator for DeviceMemory {
 
     fn check_owner(&self) -> Result<()> {
         self.fork.check("this allocator")
-    }
-}
-
-/// Memory of a device that is exported as soon as it is allocated, for blocks of sessions and nothing else.
-///
-/// A region is mapped by others as a whole, so nothing private may lie in one.
-#[derive(Debug)]
-pub struct Shareable {
-    device: DeviceMemory,
-    next: AtomicU64,
-}
-
-impl Shareable {
-    /// Exports what comes from there.
-    pub fn new(device: DeviceMemory) -> Shareable {
-        Shareable { device, next: AtomicU64::new(0) }
-    }
-
-    fn export(&self, allocation: Allocation) -> Result<Export> {
-        let backend = self.device.gpu.backend();
-        match self.device.sharing {
-            Sharing::Handle => backend.export_handle(allocation.base).map(Export::Handle),
-            Sharing::Fd => backend.export_fd(allocation.base).map(Export::Fd),
-            other => Err(Error::Unsupported {
-                what: "an arena of shareable memory",
-                why: format!("it knows no {other:?} regions"),
-                remedy: "choose `Sharing::Fd` or `Sharing::Handle`",
-            }),
-        }
-    }
-}
-
-// SAFETY: as `DeviceMemory`, whose extents these are.
-unsafe impl SubAllocator for Shareable {
-    type Token = Arc<Region>;
-
-    fn alloc(&self, len: u64, _align: u64) -> Result<(Extent, Arc<Region>)> {
-        let allocation = self.device.allocate(len)?;
-        let extent = Extent { base: allocation.base.0, len: allocation.len };
-        let export = self.export(allocation).inspect_err(|_| {
-            // Nobody has seen the allocation yet. That it could not be shared is what the caller can mend.
-            if let Err(error) = self.device.release(extent) {
-                tracing::warn!(%error, "a region is leaked");
-            }
-        })?;
-        let id = RegionId(self.next.fetch_add(1, Ordering::Relaxed));
-        let region = Region::new(id, self.device.gpu.device(), allocation.base, allocation.len, export);
-        Ok((extent, Arc::new(region)))
-    }
-
-    fn free(&self, extent: Extent, region: Arc<Region>) -> Result<()> {
-        // A descriptor keeps the memory: with the last piece gone, this is the last of it but for somebody's report.
-        drop(region);
-        self.device.release(extent)
-    }
-
-    fn may_free(&self, region: &Arc<Region>) -> bool {
-        !region.is_pinned()
-    }
-
-    fn granularity(&self) -> u64 {
-        self.device.granularity()
-    }
-
-    fn capacity(&self) -> u64 {
-        self.device.capacity()
-    }
-
-    fn subscribe(&self, listener: Weak<dyn RoomListener>) {
-        self.device.subscribe(listener);
-    }
-
-    fn memory(&self) -> Result<Arc<dyn Memory>> {
-        self.device.memory()
-    }
-
-    fn check_owner(&self) -> Result<()> {
-        self.device.check_owner()
     }
 }

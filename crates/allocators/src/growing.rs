@@ -1,6 +1,7 @@
-//! Private memory of a device that grows in place: one range of addresses, and physical pieces on it.
+//! Memory of a device that grows in place: one range of addresses, and physical pieces on it.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use gpu_api::{Access, AddressRange, DevicePtr, Error, ForkGuard, Gpu, RawMemory, Result};
@@ -11,7 +12,8 @@ use crate::{Budget, DeviceBytes, Extent, Memory, SubAllocator};
 /// How many times the device's memory the range of addresses is: holes that no piece fits into cost addresses alone.
 const ADDRESSES: u64 = 2;
 
-/// Memory of a device that no other process sees, in pieces that lie side by side.
+/// Memory of a device in pieces that lie side by side. No other process sees it, unless a
+/// [`Shareable`](crate::Shareable) exports it.
 ///
 /// Addresses for more than the device has are reserved at the first piece, and each piece is mapped at the lowest place
 /// that is free. A [`Bfc`](crate::Bfc) over it uses neighbouring pieces as one region, so what is free in several of
@@ -41,6 +43,7 @@ const ADDRESSES: u64 = 2;
 pub struct GrowingMemory {
     gpu: Gpu,
     budget: Option<Arc<Budget>>,
+    most: u64,
     fork: ForkGuard,
     mapped: Mutex<Mapped>,
     bytes: OnceLock<Arc<DeviceBytes>>,
@@ -52,6 +55,13 @@ struct Mapped {
     range: Option<AddressRange>,
     /// By their place in the range.
     pieces: BTreeMap<u64, RawMemory>,
+}
+
+/// A piece that other processes may map.
+pub(crate) struct ExportedPiece {
+    pub(crate) fd: OwnedFd,
+    /// What it is a piece of.
+    pub(crate) range: AddressRange,
 }
 
 impl GrowingMemory {
@@ -70,7 +80,49 @@ impl GrowingMemory {
             });
         }
         let fork = ForkGuard::new()?;
-        Ok(GrowingMemory { gpu, budget: None, fork, mapped: Mutex::default(), bytes: OnceLock::new() })
+        Ok(GrowingMemory { gpu, budget: None, most: u64::MAX, fork, mapped: Mutex::default(), bytes: OnceLock::new() })
+    }
+
+    /// Reserves addresses for no more than this, where that is less than the device has.
+    #[must_use]
+    pub fn most(mut self, bytes: u64) -> GrowingMemory {
+        self.most = bytes;
+        self
+    }
+
+    /// Reserves the addresses, which the first piece would else do.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] or [`Error::Driver`] when the process has no room for them.
+    pub fn reserve(&self) -> Result<()> {
+        self.check_owner()?;
+        self.reserved(&mut self.mapped(), 0).map(drop)
+    }
+
+    /// Returns the device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Exports a piece that is out.
+    pub(crate) fn export(&self, extent: Extent) -> Result<ExportedPiece> {
+        let mapped = self.mapped();
+        let (range, at) = mapped.find(extent)?;
+        // SAFETY: `export_memory` asks for memory that is not yet released: the table has it.
+        let fd = unsafe { self.gpu.backend().export_memory(mapped.pieces[&at]) }?;
+        Ok(ExportedPiece { fd, range })
+    }
+
+    /// Returns the range, and reserves it first if need be, with room for `len` bytes.
+    fn reserved(&self, mapped: &mut Mapped, len: u64) -> Result<AddressRange> {
+        if let Some(range) = mapped.range {
+            return Ok(range);
+        }
+        let granularity = self.granularity();
+        let whole = self.gpu.info().total_bytes.min(self.most).max(len).max(granularity).saturating_mul(ADDRESSES);
+        let whole = whole.checked_next_multiple_of(granularity).unwrap_or(u64::MAX / granularity * granularity);
+        Ok(*mapped.range.insert(self.gpu.backend().reserve_range(self.gpu.device(), whole, None)?))
     }
 
     /// Takes no more than a budget allows.
@@ -99,15 +151,7 @@ impl GrowingMemory {
     fn grow(&self, len: u64) -> Result<Extent> {
         let (backend, device) = (self.gpu.backend(), self.gpu.device());
         let mut mapped = self.mapped();
-        let range = match mapped.range {
-            Some(range) => range,
-            None => {
-                let whole = self.gpu.info().total_bytes.max(len).saturating_mul(ADDRESSES);
-                let granularity = self.granularity();
-                let whole = whole.checked_next_multiple_of(granularity).unwrap_or(u64::MAX / granularity * granularity);
-                *mapped.range.insert(backend.reserve_range(device, whole, None)?)
-            }
-        };
+        let range = self.reserved(&mut mapped, len)?;
         let memory = backend.create_memory(device, len)?;
         let at = mapped.place(memory.len, range.len);
         let result = match at {
@@ -142,6 +186,17 @@ impl GrowingMemory {
 }
 
 impl Mapped {
+    /// Finds the place of a piece that is out.
+    fn find(&self, extent: Extent) -> Result<(AddressRange, u64)> {
+        let found = self.range.and_then(|range| Some((range, extent.base.checked_sub(range.base.0)?)));
+        let is_out = |at: u64| self.pieces.get(&at).is_some_and(|memory| memory.len == extent.len);
+        found.filter(|&(_, at)| is_out(at)).ok_or_else(|| Error::Invalid {
+            what: "extent",
+            got: format!("{extent:?}"),
+            must: "one that is out",
+        })
+    }
+
     /// Finds the lowest gap.
     fn place(&self, len: u64, range: u64) -> Option<u64> {
         let mut at = 0;
@@ -176,13 +231,8 @@ unsafe impl SubAllocator for GrowingMemory {
     fn free(&self, extent: Extent, (): ()) -> Result<()> {
         self.check_owner()?;
         let mut mapped = self.mapped();
-        let at = mapped.range.and_then(|range| extent.base.checked_sub(range.base.0));
-        let piece = at.and_then(|at| Some((at, *mapped.pieces.get(&at)?)));
-        let (at, memory) = piece.filter(|(_, memory)| memory.len == extent.len).ok_or_else(|| Error::Invalid {
-            what: "extent",
-            got: format!("{extent:?}"),
-            must: "one that is out",
-        })?;
+        let (_, at) = mapped.find(extent)?;
+        let memory = mapped.pieces[&at];
         let backend = self.gpu.backend();
         // SAFETY: `unmap_memory` asks for a place from `map_memory` that is not yet unmapped, which the table says, and
         // that no work touches it: the free of its last piece stated that its bytes may be used again.

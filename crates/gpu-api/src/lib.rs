@@ -77,7 +77,7 @@ pub use memory::{
 pub use pages::KernelPages;
 pub use pool::{GpuPools, PoolUsage, RawPool};
 pub use range::{GpuRanges, GpuStore, RawMemory};
-pub use region::{Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage};
+pub use region::{Export, Holder, Lent, Piece, Reclaim, Reclaimed, Region, RegionSource, SourceUsage, Spot};
 pub use stream::{
     CaptureStatus, EventHandle, EventKind, MAX_BATCH, RawEvent, RawStream, StreamIdentity, StreamOp, WordPtr,
 };

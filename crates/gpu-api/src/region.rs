@@ -46,13 +46,21 @@ pub struct Region {
     base: DevicePtr,
     len: u64,
     export: Export,
+    spot: Option<Spot>,
     pins: AtomicU32,
 }
 
 impl Region {
     /// Describes an allocation that others may map.
     pub fn new(id: RegionId, device: DeviceId, base: DevicePtr, len: u64, export: Export) -> Region {
-        Region { id, device, base, len, export, pins: AtomicU32::new(0) }
+        Region { id, device, base, len, export, spot: None, pins: AtomicU32::new(0) }
+    }
+
+    /// Says that it is a piece of a range of addresses, and where.
+    #[must_use]
+    pub fn with_spot(mut self, spot: Spot) -> Region {
+        self.spot = Some(spot);
+        self
     }
 
     /// Returns its number within its source.
@@ -81,6 +89,11 @@ impl Region {
         &self.export
     }
 
+    /// Returns its place in a range of addresses; `None` for a region on its own.
+    pub fn spot(&self) -> Option<Spot> {
+        self.spot
+    }
+
     /// Notes that another process may map it.
     pub fn pin(&self) {
         self.pins.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +111,23 @@ impl Region {
     }
 }
 
-/// A block's bytes: a piece of a region.
+/// Where a region lies in a range of addresses that is filled piece by piece.
+///
+/// A block may lie across such regions, which are contiguous in every process that maps them. The number of such a
+/// region belongs to its place: memory that is mapped there later has the same number, so `behind` stays true.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spot {
+    /// The range's number within its source.
+    pub range: u64,
+    /// The range's bytes.
+    pub range_len: u64,
+    /// Bytes from the range's base.
+    pub offset: u64,
+    /// The number of the region that begins where this one ends, if there is one.
+    pub behind: RegionId,
+}
+
+/// A block's bytes: a piece of a region, which may go on in the regions behind it.
 #[derive(Clone, Debug)]
 pub struct Piece {
     /// The region.
@@ -134,6 +163,12 @@ pub trait RegionSource: fmt::Debug + Send + Sync + 'static {
 
     /// Takes a piece back: its bytes may be used again at once. Never blocks on the driver.
     fn give_back(&self, piece: Piece);
+
+    /// Lists the regions from the one that a piece names to the one that it ends in. The piece is out, and stays so
+    /// until the call returns. Must not block. A source that wraps another passes this on.
+    fn regions(&self, piece: &Piece) -> Vec<Arc<Region>> {
+        vec![piece.region.clone()]
+    }
 
     /// Returns whole regions that nobody uses and nothing pins to the driver, and says how many bytes. May block.
     ///

@@ -9,9 +9,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use allocators::{Arena, ArenaOptions, Growth};
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu};
-use ipc_rc::{After, ClaimError, Claims, Notice, Participant, Session, To, Wait};
+use ipc_rc::{After, ClaimError, Claims, Notice, Participant, SentBlock, Session, To, Wait};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -20,6 +21,9 @@ use rustix::net::{
 
 /// Long enough for the slowest machine; a test that waits longer hangs.
 const WATCHDOG: Duration = Duration::from_secs(120);
+
+/// The bytes of a piece of a range.
+const PIECE: u64 = 1 << 20;
 
 const MAP_REGION: u16 = 2;
 const UNMAPPED: u16 = 3;
@@ -143,11 +147,27 @@ struct Stage {
 
 impl Stage {
     fn new() -> Stage {
+        Stage::of(ArenaOptions::default())
+    }
+
+    /// A session whose blocks come from an arena like this.
+    fn of(options: ArenaOptions) -> Stage {
         let dir = tempfile::tempdir().expect("a directory");
         let backend = HostBackend::new(HostConfig::default()).expect("it opens");
         let gpu = Gpu::new(backend, DeviceId(0)).expect("there is a device");
-        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
-        Stage { gpu, session, _dir: dir }
+        let arena = Arena::new(gpu.clone(), options).expect("an arena");
+        let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).arena(&arena);
+        Stage { gpu, session: session.open().expect("a session"), _dir: dir }
+    }
+
+    /// Three pieces of one range, and a block across them.
+    fn of_pieces() -> (Stage, SentBlock) {
+        let stage = Stage::of(ArenaOptions::default().growth(Growth::Fixed(PIECE)).grows_in_place(true));
+        let pieces = [(); 3].map(|()| stage.session.alloc(PIECE).expect("there is room"));
+        drop(pieces);
+        let block = stage.session.alloc(3 * PIECE).expect("three pieces are free");
+        assert_eq!(stage.session.stats().source.regions, 3);
+        (stage, block)
     }
 
     fn connect(&self, rule: impl FnMut(u16) -> Fate + Send + 'static) -> (Participant, Relay) {
@@ -276,4 +296,125 @@ fn a_close_that_is_not_heard_says_what_it_waits_for() {
     let (participant, _relay) = stage.connect(|number| if number == BYE { Fate::Lost } else { Fate::Passes });
     let error = participant.close(Some(Duration::from_millis(1))).expect_err("nobody hears it");
     assert!(error.to_string().contains("the producer to hear the goodbye"), "{error}");
+}
+
+#[test]
+fn lost_answers_about_single_pieces_are_asked_for_again() {
+    let (stage, block) = Stage::of_pieces();
+    // Of the three the second's question and answer are lost, and the third's answer twice.
+    let mut seen = 0;
+    let (participant, _relay) = stage.connect(move |number| {
+        seen += u32::from([MAP_REGION, REGION].contains(&number));
+        if [3, 5, 8, 10].contains(&seen) && [MAP_REGION, REGION].contains(&number) { Fate::Lost } else { Fate::Passes }
+    });
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let claimed = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    assert_eq!((claimed.device_ptr(), claimed.len()), (block.device_ptr(), 3 * PIECE));
+    assert_eq!((participant.mappings(), stage.mappings()), (3, 3));
+}
+
+#[test]
+fn a_claim_that_gives_up_between_pieces_pins_those_that_are_mapped_alone() {
+    let (stage, block) = Stage::of_pieces();
+    let (participant, relay) = stage.connect(|_| Fate::Passes);
+    drop(block);
+    let first = stage.session.alloc(PIECE / 2).expect("there is room");
+    let block = stage.session.alloc(2 * PIECE).expect("two and a half pieces are free");
+    let share = |block: &SentBlock| block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let held = participant.claim(share(&first).as_bytes(), Wait::Host, Some(WATCHDOG)).expect("claimed");
+    // Nor does the producer hear at once that the claim has given up.
+    relay.rule(|number| if [REGION, UNMAPPED].contains(&number) { Fate::Waits } else { Fate::Passes });
+    let descriptor = share(&block);
+    let claim = |wait| participant.claim(descriptor.as_bytes(), Wait::Host, Some(wait));
+    assert!(matches!(claim(Duration::from_millis(1)), Err(ClaimError::Backend(Error::Deadline { .. }))));
+    wait_until("the question for the second piece to be heard", || stage.mappings() == 2);
+    relay.rule(|_| Fate::Passes);
+    wait_until("the second piece to be unpinned", || stage.mappings() == 1);
+    assert_eq!(participant.mappings(), 1);
+    // Nothing is lost.
+    let claimed = claim(WATCHDOG).expect("claimed");
+    assert_eq!(claimed.len(), 2 * PIECE);
+    assert_eq!((participant.mappings(), stage.mappings()), (3, 3));
+    drop(held);
+}
+
+#[test]
+fn a_try_goes_on_piece_by_piece_and_is_abandoned_with_all_of_them() {
+    let (stage, block) = Stage::of_pieces();
+    let (participant, relay) = stage.connect(|_| Fate::Passes);
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let mut claimed = None;
+    wait_until("the block", || match participant.try_claim(descriptor.as_bytes(), Wait::Host) {
+        Ok(block) => {
+            claimed = Some(block);
+            true
+        }
+        Err(ClaimError::WouldBlock) => false,
+        Err(error) => panic!("{error}"),
+    });
+    assert_eq!(claimed.map(|claimed| claimed.len()), Some(3 * PIECE));
+
+    let (another, _relay) = stage.connect(|number| if number == REGION { Fate::Lost } else { Fate::Passes });
+    drop((participant, relay));
+    wait_until("the first to be gone", || stage.mappings() == 0);
+    let descriptor = block.share(To::Participant(another.id()), After::Done).expect("shared");
+    assert!(matches!(another.try_claim(descriptor.as_bytes(), Wait::Host), Err(ClaimError::WouldBlock)));
+    wait_until("the question to be heard", || stage.mappings() == 1);
+    another.abandon(descriptor.as_bytes());
+    wait_until("the region to be unpinned", || stage.mappings() == 0);
+}
+
+#[test]
+fn a_try_comes_to_an_end_across_more_pieces_than_the_cache_keeps() {
+    const PIECES: u64 = 24;
+    let stage = Stage::of(ArenaOptions::default().growth(Growth::Fixed(PIECE)).grows_in_place(true));
+    let pieces: Vec<_> = (0..PIECES).map(|_| stage.session.alloc(PIECE).expect("there is room")).collect();
+    drop(pieces);
+    let block = stage.session.alloc(PIECES * PIECE).expect("all of them are free");
+    assert_eq!(stage.session.stats().source.regions, PIECES);
+    let builder = Participant::builder(stage.gpu.clone()).mapping_cache(PIECE, 1);
+    let participant = builder.connect(stage.session.socket_path()).expect("connected");
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let mut claimed = None;
+    // If each try lost what an earlier one has mapped, this would take 16 million of them.
+    wait_until("the block", || match participant.try_claim(descriptor.as_bytes(), Wait::Host) {
+        Ok(block) => {
+            claimed = Some(block);
+            true
+        }
+        Err(ClaimError::WouldBlock) => false,
+        Err(error) => panic!("{error}"),
+    });
+    assert_eq!(participant.mappings() as u64, PIECES);
+    drop(claimed);
+    wait_until("the cache to keep no more than it may", || participant.mappings() <= 1);
+}
+
+#[test]
+fn claims_from_many_threads_map_each_piece_once() {
+    let (stage, block) = Stage::of_pieces();
+    let (participant, _relay) = stage.connect(|_| Fate::Passes);
+    for _ in 0..20 {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+                    let claimed = participant.claim(descriptor.as_bytes(), Wait::Host, Some(WATCHDOG));
+                    let claimed = claimed.expect("claimed");
+                    assert_eq!(claimed.device_ptr(), block.device_ptr());
+                    drop(claimed.clone());
+                });
+            }
+        });
+        assert_eq!((participant.mappings(), stage.mappings()), (3, 3));
+    }
+    wait_until("all leases to end", || {
+        stage.session.collect();
+        block.outstanding() == 0
+    });
+    drop(block);
+    wait_until("all pieces to go back", || {
+        stage.session.trim().expect("the driver takes them");
+        stage.session.stats().source.reserved == 0
+    });
 }

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_api::{
-    AddressRange, BackendKind, CaptureStatus, DeviceUuid, Error, EventHandle, EventKind, Gpu, RawEvent, Result, Sharing,
+    AddressRange, BackendKind, CaptureStatus, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Export, Gpu,
+    RawEvent, Region, Result, Sharing,
 };
 use ipc_rc::{After, SentBlock, Stream};
 
@@ -75,8 +76,28 @@ struct Sent {
     event: Option<RawEvent>,
     process: Option<Arc<Process>>,
     since: Instant,
-    /// The descriptor that the receiver takes out of this process, of a block that is shared so.
-    export: Option<Arc<OwnedFd>>,
+    /// What keeps the descriptors open that the receiver takes out of this process.
+    kept: Kept,
+}
+
+/// What a send keeps besides its block, until its receiver lets go.
+#[derive(Debug)]
+#[expect(dead_code, reason = "kept for its drop")]
+enum Kept {
+    /// Nothing: the name is the driver's handle.
+    Nothing,
+    /// The descriptor of a region on its own.
+    Descriptor(Arc<OwnedFd>),
+    /// The pieces of a range that the block lies in, whose own descriptors are named.
+    Pieces(Vec<Arc<Region>>),
+}
+
+/// How PyTorch finds a block's memory.
+struct Name {
+    handle: Vec<u8>,
+    /// The first byte of what the handle stands for.
+    base: DevicePtr,
+    kept: Kept,
 }
 
 #[derive(Debug, Default)]
@@ -165,7 +186,8 @@ impl Sender {
     /// # Errors
     ///
     /// - [`Error::Unsupported`] for a block that cannot be shared, and on HIP for one that is shared by file
-    ///   descriptor: open its session with [`Sharing::Handle`].
+    ///   descriptor: open its session with [`Sharing::Handle`]. Likewise for a block across pieces of unequal lengths,
+    ///   of an arena that grows in place: PyTorch's chunks are equal.
     /// - [`Error::Mismatch`] for a block or a stream of another device.
     /// - [`Error::Capturing`], [`Error::Forked`], [`Error::System`], [`Error::Driver`].
     ///
@@ -187,11 +209,16 @@ impl Sender {
                 remedy: "make a sender for that device",
             });
         }
-        let range = match info.range {
-            Some(range) => range,
-            None => backend.address_range(block.device_ptr())?,
+        let regions = block.regions();
+        let Name { handle, base, kept } = if regions.iter().any(|region| region.spot().is_some()) {
+            self.name_pieces(regions)?
+        } else {
+            let range = match info.range {
+                Some(range) => range,
+                None => backend.address_range(block.device_ptr())?,
+            };
+            self.name(range, info.sharing)?
         };
-        let (handle, export) = self.name(range, info.sharing)?;
         let event = match after {
             After::Done => None,
             After::Stream(stream) => {
@@ -208,7 +235,7 @@ impl Sender {
                 });
             }
         };
-        let counted = self.count(block, to, event.map(|(event, _)| event), export);
+        let counted = self.count(block, to, event.map(|(event, _)| event), kept);
         let (id, file, slot) = match counted {
             Ok(counted) => counted,
             Err(error) => {
@@ -220,7 +247,7 @@ impl Sender {
             device: i64::from(self.gpu.device().0),
             handle: Some(handle),
             size_bytes: block.len(),
-            offset_bytes: block.device_ptr().0 - range.base.0,
+            offset_bytes: block.device_ptr().0 - base.0,
             ref_counter_handle: Some(file.name().as_str().as_bytes().to_vec()),
             ref_counter_offset: u64::from(slot),
             event_handle: Some(event.map_or_else(|| vec![0; 64], |(_, handle)| handle.0.to_vec())),
@@ -231,15 +258,20 @@ impl Sender {
 
     /// Names a region as PyTorch does: by the driver's handle, or as an expandable segment of one chunk, by the number
     /// of a descriptor that stays open while a send of it is counted.
-    fn name(&self, range: AddressRange, sharing: Option<Sharing>) -> Result<(Vec<u8>, Option<Arc<OwnedFd>>)> {
+    fn name(&self, range: AddressRange, sharing: Option<Sharing>) -> Result<Name> {
+        let base = range.base;
         match sharing {
             // The driver's handle alone: every version of PyTorch reads that.
-            Some(Sharing::Handle) => Ok((self.gpu.backend().export_handle(range.base)?.0.to_vec(), None)),
+            Some(Sharing::Handle) => {
+                let handle = self.gpu.backend().export_handle(base)?.0.to_vec();
+                Ok(Name { handle, base, kept: Kept::Nothing })
+            }
             Some(Sharing::Fd) if self.gpu.kind() != BackendKind::Hip => {
                 let fd = self.descriptor(range)?;
                 let numbers = vec![fd.as_raw_fd().cast_unsigned()];
                 let chunks = Chunks::Descriptors(numbers);
-                Ok((ExpandableSegment { pid: self.pid, chunk_bytes: range.len, chunks }.encode(), Some(fd)))
+                let handle = ExpandableSegment { pid: self.pid, chunk_bytes: range.len, chunks }.encode();
+                Ok(Name { handle, base, kept: Kept::Descriptor(fd) })
             }
             _ => Err(Error::Unsupported {
                 what: "sending this block to PyTorch",
@@ -247,6 +279,32 @@ impl Sender {
                 remedy: "open its session with `.sharing(Sharing::Handle)`",
             }),
         }
+    }
+
+    /// Names pieces of a range, as PyTorch names its own expandable segments: a chunk is a piece.
+    fn name_pieces(&self, regions: Vec<Arc<Region>>) -> Result<Name> {
+        let (base, chunk_bytes) = (regions[0].base(), regions[0].len());
+        if let Some(other) = regions.iter().find(|region| region.len() != chunk_bytes) {
+            return Err(Error::Unsupported {
+                what: "sending this block to PyTorch",
+                why: format!(
+                    "it lies across pieces of {chunk_bytes} and {} bytes, and PyTorch's are equal",
+                    other.len()
+                ),
+                remedy: "open its session with regions of at least twice the largest block, or with separate regions",
+            });
+        }
+        let number = |region: &Arc<Region>| match region.export() {
+            Export::Fd(fd) => Ok(fd.as_raw_fd().cast_unsigned()),
+            Export::Handle(_) => Err(Error::Unsupported {
+                what: "sending this block to PyTorch",
+                why: "a piece of its memory has no descriptor".into(),
+                remedy: "open its session with separate regions",
+            }),
+        };
+        let chunks = Chunks::Descriptors(regions.iter().map(number).collect::<Result<_>>()?);
+        let handle = ExpandableSegment { pid: self.pid, chunk_bytes, chunks }.encode();
+        Ok(Name { handle, base, kept: Kept::Pieces(regions) })
     }
 
     /// Returns the descriptor of a region; exports it if no send of it is counted.
@@ -306,7 +364,7 @@ impl Sender {
         block: &Arc<SentBlock>,
         to: Recipient,
         event: Option<RawEvent>,
-        export: Option<Arc<OwnedFd>>,
+        kept: Kept,
     ) -> Result<(SendId, Arc<CounterFile>, u32)> {
         let mut ledger = self.ledger();
         let (file, slot) = match ledger.current.take() {
@@ -325,7 +383,7 @@ impl Sender {
         let id = ledger.next;
         ledger.next += 1;
         let (block, since) = (block.clone(), Instant::now());
-        let sent = Sent { file: file.clone(), slot, block, event, process, since, export };
+        let sent = Sent { file: file.clone(), slot, block, event, process, since, kept };
         ledger.sent.insert(id, sent);
         Ok((SendId(id), file, slot))
     }
@@ -471,7 +529,7 @@ impl Drop for Sender {
         }
         for (_, sent) in sent {
             // Somebody may be using it; only the file's count is ours to give back.
-            std::mem::forget((sent.block, sent.export));
+            std::mem::forget((sent.block, sent.kept));
         }
     }
 }

@@ -3,18 +3,22 @@
 use super::chunk::{Chunk, Standing, UNIT};
 use super::core::Core;
 use super::heap::Heap;
-use super::region::Region;
 use super::window::Window;
 use crate::SubAllocator;
 use crate::snapshot::{ChunkSnapshot, ChunkState, RegionSnapshot, Snapshot};
 
 impl<U: SubAllocator> Core<U> {
-    /// Counts the regions, and sums up those that upstream may not free.
+    /// Counts the extents, and sums up those that upstream may not free.
     pub(crate) fn regions(&self) -> (u64, u64) {
         let state = self.state();
-        let kept = |region: &&Region<U::Token>| region.parts.iter().any(|(_, token)| !self.upstream.may_free(token));
-        let regions = || state.heap.regions.numbers().map(|number| &state.heap.regions[number]);
-        (regions().count() as u64, regions().filter(kept).map(Region::reserved).sum())
+        let parts = || state.heap.regions.numbers().flat_map(|number| &state.heap.regions[number].parts);
+        let kept = parts().filter(|(_, token)| !self.upstream.may_free(token));
+        (parts().count() as u64, kept.map(|(extent, _)| extent.len).sum())
+    }
+
+    /// Lists what upstream said of the extents that these addresses of one region lie in.
+    pub(crate) fn tokens(&self, start: u64, end: u64) -> Vec<U::Token> {
+        self.state().heap.tokens(start, end)
     }
 
     /// Says how many chunks there were at most at one time.

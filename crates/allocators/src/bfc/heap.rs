@@ -314,6 +314,16 @@ impl<T> Heap<T> {
         part.1.clone()
     }
 
+    /// Lists what upstream said of the extents that these addresses of one region lie in.
+    pub(crate) fn tokens(&self, start: u64, end: u64) -> Vec<T>
+    where
+        T: Clone,
+    {
+        let Some(region) = self.regions.covering(start / UNIT) else { return Vec::new() };
+        let parts = self.regions[region].parts.iter();
+        parts.filter(|(extent, _)| extent.base < end && start < extent.end()).map(|(_, token)| token.clone()).collect()
+    }
+
     /// Lists the regions that no chunk is in use of.
     pub(crate) fn idle_regions(&self) -> impl Iterator<Item = &Region<T>> + '_ {
         self.regions.numbers().filter(|&number| self.is_idle(number)).map(|number| &self.regions[number])

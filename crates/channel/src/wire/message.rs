@@ -25,7 +25,7 @@
 //! | 129 | `Welcome` | session 16, participant u64, pid u32, slots u32, most slots u64 | producer's pidfd, counter file 0 |
 //! | 130 | `Refused` | code u16, length u16, text | |
 //! | 131 | `CounterFile` | index u32, slots u32 | counter file |
-//! | 132 | `Region` | region u64, length u64, device 16, access u8, place u8, 0 in 6, then by place: 1 address u64, 2 handle 64, 3 nothing | for place 3: the memory |
+//! | 132 | `Region` | region u64, length u64, device 16, access u8, place u8, 0 in 6, then by place: 1 address u64, 2 handle 64, 3 nothing, 4 range u64, its length u64, offset u64, region behind u64, 5 address u64, region behind u64 | for places 3 and 4: the memory |
 //! | 133 | `NoRegion` | region u64, code u16, length u16, text | |
 //! | 134 | `PleaseUnmap` | region u64 | |
 //! | 135 | `Closing` | | |
@@ -47,6 +47,10 @@
 //!   nothing twice. `Unmapped` and `Bye` are answered by `Noted`, `AskFile` by `CounterFile` or `Declined`. A
 //!   `CounterFile` that nobody asked for has the request 0. A region stays pinned from the first `MapRegion` until an
 //!   `Unmapped`, whatever is answered.
+//! - A region of place 4 is a piece of a range of addresses. The participant reserves all of the range at its first
+//!   piece and maps each at its offset. A block that ends beyond its region goes on in the region behind, which is
+//!   asked for by the same lease. The number of the region behind belongs to the place where this one ends, so it never
+//!   changes; nothing need be there. Place 5 is place 1 of such a region.
 //! - `settled` of `Forward`: no wish of a lower number waits for its answer. The outcome 6 of a ticket: ask again in a
 //!   while.
 //! - `Forward` goes to a participant (kind 1, claims 0) or becomes a ticket (kind 2, participant 0, claims 0 for

@@ -13,6 +13,7 @@ use crate::consumer::connection::questions::{Key, Look, No, Question};
 use crate::consumer::leases::holdings::{Held, Holdings};
 use crate::consumer::leases::lease::Lease;
 use crate::consumer::leases::release_queue::Ends;
+use crate::consumer::mappings::mapping::Entered;
 use crate::consumer::mappings::mapping_cache::NotMapped;
 use crate::consumer::received_block::ReceivedBlock;
 use crate::consumer::wait::Wait;
@@ -109,17 +110,30 @@ impl Holdings {
             Some(mapping) => mapping,
             None => match self.mappings.map(self, part.region, entry, patience) {
                 Ok(mapping) => mapping,
-                Err(NotMapped::NotLeased) => return Err(link.why_not_leased(entry)),
                 Err(NotMapped::Failed(error)) => return Err(error.into()),
+                Err(_) => return Err(link.why_not_leased(entry)),
             },
         };
         let held = Held { mapping, entry };
         // `decode` has seen that the sum does not overflow.
         if part.offset + part.len > held.mapping.len() {
-            let region = held.mapping.len();
-            held.leave();
-            return Err(beyond(part, region));
+            // By values that fit into registers: what is passed by address is kept in memory by every claim.
+            return self.take_across((part.offset, part.len), held.mapping, entry, fence, wait, patience);
         }
+        self.take_held((part.offset, part.len), held, file, fence, wait)
+    }
+
+    /// Takes the lease of a block whose memory is held.
+    #[inline(always)]
+    fn take_held(
+        self: &Arc<Holdings>,
+        (offset, len): (u64, u64),
+        held: Held,
+        file: &File,
+        fence: Option<Fence>,
+        wait: Wait<'_>,
+    ) -> Result<ReceivedBlock, ClaimError> {
+        let (link, entry) = (&self.link, held.entry);
         let record = file.record(entry.slot);
         match file.counters.slot(entry.slot).claim(entry.generation) {
             // The slot's word is what orders the record's.
@@ -139,7 +153,7 @@ impl Holdings {
         }
         trace_point!("claim");
         // From here on the drop of the lease ends it.
-        let block = ReceivedBlock::new(Lease::new(held, record, fence), part.offset, part.len);
+        let block = ReceivedBlock::new(Lease::new(held, record, fence), offset, len);
         if let Wait::Stream(stream) = wait {
             let ahead = stream.ahead()?;
             block.note_use(ahead);
@@ -154,6 +168,45 @@ impl Holdings {
     }
 }
 
+impl Holdings {
+    /// Takes the lease of a block that goes on behind its region. Apart, so that other claims keep their registers.
+    #[cold]
+    #[inline(never)]
+    fn take_across(
+        self: &Arc<Holdings>,
+        (offset, len): (u64, u64),
+        first: Entered<Holdings>,
+        entry: LeaseAddress,
+        fence: Option<Fence>,
+        wait: Wait<'_>,
+        patience: Patience,
+    ) -> Result<ReceivedBlock, ClaimError> {
+        match self.mappings.enter_across(self, first, offset + len, entry, patience) {
+            Ok(mapping) => {
+                let file = self.link.files.get(entry.file).expect("the claim found it, and a link never loses one");
+                self.take_held((offset, len), Held { mapping, entry }, file, fence, wait)
+            }
+            Err(NotMapped::Beyond(region)) => Err(beyond(offset, len, region)),
+            Err(NotMapped::NotLeased) => Err(self.link.why_not_leased(entry)),
+            Err(NotMapped::Failed(error)) => Err(error.into()),
+        }
+    }
+
+    /// Gives up what was asked for on behalf of a claim that would have had to wait.
+    pub(crate) fn abandon(&self, bytes: &[u8]) {
+        let link = &self.link;
+        if link.guard.is_child() {
+            return;
+        }
+        let Some(fields) = link.own_fields(bytes) else { return };
+        let regions = self.mappings.asked_across(fields.region, fields.offset.saturating_add(fields.len));
+        let (mut table, now) = (link.table(), Instant::now());
+        let keys = link.ticket_of(&fields).into_iter().chain(regions.into_iter().map(Key::Region));
+        keys.for_each(|key| table.abandon(key, now));
+        table.hand_over();
+    }
+}
+
 impl Link {
     /// Asks for what the claims of these descriptors will need, without waiting: one message for 64 tickets.
     /// Descriptors that need nothing, or are none, are passed over.
@@ -164,31 +217,23 @@ impl Link {
         if self.is_gone() {
             return Err(ClaimError::ProducerGone);
         }
-        self.ask_ahead(descriptors.iter().filter_map(|bytes| match self.keys_of(bytes.as_ref())? {
-            (Some(ticket), _) => Some((ticket, Question::Ticket)),
-            _ => None,
+        self.ask_ahead(descriptors.iter().filter_map(|bytes| {
+            let ticket = self.ticket_of(&self.own_fields(bytes.as_ref())?)?;
+            Some((ticket, Question::Ticket))
         }));
         Ok(())
     }
 
-    /// Gives up what was asked for on behalf of a claim that would have had to wait.
-    pub(crate) fn abandon(&self, bytes: &[u8]) {
-        if self.guard.is_child() {
-            return;
-        }
-        let Some((ticket, region)) = self.keys_of(bytes) else { return };
-        let (mut table, now) = (self.table(), Instant::now());
-        ticket.into_iter().chain([region]).for_each(|key| table.abandon(key, now));
-        table.hand_over();
+    /// Reads a descriptor for this participant.
+    fn own_fields(&self, bytes: &[u8]) -> Option<Fields> {
+        let fields = View::decode(bytes).ok()?.fields();
+        self.is_ours(&fields).then_some(fields)
     }
 
-    /// Names the questions that a descriptor's claim may ask: about its ticket, if it is one, and its region.
-    fn keys_of(&self, bytes: &[u8]) -> Option<(Option<Key>, Key)> {
-        let fields = View::decode(bytes).ok()?.fields();
-        self.is_ours(&fields).then_some(())?;
-        let ticket = || Some(TicketId { number: fields.slot, generation: Generation::new(fields.generation)? });
-        let ticket = if fields.kind == GrantKind::Ticket { Some(Key::Ticket(ticket()?)) } else { None };
-        Some((ticket, Key::Region(fields.region)))
+    /// Names the question about a descriptor's ticket, if it is one.
+    fn ticket_of(&self, fields: &Fields) -> Option<Key> {
+        let generation = Generation::new(fields.generation).filter(|_| fields.kind == GrantKind::Ticket)?;
+        Some(Key::Ticket(TicketId { number: fields.slot, generation }))
     }
 
     #[inline]
@@ -226,7 +271,7 @@ impl Link {
     }
 
     /// Waits for the lease's counter file, if it was announced but has not arrived, and checks the slot.
-    #[inline]
+    #[inline(always)]
     fn await_file(&self, lease: LeaseAddress, patience: Patience) -> Result<&File, ClaimError> {
         match self.files.get(lease.file) {
             Some(file) if lease.slot < file.counters.slot_count() => Ok(file),
@@ -292,8 +337,8 @@ impl Link {
 
 #[cold]
 #[inline(never)]
-fn beyond(part: Extent, region: u64) -> ClaimError {
-    let got = format!("{} bytes at offset {} of {region}", part.len, part.offset);
+fn beyond(offset: u64, len: u64, region: u64) -> ClaimError {
+    let got = format!("{len} bytes at offset {offset} of {region}");
     Error::BadDescriptor { what: "the block", got, must: "inside its region".into() }.into()
 }
 

@@ -444,7 +444,7 @@ impl Participant {
     /// [`prefetch`](Participant::prefetch) of this descriptor. Without this it ends by itself when the claim was not
     /// tried again for 30 s. Nothing is lost: the claim can be made later all the same.
     pub fn abandon(&self, descriptor: &[u8]) {
-        self.link().abandon(descriptor);
+        self.holdings().abandon(descriptor);
     }
 
     /// Takes the oldest notice that was not read yet. While there is one, the participant's [`AsFd`] is readable.

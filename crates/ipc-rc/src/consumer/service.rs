@@ -118,6 +118,7 @@ impl Service {
         holdings.queues.close();
         self.blocking.run(move || {
             let link = &holdings.link;
+            holdings.mappings.ranges.release(&link.facts.gpu);
             // SAFETY: `unregister` asks for
             // - no unfinished operation on their words: every lease has ended, and the queues were dry; a wait for a
             //   fence was on a stream that its block's lease waited for;
@@ -207,12 +208,17 @@ impl Service {
             !(unwanted && unmap_if_idle(&holdings, &mut self.blocking, mapping))
         });
         // Idle first, and of those the ones that nobody has entered for longest, to within one look.
-        for untouched in [true, false] {
-            mappings.retain(|mapping| {
-                let due =
-                    holdings.mappings.is_exceeded() && mapping.is_idle() && !(untouched && mapping.take_touched());
-                !(due && unmap_if_idle(&holdings, &mut self.blocking, mapping))
-            });
+        if holdings.mappings.is_exceeded() {
+            let kept = holdings.mappings.before_what_is_asked(link);
+            for untouched in [true, false] {
+                mappings.retain(|mapping| {
+                    let due = holdings.mappings.is_exceeded()
+                        && mapping.is_idle()
+                        && !(untouched && mapping.take_touched())
+                        && !kept.contains(&mapping.region());
+                    !(due && unmap_if_idle(&holdings, &mut self.blocking, mapping))
+                });
+            }
         }
         if all {
             {

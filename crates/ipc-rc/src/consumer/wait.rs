@@ -28,7 +28,7 @@ pub enum Wait<'a> {
 
 impl Link {
     /// Refuses a stream of another device, and one that is being captured.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_stream(&self, wait: Wait<'_>) -> Result<(), ClaimError> {
         if let Wait::Stream(stream) = wait {
             stream.require(&self.facts.gpu)?;

@@ -56,6 +56,7 @@ pub struct SessionBuilder {
     region_bytes: u64,
     limit: Option<u64>,
     sharing: Option<Sharing>,
+    grows_in_place: bool,
     quarantine: Option<Duration>,
     time_to_live: Option<Duration>,
     max_slots: u64,
@@ -73,6 +74,7 @@ impl SessionBuilder {
             region_bytes: REGION_BYTES,
             limit: None,
             sharing: None,
+            grows_in_place: false,
             quarantine: None,
             time_to_live: Some(Duration::from_secs(300)),
             max_slots: 1 << 21,
@@ -166,6 +168,14 @@ impl SessionBuilder {
         self
     }
 
+    /// Has the session's own arena [grow in place](ArenaOptions::grows_in_place) where the device can: regions are
+    /// pieces of one range of addresses, and blocks lie across them.
+    #[must_use]
+    pub fn grows_in_place(mut self, grows: bool) -> Self {
+        self.grows_in_place = grows;
+        self
+    }
+
     /// Sets how long after the proof of a participant's death its blocks are kept from reuse. Unless said, what the
     /// device's driver needs ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s on an AMD
     /// GPU whose kernel does not show when a dead process' queues are gone.
@@ -197,14 +207,14 @@ impl SessionBuilder {
     /// [`Error::Invalid`] when a living process listens on the path, when the path is too long, no socket, or in no
     /// directory, or for a runtime directory that others can enter or that cannot be made; [`Error::Unsupported`] on a
     /// device that shares no memory; [`Error::System`] for what the kernel refuses.
-    pub fn open(self) -> Result<Session> {
+    pub fn open(mut self) -> Result<Session> {
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::system("getrandom", "use Linux 3.17 or later", e))?;
         let id = SessionId(id);
-        let source = match self.source {
+        let source = match self.source.take() {
             Some(source) => source,
-            None => Source::Arena(own_arena(&self.gpu, self.sharing, self.region_bytes, self.limit)?),
+            None => Source::Arena(self.own_arena()?),
         };
         let (arena, source): (_, Arc<dyn RegionSource>) = match source {
             Source::Arena(arena) => (Some(arena.clone()), arena),
@@ -242,17 +252,18 @@ impl SessionBuilder {
         }
         Ok(session)
     }
-}
 
-/// Makes the arena of a session that was given no source.
-fn own_arena(gpu: &Gpu, sharing: Option<Sharing>, region_bytes: u64, limit: Option<u64>) -> Result<Arc<Arena>> {
-    if region_bytes == 0 {
-        return Err(Error::Invalid { what: "region size", got: "0 bytes".into(), must: "at least 1 byte" });
+    /// Makes the arena of a session that was given no source.
+    fn own_arena(&self) -> Result<Arc<Arena>> {
+        if self.region_bytes == 0 {
+            return Err(Error::Invalid { what: "region size", got: "0 bytes".into(), must: "at least 1 byte" });
+        }
+        let mut options = ArenaOptions::default().growth(Growth::Fixed(self.region_bytes));
+        options = options.grows_in_place(self.grows_in_place);
+        options.sharing = self.sharing;
+        if let Some(bytes) = self.limit {
+            options = options.limit(bytes);
+        }
+        Arena::new(self.gpu.clone(), options)
     }
-    let mut options = ArenaOptions::default().growth(Growth::Fixed(region_bytes));
-    options.sharing = sharing;
-    if let Some(bytes) = limit {
-        options = options.limit(bytes);
-    }
-    Arena::new(gpu.clone(), options)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use gpu_api::{DevicePtr, Error, Piece, RegionSource, Result};
+use gpu_api::{DevicePtr, Error, Piece, Region, RegionSource, Result};
 
 use crate::producer::blocks::block::{Block, Origin, keep_for_ever};
 use crate::producer::blocks::tokens::AdoptToken;
@@ -54,6 +54,12 @@ impl SentBlock {
     #[allow(clippy::len_without_is_empty, reason = "a block is never empty")]
     pub fn len(&self) -> u64 {
         self.block.len()
+    }
+
+    /// Lists the regions that the block lies in, in the order of their addresses: one, or of an arena that grows in
+    /// place several. Empty if the session's source of regions failed to say.
+    pub fn regions(&self) -> Vec<Arc<Region>> {
+        self.core.memory.regions(self.block.piece())
     }
 
     /// Grants a lease and returns the descriptor by which it is claimed.
@@ -119,7 +125,17 @@ impl SentBlock {
                 must: "inside the block, and not empty",
             });
         }
-        let piece = Piece { region: whole.region().clone(), offset: whole.offset() + offset, len };
+        let mut piece = Piece { region: whole.region().clone(), offset: whole.offset() + offset, len };
+        if piece.offset >= piece.region.len() {
+            // It begins in a region behind.
+            let start = piece.ptr().0;
+            let regions = core.memory.regions(whole.piece());
+            let begins = |region: &Arc<Region>| region.base().0 <= start && start - region.base().0 < region.len();
+            if let Some(region) = regions.into_iter().find(begins) {
+                piece.offset = start - region.base().0;
+                piece.region = region;
+            }
+        }
         Ok(SentBlock::new(core, piece, Origin::Part { token, _whole: whole.clone() }))
     }
 

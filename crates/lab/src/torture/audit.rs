@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu_ipc::allocators::{Arena, ArenaOptions, Growth};
-use gpu_ipc::backend::{Piece, RegionSource, SourceUsage};
+use gpu_ipc::backend::{Piece, Region, RegionSource, SourceUsage};
 use gpu_ipc::{BackendKind, Error, Gpu};
 
 use super::shared_stats::{Board, Count};
@@ -65,6 +65,10 @@ impl RegionSource for Audit {
             unsafe { (piece.ptr().0 as *mut u8).write_bytes(FREED, len) };
         }
         self.source.give_back(piece);
+    }
+
+    fn regions(&self, piece: &Piece) -> Vec<Arc<Region>> {
+        self.source.regions(piece)
     }
 
     fn trim(&self) -> Result<u64, Error> {

@@ -42,6 +42,8 @@ const CASES: &[(&str, fn())] = &[
     ("bad_fields_are_refused_and_stay_counted", bad_fields_are_refused_and_stay_counted),
     ("files_rotate_and_go_with_their_last_counter", files_rotate_and_go_with_their_last_counter),
     ("a_block_shared_by_descriptor_is_an_expandable_segment", a_block_shared_by_descriptor_is_an_expandable_segment),
+    ("a_block_across_pieces_is_an_expandable_segment_of_several_chunks", a_block_across_pieces),
+    ("pieces_of_unequal_lengths_are_refused", pieces_of_unequal_lengths),
     ("a_send_whose_export_fails_counts_nothing", a_send_whose_export_fails_counts_nothing),
     ("an_expandable_segment_is_opened_by_pidfd", an_expandable_segment_is_opened_by_pidfd),
     (
@@ -447,6 +449,66 @@ fn a_block_shared_by_descriptor_is_an_expandable_segment() {
     let (_, message) = side.send(&side.block(7), Recipient::Unknown);
     assert!(matches!(agent.ask(&Command::Open(coded(&message))), Answer::Content(bytes) if bytes[0] == 7));
     assert_eq!(agent.ask(&Command::DropAll), settled(3, 0, 0));
+}
+
+/// The bytes of a piece of memory that grows in place.
+const PIECE: u64 = 1 << 20;
+
+/// A session whose memory grows in place, of so many free pieces.
+fn growing(pieces: usize) -> Side {
+    let (gpu, dir) = (open_gpu(), tempfile::tempdir().expect("a directory"));
+    let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).region_bytes(PIECE).grows_in_place(true);
+    let (session, stream) = (builder.open().expect("a session"), Stream::create(&gpu).expect("a stream"));
+    let sender = Sender::new(gpu.clone()).quarantine(Duration::ZERO);
+    let held: Vec<_> = (0..pieces).map(|_| session.alloc(PIECE).expect("room")).collect();
+    drop(held);
+    assert_eq!(session.stats().source.regions, pieces as u64);
+    Side { sender, stream, session, gpu, _dir: dir }
+}
+
+fn a_block_across_pieces() {
+    let side = growing(3);
+    let mut agent = Agent::start();
+    // SAFETY: `prctl(PR_SET_PTRACER)` takes a process' number; without Yama it is refused, and not needed.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(agent.pid())) };
+    // It begins 256 bytes before the end of the first piece, and reaches into the third.
+    let before = side.session.alloc(PIECE - 256).expect("room");
+    let block = Arc::new(side.session.alloc(PIECE + 512).expect("room"));
+    assert_eq!(block.device_ptr().0, before.device_ptr().0 + PIECE - 256);
+    fill(&side.stream, block.device_ptr(), 8, block.len());
+    let (_, mut message) = side.send(&block, Recipient::Unknown);
+    let place = message.fields.decode().expect("good").place.expect("it has bytes");
+    let SegmentHandle::Expandable(segment) = place.segment else { panic!("{place:?}") };
+    assert_eq!((segment.chunk_bytes, segment.len()), (PIECE, 3 * PIECE));
+    drop((block, before));
+    // The receiver tells the first four bytes: a storage whose first four lie on both sides of an end.
+    message.fields.offset_bytes += 254;
+    message.fields.size_bytes -= 254;
+    message.layout = Layout::contiguous(Dtype::U8, &[message.fields.size_bytes]);
+    match agent.ask(&Command::Open(coded(&message))) {
+        Answer::Content(bytes) => assert!(bytes.iter().all(|&found| found == 8), "{bytes:?}"),
+        other => panic!("{other:?}"),
+    }
+    side.session.trim().expect("nothing fails here");
+    assert_eq!(side.session.stats().source.reserved, 3 * PIECE, "what PyTorch counts stays");
+    assert_eq!(agent.ask(&Command::DropAll), settled(1, 0, 0));
+    assert!(side.sender.wait_released(WATCHDOG));
+    wait_until("the pieces to go back", || {
+        side.session.collect();
+        side.session.trim().expect("nothing fails here");
+        side.session.stats().source.reserved == 0
+    });
+}
+
+fn pieces_of_unequal_lengths() {
+    let side = growing(1);
+    let held = side.session.alloc(PIECE).expect("room");
+    let longer = side.session.alloc(2 * PIECE).expect("room");
+    drop((held, longer));
+    let block = Arc::new(side.session.alloc(3 * PIECE).expect("both are free"));
+    let refused = side.sender.send(&block, Recipient::Unknown, After::Done).expect_err("of 1 and of 2 MiB");
+    assert!(refused.to_string().contains("pieces of 1048576 and 2097152 bytes"), "{refused}");
+    assert!(side.sender.outstanding().is_empty());
 }
 
 fn a_send_whose_export_fails_counts_nothing() {

@@ -1,7 +1,7 @@
 //! The fields of messages. Each type writes and reads its own bytes, so that a message is written down once: as its
 //! fields, in the order of their bytes.
 
-use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId};
+use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot};
 
 use super::refusal::RefusalCode;
 use crate::shared::slot::Generation;
@@ -91,6 +91,7 @@ macro_rules! record {
 pub(super) use record;
 
 record!(LeaseAddress { file, slot, generation });
+record!(Spot { range, range_len, offset, behind });
 
 impl<const N: usize> Field for [u8; N] {
     fn write(&self, w: &mut Writer<'_>) {

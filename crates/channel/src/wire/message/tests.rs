@@ -4,7 +4,7 @@ use crate::os::process::MOST_DESCENDANTS;
 use crate::shared::slot::Generation;
 use crate::wire::descriptor::{Descriptor, Fence, SessionId};
 use crate::wire::lease_address::LeaseAddress;
-use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId};
+use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot};
 use proptest::prelude::*;
 
 fn device() -> impl Strategy<Value = DeviceUuid> {
@@ -36,6 +36,14 @@ fn place() -> impl Strategy<Value = Place> {
             Place::Handle(MemHandle(handle))
         }),
         Just(Place::Fd),
+        // The longest range, so that it ends within whatever its length.
+        (any::<u64>(), region()).prop_map(|(range, behind)| Place::Piece(Spot {
+            range,
+            range_len: u64::MAX,
+            offset: 0,
+            behind
+        })),
+        (any::<u64>(), region()).prop_map(|(ptr, behind)| Place::LocalPiece(DevicePtr(ptr), behind)),
     ]
 }
 
@@ -285,6 +293,15 @@ fn the_bytes_are_where_the_tables_say() {
     let body = b"\x02\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\x000123456789abcdef\x01\x03\0\0\0\0\0\0";
     assert_eq!(packet[..len], [&start[..], body].concat());
 
+    let spot = Spot { range: 3, range_len: 1 << 30, offset: 1 << 20, behind: RegionId(6) };
+    let (device, access, place) = (DeviceUuid(*b"0123456789abcdef"), Access::ReadWrite, Place::Piece(spot));
+    let piece = ToParticipant::Region { request: 9, region: RegionId(2), len: 4096, device, access, place };
+    let len = piece.encode(&mut packet);
+    let start = b"GI\x01\0\x84\0\x01\0\x09\0\0\0\0\0\0\0";
+    let body = b"\x02\0\0\0\0\0\0\0\0\x10\0\0\0\0\0\x000123456789abcdef\x00\x04\0\0\0\0\0\0";
+    let spot = b"\x03\0\0\0\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\x10\0\0\0\0\0\x06\0\0\0\0\0\0\0";
+    assert_eq!(packet[..len], [&start[..], body, spot].concat());
+
     let generation = Generation::new(7).expect("in range");
     let lease = LeaseAddress { file: 5, slot: 6, generation };
     let map = ToProducer::MapRegion { request: 9, region: RegionId(2), access: Access::ReadOnly, lease };
@@ -346,5 +363,19 @@ fn a_snapshot_is_neither_empty_nor_longer_than_the_most() {
         let written = ToParticipant::Snapshot { request: 1, len }.encode(&mut packet);
         let refused = ToParticipant::decode(&packet[..written], 1).expect_err("a bad length");
         assert!(refused.to_string().contains("the length of a snapshot"), "{refused}");
+    }
+}
+
+#[test]
+fn a_piece_ends_within_its_range() {
+    let mut packet = [0; MOST_BYTES];
+    let bad = [(4095, 0, 4096), (8192, 4097, 4096), (8192, u64::MAX, 4096)];
+    for (range_len, offset, len) in bad {
+        let place = Place::Piece(Spot { range: 0, range_len, offset, behind: RegionId(1) });
+        let (request, region, device, access) = (1, RegionId(0), DeviceUuid([0; 16]), Access::ReadWrite);
+        let region = ToParticipant::Region { request, region, len, device, access, place };
+        let written = region.encode(&mut packet);
+        let refused = ToParticipant::decode(&packet[..written], 1).expect_err("beyond the range");
+        assert!(refused.to_string().contains("the region's place in its range"), "{refused}");
     }
 }

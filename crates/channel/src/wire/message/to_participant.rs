@@ -1,7 +1,7 @@
 //! What a producer says to a participant.
 
 use arrayvec::ArrayVec;
-use gpu_api::{Access, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId};
+use gpu_api::{Access, DevicePtr, DeviceUuid, MemHandle, ParticipantId, RegionId, Spot};
 
 use super::field::{Field, messages};
 use super::packet::{self, DecodeError};
@@ -119,7 +119,7 @@ impl ToParticipant {
         match self {
             ToParticipant::Welcome { .. } => 2,
             ToParticipant::CounterFile { .. }
-            | ToParticipant::Region { place: Place::Fd, .. }
+            | ToParticipant::Region { place: Place::Fd | Place::Piece(_), .. }
             | ToParticipant::Snapshot { .. } => 1,
             _ => 0,
         }
@@ -128,6 +128,11 @@ impl ToParticipant {
     fn check(&self) -> Result<(), Malformed> {
         match self {
             ToParticipant::Region { len: 0, .. } => Err(malformed("the region's length", 0u64, "at least 1")),
+            ToParticipant::Region { len, place: Place::Piece(spot), .. }
+                if spot.offset.checked_add(*len).is_none_or(|end| end > spot.range_len) =>
+            {
+                Err(malformed("the region's place in its range", spot.offset, "such that it ends within the range"))
+            }
             ToParticipant::Snapshot { len, .. } if !(1..=MOST_SNAPSHOT).contains(len) => {
                 Err(malformed("the length of a snapshot", *len, "1 to 16,777,216"))
             }
@@ -148,6 +153,10 @@ pub enum Place {
     Handle(MemHandle),
     /// By the file descriptor that comes with the message.
     Fd,
+    /// Likewise, at this place of a range that the participant reserves.
+    Piece(Spot),
+    /// It is the producer itself, and the region that is named lies behind this one.
+    LocalPiece(DevicePtr, RegionId),
 }
 
 impl Field for Place {
@@ -156,12 +165,19 @@ impl Field for Place {
             Place::Local(_) => 1,
             Place::Handle(_) => 2,
             Place::Fd => 3,
+            Place::Piece(_) => 4,
+            Place::LocalPiece(..) => 5,
         };
         w.put(&[kind, 0, 0, 0, 0, 0, 0]);
         match self {
             Place::Local(ptr) => ptr.write(w),
             Place::Handle(handle) => handle.write(w),
             Place::Fd => {}
+            Place::Piece(spot) => spot.write(w),
+            Place::LocalPiece(ptr, behind) => {
+                ptr.write(w);
+                behind.write(w);
+            }
         }
     }
 
@@ -172,7 +188,9 @@ impl Field for Place {
             1 => Field::read(r).map(Place::Local),
             2 => Field::read(r).map(Place::Handle),
             3 => Ok(Place::Fd),
-            _ => Err(malformed("the region's place", kind, "1, 2 or 3")),
+            4 => Field::read(r).map(Place::Piece),
+            5 => Ok(Place::LocalPiece(Field::read(r)?, Field::read(r)?)),
+            _ => Err(malformed("the region's place", kind, "1 to 5")),
         }
     }
 }

@@ -525,6 +525,14 @@ impl Questions {
         !self.rows.keys().any(|key| matches!(key, Key::Region(_)))
     }
 
+    /// Lists the regions that claims ask how to map, or were told of and have yet to map.
+    pub fn asked_regions(&self) -> impl Iterator<Item = RegionId> + '_ {
+        self.rows.iter().filter_map(|(key, row)| match (key, &row.question, &row.state) {
+            (Key::Region(region), Question::Map { .. }, AskState::Asked | AskState::Answered(_)) => Some(*region),
+            _ => None,
+        })
+    }
+
     /// Says whether a thread maps or unmaps a region.
     pub fn is_anybody_acting(&self) -> bool {
         self.rows.values().any(|row| matches!(row.state, AskState::Acting))

@@ -1,10 +1,11 @@
 //! The protocol of [`questions`](super) and [`told`](crate::producer::roster::told), under a channel that loses, delays
 //! and repeats: the code that ships, driven by random histories of two claimants, a thread that unmaps, and a producer
-//! whose leases end and come again.
+//! whose leases end and come again, and who gives regions back and makes others of the same number. Blocks lie in one
+//! region or across several, which a claim asks for one after the other while it uses those that it has.
 //!
-//! After each step: what is mapped is pinned, and nothing is granted twice. At the end of each history the channel is
-//! mended, and then: every claim that still waits is answered; when nobody wants anything any more, nothing is pinned
-//! and no row is left; and the goodbye is heard.
+//! After each step: what is mapped is pinned and is what the producer has there, and nothing is granted twice. At the
+//! end of each history the channel is mended, and then: every claim that still waits is answered; when nobody wants
+//! anything any more, nothing is pinned and no row is left; and the goodbye is heard.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,9 +19,10 @@ use super::*;
 use crate::producer::roster::told::{Told, Wish};
 
 const CLAIMANTS: usize = 2;
-const REGIONS: u64 = 2;
-/// Leases, the first half in the first region.
-const LEASES: u32 = 4;
+const REGIONS: u64 = 3;
+/// The regions that the block of each lease lies in.
+const LYING: [&[u64]; LEASES as usize] = [&[0], &[0], &[1], &[1, 2], &[0, 1], &[0, 1, 2]];
+const LEASES: u32 = 6;
 /// Counter files that there are; one more is asked for.
 const FILES: u32 = 1;
 
@@ -38,6 +40,8 @@ enum Step {
     AskAhead(Want),
     Unmap(u64),
     Unmapped(u64),
+    /// The producer gives a region back that nothing pins and no lease lies in, and makes another there.
+    Renew(u64),
     Pass(u64),
     Send(Fate),
     ToProducer(Fate),
@@ -71,8 +75,8 @@ fn fate() -> impl Strategy<Value = Fate> {
 
 fn want() -> impl Strategy<Value = Want> {
     prop_oneof![
-        6 => (0..LEASES / REGIONS as u32).prop_map(Want::Lease),
-        2 => (0..LEASES).prop_map(Want::Lease),
+        5 => (0..2u32).prop_map(Want::Lease),
+        5 => (2..LEASES).prop_map(Want::Lease),
         2 => (0..2u32).prop_map(Want::Ticket),
         1 => (0..=FILES).prop_map(Want::File),
         1 => Just(Want::Forward),
@@ -81,8 +85,12 @@ fn want() -> impl Strategy<Value = Want> {
     ]
 }
 
-fn region_of(lease: u32) -> u64 {
-    u64::from(lease / (LEASES / REGIONS as u32))
+fn lies_in(lease: u32, region: u64) -> bool {
+    LYING[lease as usize].contains(&region)
+}
+
+fn question_about(region: u64, lease: u32) -> (Key, Question) {
+    (Key::Region(RegionId(region)), Question::Map { access: Access::ReadWrite, lease: address(lease) })
 }
 
 fn address(lease: u32) -> LeaseAddress {
@@ -135,6 +143,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => want().prop_map(Step::AskAhead),
         2 => (0..REGIONS).prop_map(Step::Unmap),
         2 => (0..REGIONS).prop_map(Step::Unmapped),
+        1 => (0..REGIONS).prop_map(Step::Renew),
         2 => prop_oneof![Just(5u64), Just(100), Just(1000), Just(31_000)].prop_map(Step::Pass),
         2 => fate().prop_map(Step::Send),
         6 => fate().prop_map(Step::ToProducer),
@@ -147,20 +156,34 @@ fn step() -> impl Strategy<Value = Step> {
 struct Claimant {
     want: Want,
     interest: Interest,
-    /// It took a region's answer and is in the driver's call.
-    opens: bool,
+    /// The regions of its block that it uses, from the first on.
+    entered: usize,
+    /// It took a region's answer, of this making, and is in the driver's call.
+    opens: Option<u64>,
+}
+
+impl Claimant {
+    /// Lists the regions that it uses, and the one that it wants next.
+    fn regions(&self) -> (&'static [u64], Option<u64>) {
+        let Want::Lease(lease) = self.want else { return (&[], None) };
+        let (used, wanted) = LYING[lease as usize].split_at(self.entered);
+        (used, wanted.first().copied())
+    }
 }
 
 /// Both sides and what is between them.
 struct World {
     now: Instant,
     questions: Questions,
-    mapped: BTreeSet<u64>,
-    unmapping: BTreeSet<u64>,
+    /// The making of what is mapped, and of what is being unmapped.
+    mapped: BTreeMap<u64, u64>,
+    unmapping: BTreeMap<u64, u64>,
     claimants: [Option<Claimant>; CLAIMANTS],
     to_producer: VecDeque<ToProducer>,
     to_participant: VecDeque<ToParticipant>,
     told: Told<(), u32>,
+    /// How often each region was made anew.
+    makings: [u64; REGIONS as usize],
     leases: BTreeSet<u32>,
     /// What each ticket gave, and each wish.
     tickets: BTreeMap<u32, u32>,
@@ -174,12 +197,13 @@ impl World {
         World {
             now: Instant::now(),
             questions: Questions::default(),
-            mapped: BTreeSet::new(),
-            unmapping: BTreeSet::new(),
+            mapped: BTreeMap::new(),
+            unmapping: BTreeMap::new(),
             claimants: [const { None }; CLAIMANTS],
             to_producer: VecDeque::new(),
             to_participant: VecDeque::new(),
             told: Told::default(),
+            makings: [0; REGIONS as usize],
             leases: (0..LEASES).collect(),
             tickets: BTreeMap::new(),
             wishes: BTreeMap::new(),
@@ -190,10 +214,7 @@ impl World {
 
     fn question(want: Want) -> (Key, Question) {
         match want {
-            Want::Lease(lease) => {
-                let question = Question::Map { access: Access::ReadWrite, lease: address(lease) };
-                (Key::Region(RegionId(region_of(lease))), question)
-            }
+            Want::Lease(lease) => question_about(LYING[lease as usize][0], lease),
             Want::Ticket(number) => (Key::Ticket(ticket(number)), Question::Ticket),
             Want::File(index) => (Key::File(index), Question::File),
             Want::Report => (Key::Report(0), Question::Report),
@@ -213,7 +234,8 @@ impl World {
             }
             want => World::question(want),
         };
-        self.claimants[who] = Some(Claimant { want, interest: Interest::new(key, question), opens: false });
+        let interest = Interest::new(key, question);
+        self.claimants[who] = Some(Claimant { want, interest, entered: 0, opens: None });
         self.look(who);
     }
 
@@ -223,22 +245,39 @@ impl World {
         }
     }
 
+    /// A claimant uses the region that it wanted, and wants the one behind.
+    fn enter(&mut self, who: usize) {
+        let Some(claimant) = &mut self.claimants[who] else { return };
+        let Want::Lease(lease) = claimant.want else { return self.leave(who, false) };
+        claimant.entered += 1;
+        claimant.opens = None;
+        match claimant.regions().1 {
+            Some(behind) => {
+                claimant.interest.leave(&mut self.questions, false, self.now);
+                let (key, question) = question_about(behind, lease);
+                claimant.interest = Interest::new(key, question);
+                self.look(who);
+            }
+            None => self.leave(who, false),
+        }
+    }
+
     fn look(&mut self, who: usize) {
         let Some(claimant) = &mut self.claimants[who] else { return };
-        if claimant.opens {
+        if claimant.opens.is_some() {
             return;
         }
         let there = match claimant.want {
-            Want::Lease(lease) => self.mapped.contains(&region_of(lease)),
+            Want::Lease(_) => claimant.regions().1.is_some_and(|region| self.mapped.contains_key(&region)),
             Want::File(index) => self.files.contains(&index),
             _ => false,
         };
         if there {
-            return self.leave(who, false);
+            return self.enter(who);
         }
         match (claimant.interest.look(&mut self.questions, self.now), claimant.want) {
             (Look::Wait, _) => {}
-            (Look::Take(Answer::Region { .. }), Want::Lease(_)) => claimant.opens = true,
+            (Look::Take(Answer::Region { len, .. }), Want::Lease(_)) => claimant.opens = Some(len - 1),
             (Look::Take(Answer::Forwarded(_)), Want::Forward) => self.leave(who, false),
             (Look::Ticket(Outcome::Granted(_)), Want::Ticket(_)) => self.leave(who, false),
             (Look::Refused(_, asked), Want::Lease(lease))
@@ -258,26 +297,32 @@ impl World {
     }
 
     fn open(&mut self, who: usize, good: bool) {
-        let Some(Claimant { want: Want::Lease(lease), opens: true, .. }) = self.claimants[who] else { return };
-        let region = region_of(lease);
+        let Some(claimant) = &self.claimants[who] else { return };
+        let (Some(making), Some(region)) = (claimant.opens, claimant.regions().1) else { return };
         if good {
-            assert!(self.mapped.insert(region), "a region is mapped twice");
+            assert!(self.mapped.insert(region, making).is_none(), "a region is mapped twice");
             self.questions.mapped(RegionId(region));
+            self.enter(who);
         } else {
             self.questions.unmapped(RegionId(region), self.now);
+            self.leave(who, false);
         }
-        self.leave(who, false);
     }
 
+    /// Unmaps a region that no claimant uses.
     fn unmap(&mut self, region: u64) {
-        if self.mapped.contains(&region) && self.questions.begin_unmap(RegionId(region), self.now) {
-            self.mapped.remove(&region);
-            self.unmapping.insert(region);
+        let is_used = self.claimants.iter().flatten().any(|claimant| claimant.regions().0.contains(&region));
+        if is_used || !self.mapped.contains_key(&region) {
+            return;
+        }
+        if self.questions.begin_unmap(RegionId(region), self.now) {
+            let making = self.mapped.remove(&region).expect("it is mapped");
+            self.unmapping.insert(region, making);
         }
     }
 
     fn unmapped(&mut self, region: u64) {
-        if self.unmapping.remove(&region) {
+        if self.unmapping.remove(&region).is_some() {
             self.questions.unmapped(RegionId(region), self.now);
         }
     }
@@ -298,11 +343,12 @@ impl World {
     fn hear_at_producer(&mut self, message: &ToProducer) {
         let answer = match message {
             ToProducer::MapRegion { request, region, access, lease } => {
-                if self.leases.contains(&lease.slot) && region_of(lease.slot) == region.0 {
+                if self.leases.contains(&lease.slot) && lies_in(lease.slot, region.0) {
                     self.told.note_mapping(*region, || ());
                     let (request, region, access) = (*request, *region, *access);
                     let (device, place) = (DeviceUuid([0; 16]), Place::Local(DevicePtr(1)));
-                    ToParticipant::Region { request, region, len: 1, device, access, place }
+                    let len = self.makings[region.0 as usize] + 1;
+                    ToParticipant::Region { request, region, len, device, access, place }
                 } else {
                     let (request, region, why) = (*request, *region, String::new());
                     ToParticipant::NoRegion { request, region, code: RefusalCode::Region, why }
@@ -414,12 +460,17 @@ impl World {
             Step::Look(who) => self.look(who),
             Step::Open(who, good) => self.open(who, good),
             Step::GiveUp(who, kept, fate) => {
-                if self.claimants[who].as_ref().is_some_and(|claimant| !claimant.opens) {
+                if self.claimants[who].as_ref().is_some_and(|claimant| claimant.opens.is_none()) {
                     self.leave(who, kept);
                     self.send(fate);
                 }
             }
             Step::Abandon(Want::Forward) | Step::AskAhead(Want::Forward | Want::Lease(_)) => {}
+            Step::Abandon(Want::Lease(lease)) => {
+                for &region in LYING[lease as usize] {
+                    self.questions.abandon(Key::Region(RegionId(region)), self.now);
+                }
+            }
             Step::Abandon(want) => self.questions.abandon(World::question(want).0, self.now),
             Step::AskAhead(want) => {
                 let (key, question) = World::question(want);
@@ -427,6 +478,12 @@ impl World {
             }
             Step::Unmap(region) => self.unmap(region),
             Step::Unmapped(region) => self.unmapped(region),
+            Step::Renew(region) => {
+                let is_pinned = self.told.mapped().any(|pinned| pinned.0 == region);
+                if !is_pinned && !self.leases.iter().any(|&lease| lies_in(lease, region)) {
+                    self.makings[region as usize] += 1;
+                }
+            }
             Step::Pass(ms) => self.now += Duration::from_millis(ms),
             Step::Send(fate) => self.send(fate),
             Step::ToProducer(fate) => drop(self.deliver_to_producer(fate)),
@@ -438,11 +495,15 @@ impl World {
 
     fn check(&self) {
         let pinned: BTreeSet<u64> = self.told.mapped().map(|region| region.0).collect();
-        let opening = self.claimants.iter().flatten().filter(|claimant| claimant.opens);
-        let opening = opening
-            .filter_map(|claimant| if let Want::Lease(lease) = claimant.want { Some(region_of(lease)) } else { None });
-        for region in self.mapped.iter().chain(&self.unmapping).copied().chain(opening) {
+        let claimants = || self.claimants.iter().flatten();
+        let opening = claimants().filter_map(|claimant| Some((claimant.regions().1?, claimant.opens?)));
+        let mapped = self.mapped.iter().chain(&self.unmapping).map(|(&region, &making)| (region, making));
+        for (region, making) in mapped.chain(opening) {
             assert!(pinned.contains(&region), "region {region} is mapped and not pinned");
+            assert_eq!(making, self.makings[region as usize], "what is mapped of region {region} is no more");
+        }
+        for region in claimants().flat_map(|claimant| claimant.regions().0) {
+            assert!(self.mapped.contains_key(region), "region {region} is used and not mapped");
         }
     }
 
@@ -461,8 +522,8 @@ impl World {
     }
 
     fn end(mut self) {
-        // Of those who wait for one region with different leases, each round answers one at least.
-        (0..2 * CLAIMANTS).for_each(|_| self.mend());
+        // Of those who wait for one region with different leases, each round answers one at least; and one region each.
+        (0..2 * CLAIMANTS * REGIONS as usize).for_each(|_| self.mend());
         let waits: Vec<_> = self.claimants.iter().flatten().collect();
         assert!(waits.is_empty(), "nobody answers {waits:?}: {:?}", self.questions);
         for region in 0..REGIONS {

@@ -28,6 +28,10 @@ impl Home for Holdings {
     fn link(&self) -> &Link {
         &self.link
     }
+
+    fn end_span(&self, number: u64) {
+        self.mappings.spans.end(number);
+    }
 }
 
 impl Holdings {

@@ -24,7 +24,13 @@ use crate::shard::SHARDS;
 pub(crate) trait Home {
     /// Returns its link to the producer.
     fn link(&self) -> &Link;
+
+    /// Ends a span that nobody uses any more.
+    fn end_span(&self, number: u64);
 }
+
+/// The region behind one that is not a piece of a range.
+const NONE: u64 = u64::MAX;
 
 /// A region, mapped; or, while it is closed, memory for one.
 pub(crate) struct Mapping<H> {
@@ -37,6 +43,10 @@ pub(crate) struct Mapping<H> {
     len: AtomicU64,
     /// The producer is this process: there is nothing to unmap.
     local: AtomicBool,
+    /// The region behind, of a piece of a range; else [`NONE`].
+    behind: AtomicU64,
+    /// The number among the spans, of a [span](crate::consumer::mappings::span); else [`NONE`].
+    span: u64,
     uses: UseCount<AtomicU64, SHARDS>,
     /// It was entered since the cache last looked for something to drop.
     touched: AtomicBool,
@@ -45,6 +55,15 @@ pub(crate) struct Mapping<H> {
 impl<H: Home> Mapping<H> {
     /// Makes one that is closed.
     pub fn closed(home: &Arc<H>) -> Mapping<H> {
+        Mapping::closed_as(home, NONE)
+    }
+
+    /// Makes the span of this number, closed.
+    pub fn closed_span(home: &Arc<H>, number: u64) -> Mapping<H> {
+        Mapping::closed_as(home, number)
+    }
+
+    fn closed_as(home: &Arc<H>, span: u64) -> Mapping<H> {
         Mapping {
             home: Arc::downgrade(home),
             keeper: Mutex::default(),
@@ -52,6 +71,8 @@ impl<H: Home> Mapping<H> {
             base: AtomicU64::new(0),
             len: AtomicU64::new(0),
             local: AtomicBool::new(false),
+            behind: AtomicU64::new(NONE),
+            span,
             uses: UseCount::closed(AtomicU64::new),
             touched: AtomicBool::new(false),
         }
@@ -64,6 +85,7 @@ impl<H: Home> Mapping<H> {
         self.base.store(opened.base.0, Ordering::Relaxed);
         self.len.store(opened.len, Ordering::Relaxed);
         self.local.store(opened.local, Ordering::Relaxed);
+        self.behind.store(opened.behind.map_or(NONE, |behind| behind.0), Ordering::Relaxed);
         self.touched.store(true, Ordering::Relaxed);
         self.uses.open(by);
     }
@@ -91,8 +113,14 @@ impl<H: Home> Mapping<H> {
         self.len.load(Ordering::Relaxed)
     }
 
+    /// Returns the region that lies behind it, of a piece of a range.
+    pub fn behind(&self) -> Option<RegionId> {
+        let behind = self.behind.load(Ordering::Relaxed);
+        (behind != NONE).then_some(RegionId(behind))
+    }
+
     /// Enters it by a cell, if it is open and of this region.
-    #[inline]
+    #[inline(always)]
     pub fn enter(&self, region: RegionId, by: usize) -> bool {
         if self.region() != region {
             return false;
@@ -123,10 +151,14 @@ impl<H: Home> Mapping<H> {
     #[cold]
     fn leave_watched(mapping: NonNull<Mapping<H>>, by: usize) {
         // SAFETY: `as_ref` asks for a live mapping: as above.
-        let (cell, home) = unsafe { mapping.as_ref() }.cell_and_home(by);
+        let left = unsafe { mapping.as_ref() };
+        let (span, (cell, home)) = (left.span, left.cell_and_home(by));
         if cell.leave_watched()
             && let Some(home) = home
         {
+            if span != NONE {
+                home.end_span(span);
+            }
             home.link().waker.nudge();
         }
     }
@@ -229,4 +261,6 @@ pub(crate) struct Opened {
     pub base: DevicePtr,
     pub len: u64,
     pub local: bool,
+    /// The region behind, of a piece of a range.
+    pub behind: Option<RegionId>,
 }

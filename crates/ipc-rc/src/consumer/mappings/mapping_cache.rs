@@ -10,7 +10,7 @@
 //! *acting* before anybody maps, and ends after the mapping is to be found; an unmapping begins only where there is no
 //! row, under the same lock.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -24,6 +24,8 @@ use crate::consumer::connection::asking::{Asking, Patience};
 use crate::consumer::connection::link::Link;
 use crate::consumer::connection::questions::{Answer, Key, Look, No, Question};
 use crate::consumer::mappings::mapping::{Entered, Home, Mapping, Opened};
+use crate::consumer::mappings::ranges::Ranges;
+use crate::consumer::mappings::span::{Pieces, Spans};
 use crate::shard::own_shard;
 use channel::shared::slot::Claim;
 use channel::trace_point;
@@ -57,6 +59,10 @@ pub(crate) struct Mappings<H> {
     made: Mutex<Vec<Arc<Mapping<H>>>>,
     /// Those that are closed.
     spare: Mutex<Vec<Arc<Mapping<H>>>>,
+    /// Where pieces are mapped.
+    pub ranges: Ranges,
+    /// Mappings of several pieces.
+    pub spans: Spans<H>,
 }
 
 /// Why a region could not be mapped.
@@ -64,6 +70,8 @@ pub(crate) struct Mappings<H> {
 pub(crate) enum NotMapped {
     /// The lease that was named is no lease any more.
     NotLeased,
+    /// There is no region behind, though the block goes on: the bytes up to there.
+    Beyond(u64),
     /// Anything else.
     Failed(Error),
 }
@@ -77,6 +85,8 @@ impl<H: Home> Mappings<H> {
             table: ArcSwap::default(),
             made: Mutex::default(),
             spare: Mutex::default(),
+            ranges: Ranges::default(),
+            spans: Spans::new(),
         }
     }
 
@@ -187,7 +197,7 @@ impl<H: Home> Mappings<H> {
             Some(Turn::Failed(not)) => Err(not),
             Some(Turn::Open(answer)) => {
                 let acting = Acting { link, region, ends: Ends::Unmapped };
-                let opened = open(link, region, answer).map_err(NotMapped::Failed)?;
+                let opened = open(&self.ranges, link, region, answer).map_err(NotMapped::Failed)?;
                 let by = own_shard();
                 let mapping = self.open(home, opened, by);
                 self.table.rcu(|table| {
@@ -204,6 +214,62 @@ impl<H: Home> Mappings<H> {
                 Ok(self.settle(&mapping, by))
             }
         }
+    }
+
+    /// Enters all pieces that a block lies across, from an entered one on and up to `end`, by the right of `lease`.
+    #[cold]
+    #[inline(never)]
+    pub fn enter_across(
+        &self,
+        home: &Arc<H>,
+        first: Entered<H>,
+        end: u64,
+        lease: LeaseAddress,
+        patience: Patience,
+    ) -> Result<Entered<H>, NotMapped> {
+        let mut pieces = Pieces::new(first);
+        // Each piece that is added has bytes, so this ends.
+        while pieces.len() < end {
+            let Some(behind) = pieces.next() else { return Err(NotMapped::Beyond(pieces.len())) };
+            let piece = match self.enter(behind) {
+                Some(piece) => piece,
+                None => self.map(home, behind, lease, patience)?,
+            };
+            pieces.push(piece).map_err(NotMapped::Failed)?;
+        }
+        Ok(self.spans.open(home, pieces, own_shard()))
+    }
+
+    /// Lists the regions that a claim of a block which begins in this one has asked for, as far as it has come.
+    pub fn asked_across(&self, region: RegionId, end: u64) -> Vec<RegionId> {
+        let table = self.table.load();
+        let (mut asked, mut len) = (vec![region], 0u64);
+        while let Some(mapping) = asked.last().and_then(|region| table.get(region)) {
+            len = len.saturating_add(mapping.len());
+            match mapping.behind() {
+                Some(behind) if len < end && !asked.contains(&behind) => asked.push(behind),
+                _ => break,
+            }
+        }
+        asked
+    }
+
+    /// Lists the pieces that lie before one that a claim asks for. A claim that is tried again needs them all at once:
+    /// if the cache dropped them between two tries, it might never have them.
+    pub fn before_what_is_asked(&self, link: &Link) -> HashSet<RegionId> {
+        let table = self.table.load();
+        let pieces = table.values().filter_map(|mapping| Some((mapping.behind()?, mapping.region())));
+        let before: HashMap<RegionId, RegionId> = pieces.collect();
+        let mut found = HashSet::new();
+        for asked in link.table().asked_regions() {
+            let mut region = asked;
+            while let Some(&next) = before.get(&region)
+                && found.insert(next)
+            {
+                region = next;
+            }
+        }
+        found
     }
 
     /// Takes an idle mapping out of the table, so that nobody enters it, for [`unmap`] on a thread that may block.
@@ -263,7 +329,7 @@ impl Drop for Acting<'_> {
     }
 }
 
-fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
+fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
     let Answer::Region { len, device, place, fd } = answer else {
         return Err(Error::Invalid {
             what: "an answer about a region",
@@ -280,9 +346,14 @@ fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
         });
     }
     let backend = link.facts.gpu.backend();
+    let behind = match place {
+        Place::Piece(spot) => Some(spot.behind),
+        Place::LocalPiece(_, behind) => Some(behind),
+        _ => None,
+    };
     let (base, local) = match (place, fd) {
-        (Place::Local(ptr), _) if link.facts.is_own_process => (ptr, true),
-        (Place::Local(_), _) => {
+        (Place::Local(ptr) | Place::LocalPiece(ptr, _), _) if link.facts.is_own_process => (ptr, true),
+        (Place::Local(_) | Place::LocalPiece(..), _) => {
             return Err(Error::Invalid {
                 what: "the place of a region",
                 got: "an address in the producer's process".into(),
@@ -304,14 +375,17 @@ fn open(link: &Link, region: RegionId, answer: Answer) -> Result<Opened> {
         (Place::Fd, Some(fd)) => {
             (backend.import_fd(link.facts.gpu.device(), fd.as_fd(), len, link.facts.access)?, false)
         }
-        (Place::Fd, None) => {
+        (Place::Piece(spot), Some(fd)) => {
+            (ranges.map(&link.facts.gpu, fd.as_fd(), len, spot, link.facts.access)?, false)
+        }
+        (Place::Fd | Place::Piece(_), None) => {
             return Err(Error::Refused {
                 why: "the answer came without its file descriptor".into(),
                 remedy: "raise RLIMIT_NOFILE",
             });
         }
     };
-    Ok(Opened { region, base, len, local })
+    Ok(Opened { region, base, len, local, behind })
 }
 
 /// Unmaps what [`Mappings::begin_unmap`] took out of these, and tells the producer. May block.
@@ -321,6 +395,9 @@ pub(crate) fn unmap<H: Home>(mappings: &Mappings<H>, link: &Link, mapping: &Arc<
     let acting = Acting { link, region, ends: Ends::Leaked };
     let closed = if mapping.is_local() {
         Ok(())
+    } else if mapping.behind().is_some() {
+        // SAFETY: `Ranges::unmap` asks for what `close` does below, of a piece.
+        unsafe { mappings.ranges.unmap(&link.facts.gpu, mapping.base()) }
     } else {
         // SAFETY: `close` asks for
         // - a mapping that was opened and is not closed: `begin_unmap` succeeds once for each;

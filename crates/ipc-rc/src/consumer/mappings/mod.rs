@@ -2,4 +2,6 @@
 
 pub(crate) mod mapping;
 pub(crate) mod mapping_cache;
+pub(crate) mod ranges;
+pub(crate) mod span;
 pub(crate) mod use_count;

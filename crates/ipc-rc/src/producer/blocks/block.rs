@@ -100,6 +100,10 @@ impl Block {
         self.piece.ptr()
     }
 
+    pub(crate) fn piece(&self) -> &Piece {
+        &self.piece
+    }
+
     pub(crate) fn offset(&self) -> u64 {
         self.piece.offset
     }

@@ -46,6 +46,14 @@ impl Memory {
             .ok()
     }
 
+    /// Lists the regions that a piece which is out lies in. With no lock held.
+    pub fn regions(&self, piece: &Piece) -> Vec<Arc<Region>> {
+        if piece.offset + piece.len <= piece.region.len() {
+            return vec![piece.region.clone()];
+        }
+        self.ask_source(|source| source.regions(piece)).unwrap_or_default()
+    }
+
     /// Keeps an adopted block's token until somebody collects. It waits for the unmapping of the piece that comes with
     /// it.
     pub fn return_token(&self, token: AdoptToken, piece: Option<Piece>) {

@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use gpu_api::{Access, Error, Export, ParticipantId, RegionId};
+use gpu_api::{Access, Error, Export, ParticipantId, Region, RegionId};
 
+use crate::producer::blocks::block::Block;
 use crate::producer::fences::ticket_event::Await;
 use crate::producer::grants::ticket::Claims;
 use crate::producer::roster::peer::Peer;
@@ -104,22 +105,38 @@ impl Service {
         // Under the ledger's lock, so that the pin is taken while the block is certainly in use.
         let leased = peer.ledger.with_block(lease, |block| {
             let leased = block.region();
-            (leased.id() == region).then(|| {
-                peer.note_mapping(leased);
-                leased.clone()
-            })
+            if leased.id() != region {
+                return Err(block.clone());
+            }
+            peer.note_mapping(leased);
+            Ok(leased.clone())
         });
-        let Some(leased) = leased.flatten() else {
+        let leased = match leased {
+            Some(Ok(leased)) => Some(leased),
+            Some(Err(block)) => self.pin_behind(peer, &block, region),
+            None => None,
+        };
+        let Some(leased) = leased else {
             let why = "no lease of yours lies in this region; it was revoked or has ended".into();
             return self.tell(peer, &ToParticipant::NoRegion { request, region, code: RefusalCode::Region, why });
         };
-        let (place, fd) = match leased.export() {
-            _ if peer.local => (Place::Local(leased.base()), None),
-            Export::Handle(handle) => (Place::Handle(*handle), None),
-            Export::Fd(fd) => (Place::Fd, Some(fd.as_fd())),
+        let (place, fd) = match (leased.export(), leased.spot()) {
+            (_, Some(spot)) if peer.local => (Place::LocalPiece(leased.base(), spot.behind), None),
+            (_, None) if peer.local => (Place::Local(leased.base()), None),
+            (Export::Handle(handle), _) => (Place::Handle(*handle), None),
+            (Export::Fd(fd), Some(spot)) => (Place::Piece(spot), Some(fd.as_fd())),
+            (Export::Fd(fd), None) => (Place::Fd, Some(fd.as_fd())),
         };
         let (len, device) = (leased.len(), self.core.facts.gpu.uuid());
         self.tell_with(peer, &ToParticipant::Region { request, region, len, device, access, place }, fd);
+    }
+
+    /// Pins a region behind the one that a block begins in, if the block reaches into it. With no lock held, since the
+    /// source is asked; the block, which the caller keeps, is in use until the pin is taken.
+    fn pin_behind(&self, peer: &Peer, block: &Block, region: RegionId) -> Option<Arc<Region>> {
+        let behind = self.core.memory.regions(block.piece()).into_iter().find(|behind| behind.id() == region)?;
+        peer.note_mapping(&behind);
+        Some(behind)
     }
 
     /// Gives a participant a counter file of its own that it says is not there.
