@@ -10,6 +10,8 @@ use serde::de::DeserializeOwned;
 
 /// Holds a process' role.
 pub(crate) const ROLE: &str = "GPU_IPC_TEST_ROLE";
+/// Set for a process that has done its job when it has started.
+pub(crate) const STARTS: &str = "GPU_IPC_TEST_STARTS";
 /// Holds the number of the process of the tests.
 pub(crate) const TESTS: &str = "GPU_IPC_TEST_TESTS";
 
@@ -18,12 +20,16 @@ pub fn play(command: &mut Command, role: &impl Serialize) {
     command.env(ROLE, encode(role));
 }
 
-/// Returns what this process was started to be by a [`Child`](crate::Child); nothing in the process of the tests.
+/// Returns what this process was started to be by a [`Child`](crate::Child); nothing in the process of the tests. Ends
+/// a process that [`surroundings`](crate::surroundings) started to see whether it starts.
 ///
 /// # Panics
 ///
 /// When it was started to be something that it does not know: the message names it.
 pub fn role<R: DeserializeOwned>() -> Option<R> {
+    if std::env::var_os(STARTS).is_some() {
+        std::process::exit(0);
+    }
     let text = std::env::var(ROLE).ok()?;
     Some(decode(&text).unwrap_or_else(|error| panic!("no role of this program: {error}")))
 }

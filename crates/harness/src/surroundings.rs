@@ -1,7 +1,7 @@
 //! Where a process runs: namespaces, a small file system, as another user, with a descriptor of this process.
 //!
-//! Each is a command that ends as this program; whether a machine lets this user do so is asked once, by running the
-//! program's list of cases there.
+//! Each is a command that ends as this program; whether a machine lets this user do so is asked once, by starting the
+//! program there. It ends in [`role`](crate::role), so it asks nothing itself.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -11,6 +11,7 @@ use std::process::Command;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::program::{ends_well, this_program};
+use crate::role::STARTS;
 
 /// A user that owns nothing.
 pub const NOBODY: u32 = 65_534;
@@ -46,7 +47,7 @@ pub fn contain(shared: &Path, program: &Path) -> Command {
 
 /// Says whether namespaces of users, mounts, pids and System V's objects can be made here.
 pub fn has_namespaces() -> bool {
-    ends_well(contained(&std::env::temp_dir()).arg("--list"))
+    starts(contained(&std::env::temp_dir()))
 }
 
 /// A command that runs this program with a file system at /mnt that has room for this many files.
@@ -59,7 +60,7 @@ pub fn with_files(files: u32) -> Command {
 
 /// Says whether a file system can be mounted here.
 pub fn can_mount() -> bool {
-    ends_well(with_files(8).arg("--list"))
+    starts(with_files(8))
 }
 
 /// A command that runs this program as another user.
@@ -71,7 +72,12 @@ pub fn as_user(uid: u32) -> Command {
 
 /// Says whether a process of another user can run this program: its folders must be open to others.
 pub fn has_users() -> bool {
-    rustix::process::geteuid().is_root() && ends_well(as_user(NOBODY).arg("--list"))
+    rustix::process::geteuid().is_root() && starts(as_user(NOBODY))
+}
+
+/// Says whether a command comes as far as the beginning of this program.
+fn starts(mut command: Command) -> bool {
+    ends_well(command.env(STARTS, ""))
 }
 
 /// Gives a process a descriptor of this one, under the same number, which no other child gets.

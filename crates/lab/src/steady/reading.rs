@@ -8,8 +8,8 @@ use crate::torture::vitals::Vitals;
 const WARM: usize = 6;
 /// Looks at the beginning and at the end of what is judged, that are compared.
 const PART: usize = 8;
-/// Descriptors, threads and mappings of what is going at a look: a thread that closes ends a second later.
-const GOING: f64 = 64.0;
+/// Descriptors, threads and mappings by which two quiet moments differ.
+const FEW: f64 = 16.0;
 /// How many times as long a call may take at the end: on a machine that others begin to use it was seen to take twice.
 const SLOWER: f64 = 4.0;
 
@@ -42,7 +42,7 @@ impl Reading {
         Reading { vitals: Vitals::read(), allocated: allocated(), resident_kib, mappings, ..Reading::default() }
     }
 
-    /// Says whether nothing that takes a while to go is going.
+    /// Says whether as much is there as at another look: nothing came, and nothing went.
     pub fn is_like(&self, other: &Reading) -> bool {
         let of = |reading: &Reading| (reading.vitals.descriptors, reading.vitals.threads, reading.mappings);
         of(self) == of(other)
@@ -55,9 +55,9 @@ impl Reading {
         [
             ("bytes allocated", self.allocated as f64, f64::from(512 << 10)),
             ("KiB resident", self.resident_kib as f64, 16_384.0),
-            ("descriptors", self.vitals.descriptors as f64, GOING),
-            ("threads", self.vitals.threads as f64, GOING),
-            ("mappings of files", self.mappings as f64, GOING),
+            ("descriptors", self.vitals.descriptors as f64, FEW),
+            ("threads", self.vitals.threads as f64, FEW),
+            ("mappings of files", self.mappings as f64, FEW),
             ("bytes of the device", self.device_bytes as f64, device),
             ("ns of a cycle", self.nanos, f64::INFINITY),
         ]

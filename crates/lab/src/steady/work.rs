@@ -1,7 +1,7 @@
 //! What the process under watch does: cycles, and between them everything that comes and goes.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu_ipc::broker::{Client, Layout, PartSpec};
 use gpu_ipc::{After, Claims, Descriptor, Gpu, Participant, SentBlock, Session, Stream, To, Wait};
@@ -34,8 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const WARM_TICKETS: usize = 5_000;
 /// Participants that live as long as the run.
 const LIVING: u64 = 2;
-/// Looks at what is going until it counts as staying.
-const SETTLING: usize = 20;
+/// How long nothing may go until what is there counts as staying: a thread that closes descriptors ends after an idle
+/// second.
+const QUIET: Duration = Duration::from_millis(1500);
+/// How long that is waited for: what goes on for longer is judged as it is.
+const SETTLING: Duration = Duration::from_secs(15);
 
 /// How often everything was done.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -300,17 +303,17 @@ impl Work {
         }
         self.stream.synchronize().and_then(|()| self.copier.settle()).map_err(|e| explain(&e))?;
         self.guest = connect(&self.gpu, &self.session)?;
-        let mut last = Reading::of_process();
-        for _ in 0..SETTLING {
+        let start = Instant::now();
+        let (mut last, mut since) = (Reading::of_process(), start);
+        while since.elapsed() < QUIET && start.elapsed() < SETTLING {
             self.session.collect();
             self.session.trim().map_err(|e| explain(&e))?;
             std::thread::sleep(Duration::from_millis(10));
             let next = Reading::of_process();
-            let is_quiet = next.is_like(&last) && self.session.stats().participants == LIVING;
-            last = next;
-            if is_quiet {
-                break;
+            if !next.is_like(&last) || self.session.stats().participants != LIVING {
+                since = Instant::now();
             }
+            last = next;
         }
         let memory = self.gpu.backend().memory_info(self.gpu.device()).map_err(|e| explain(&e))?;
         Ok(Reading { device_bytes: memory.total_bytes - memory.free_bytes, nanos, ..last })
