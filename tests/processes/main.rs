@@ -67,11 +67,9 @@ fn main() {
         container::CASES,
     ]
     .concat();
-    let arguments = Arguments::from_args();
     let mut trials = trials(&here, true);
-    // Whether others can list the cases is what is asked: who lists them must not ask it again.
-    trials.extend(self::trials(container::NAMESPACES, arguments.list || harness::surroundings::has_namespaces()));
-    trials.extend(self::trials(container::USERS, arguments.list || harness::surroundings::has_users()));
+    trials.extend(self::trials(container::NAMESPACES, harness::surroundings::has_namespaces()));
+    trials.extend(self::trials(container::USERS, harness::surroundings::has_users()));
     trials.extend(self::trials(death::SHARED_CONTEXT, death::can_share_context()));
     let on_cuda = std::env::var(device::BACKEND).is_ok_and(|backend| backend == "cuda");
     trials.extend(self::trials(gpu::CASES, on_cuda));
@@ -86,7 +84,7 @@ fn main() {
     } else {
         trials.extend(self::trials(gpu::TWO_DEVICES, devices >= 2));
     }
-    libtest_mimic::run(&arguments, trials).exit();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
 /// Makes trials of cases. What this machine cannot do shows as ignored. On a GPU the cases that are not about it are

@@ -172,7 +172,7 @@ fn metrics_are_open_metrics_of_sessions_and_the_broker() {
     let dir = keeper.dir.path();
     let runtime = runtime_dir();
     let gpu = detect().expect("the host is there").first(BackendKind::Host).expect("the host is there");
-    let session = Session::builder(gpu).socket(runtime.path().join("s")).open().expect("a session");
+    let session = Session::builder(gpu).runtime_dir(runtime.path()).open().expect("a session");
     let _block = session.alloc(1 << 20).expect("room");
     let file = dir.join("weights.bin");
     fs::write(&file, [7; 5_000]).expect("a file");
