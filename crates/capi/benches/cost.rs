@@ -67,6 +67,7 @@ impl C {
             time_to_live_ns: 0,
             quarantine_ns: 0,
             max_leases: 0,
+            grows_in_place: 0,
         };
         let device = made(|device| gpu_ipc_device_open(GPU_IPC_HOST, 0, Some(device)));
         // SAFETY: `gpu_ipc_session_open` asks for options with their size and good pointers.

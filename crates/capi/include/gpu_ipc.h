@@ -480,6 +480,8 @@ typedef struct gpu_ipc_session_options {
     uint64_t quarantine_ns;
     // The most leases of one participant; 0 for 2,097,152.
     uint64_t max_leases;
+    // Not 0: the session's own memory grows in place where the device can, so that blocks lie across regions.
+    uint64_t grows_in_place;
 } gpu_ipc_session_options;
 
 // A function that the library calls with the context that came with it.
@@ -1499,8 +1501,8 @@ GPU_IPC_SAME(sizeof(gpu_ipc_part_spec), 32);
 GPU_IPC_SAME(offsetof(gpu_ipc_part_spec, type_lanes), 30);
 GPU_IPC_SAME(sizeof(gpu_ipc_reader_info), 312);
 GPU_IPC_SAME(offsetof(gpu_ipc_reader_info, name), 56);
-GPU_IPC_SAME(sizeof(gpu_ipc_session_options), 64);
-GPU_IPC_SAME(offsetof(gpu_ipc_session_options, max_leases), 56);
+GPU_IPC_SAME(sizeof(gpu_ipc_session_options), 72);
+GPU_IPC_SAME(offsetof(gpu_ipc_session_options, grows_in_place), 64);
 GPU_IPC_SAME(sizeof(gpu_ipc_share_options), 80);
 GPU_IPC_SAME(offsetof(gpu_ipc_share_options, user), 16);
 GPU_IPC_SAME(sizeof(gpu_ipc_stats), 184);

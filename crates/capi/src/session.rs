@@ -36,6 +36,8 @@ pub struct gpu_ipc_session_options {
     pub quarantine_ns: u64,
     /// The most leases of one participant; 0 for 2,097,152.
     pub max_leases: u64,
+    /// Not 0: the session's own memory grows in place where the device can, so that blocks lie across regions.
+    pub grows_in_place: u64,
 }
 sized_struct!(gpu_ipc_session_options: "gpu_ipc_session_options");
 
@@ -77,6 +79,7 @@ pub unsafe extern "C" fn gpu_ipc_session_open(
         if options.max_leases > 0 {
             builder = builder.max_slots(options.max_leases);
         }
+        builder = builder.grows_in_place(options.grows_in_place != 0);
         session.set(process.open(OpenSession::of(builder.open()?))?);
         Ok(())
     })

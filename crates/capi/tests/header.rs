@@ -53,7 +53,7 @@ fn layouts() -> String {
         gpu_ipc_part: name,
         gpu_ipc_part_spec: type_lanes,
         gpu_ipc_reader_info: name,
-        gpu_ipc_session_options: max_leases,
+        gpu_ipc_session_options: grows_in_place,
         gpu_ipc_share_options: user,
         gpu_ipc_stats: unmarked_blocks,
     }

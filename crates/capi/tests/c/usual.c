@@ -166,7 +166,8 @@ int main(int argc, char **argv)
                                        .region_bytes = 1 << 20,
                                        .time_to_live_ns = INT64_C(100000000000),
                                        .quarantine_ns = 1000,
-                                       .max_leases = 8192};
+                                       .max_leases = 8192,
+                                       .grows_in_place = 1};
     check(gpu_ipc_session_open(device, &options, &session), "session");
     gpu_ipc_connect_options named = {.size = sizeof named, .name = "first", .timeout_ns = -1, .cache_regions = 4};
     check(gpu_ipc_connect(device, argv[1], &named, &first), "connect");
