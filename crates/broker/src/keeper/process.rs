@@ -66,7 +66,7 @@ impl Keeper {
     ///
     /// [`Error::Refused`] when another keeper is there, [`Error::System`] for what the system refuses.
     pub fn open(dir: &Path, most: Option<usize>) -> Result<Keeper> {
-        let most = most.unwrap_or_else(|| raise_file_limit().saturating_sub(SPARE));
+        let most = most.unwrap_or_else(|| room(raise_file_limit()));
         let lock = crate::server::lock::take(&dir.join("keeper.lock"))?.ok_or(Error::Refused {
             why: format!("another keeper is in {}", dir.display()),
             remedy: "use that one, or choose another directory",
@@ -281,9 +281,24 @@ pub fn raise_file_limit() -> usize {
     current.map_or(1 << 20, |limit| usize::try_from(limit).unwrap_or(1 << 20))
 }
 
+/// Returns how many of a process' descriptors the shelf may have: at least half of them.
+fn room(files: usize) -> usize {
+    files - SPARE.min(files / 2)
+}
+
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_of_few_descriptors_keeps_half_of_them() {
+        assert_eq!([0, 1, 256, 1024, 65_536].map(room), [0, 1, 128, 512, 65_024]);
     }
 }
