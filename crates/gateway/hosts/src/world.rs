@@ -157,8 +157,8 @@ impl World {
         self.check_of(&object.name).map(drop)
     }
 
-    /// Removes all names where they were committed, and waits until no broker has anything of them: neither a replica nor
-    /// one that was begun, nor bytes.
+    /// Removes all names where they were committed, and waits until no broker has anything of them: no replica, none
+    /// that was begun, and no bytes.
     ///
     /// # Errors
     ///
