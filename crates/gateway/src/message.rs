@@ -56,12 +56,26 @@ pub struct Wanted {
     pub identity: Option<[u8; 16]>,
 }
 
+/// Whether something that was refused or failed is worth another attempt.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Again {
+    /// It is, as soon as somebody has room: nothing has failed.
+    Busy,
+    /// It is.
+    Later,
+    /// It will be the same.
+    Never,
+}
+
 /// Asks for a lease.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ask {
-    /// Who asks.
+    /// Who asks: a process.
     pub asker: Incarnation,
+    /// Its host, which the limits count by: each pull is a process of its own.
+    pub host: String,
     /// The asker's number of this question; the same question has the same.
     pub number: u64,
     /// What for.
@@ -119,6 +133,8 @@ pub struct Grant {
     pub identity: [u8; 16],
     /// Its epoch.
     pub epoch: u64,
+    /// How long the lease lives without a renewal, in milliseconds.
+    pub lives_ms: u64,
 }
 
 impl Grant {

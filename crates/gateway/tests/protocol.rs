@@ -72,12 +72,12 @@ struct Seen {
 }
 
 fn limits() -> Limits {
-    Limits { leases: 4, of_asker: 4, of_object: 4, time: JUMP, most_time: JUMP * 3 }
+    Limits { leases: 4, of_host: 4, of_object: 4, time: JUMP, most_time: JUMP * 3 }
 }
 
 impl World {
     fn begin(rules: Rules, left: Left) -> World {
-        let patience = Patience { answer: JUMP, stall: JUMP * 2, renew: JUMP, attempts: 2 };
+        let patience = Patience { answer: JUMP, stall: JUMP * 2, renew: JUMP, busy: JUMP, attempts: 2 };
         let (pull, actions) = Pull::begin(Duration::ZERO, patience, rules);
         let mut world = World {
             now: Duration::ZERO,
@@ -158,7 +158,7 @@ impl World {
                     Message::Ask(number) => {
                         self.left.asks -= 1;
                         let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
-                        let ask = Ask { asker: Incarnation([9; 16]), number: *number, wanted };
+                        let ask = Ask { asker: Incarnation([9; 16]), host: "b".into(), number: *number, wanted };
                         match (table.ask(now, &ask), name) {
                             (Asked::Open(lease), Some(object)) => {
                                 let granted = table.registered(now, lease, [object; 16], object.into(), object);

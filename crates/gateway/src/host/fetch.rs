@@ -13,16 +13,18 @@ use zenoh::Wait;
 use super::local::Local;
 use super::step::pass;
 use crate::error::Result;
-use crate::message::{Ask, Incarnation, Release, Wanted};
+use crate::message::{Again, Ask, Incarnation, Release, Wanted};
 use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Question, ask};
 use crate::net::key::{Announced, Gateway, ROOT, escape};
-use crate::pull::{Action, Again, Event, Outcome, Patience, Pull, Rules};
+use crate::pull::{Action, Event, Outcome, Patience, Pull, Rules};
 use crate::transport::{Pair, Peer, Progress, Registration, Transfer, Transport};
 
 /// How often a transfer is looked at.
 const LOOK: Duration = Duration::from_millis(1);
 /// How long the origin may take to hear that a lease has ended.
 const RELEASE: Duration = Duration::from_secs(1);
+/// How long until a gateway that was busy is asked again.
+const BUSY: Duration = Duration::from_millis(500);
 /// Bytes of one part of a read: progress is seen by whole ones.
 const PIECE: u64 = 64 << 20;
 
@@ -64,6 +66,32 @@ pub struct Report {
     pub transport: String,
 }
 
+/// Why a pull ended without its object, for programs.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// No gateway announces it.
+    NotFound,
+    /// All that have it were busy for as long as the caller would wait.
+    Busy,
+    /// This host's broker does not take it.
+    Refused,
+    /// It could not be read, confirmed or committed.
+    #[default]
+    Failed,
+    /// A transfer may be writing yet: this process must end.
+    Stuck,
+}
+
+/// A pull that ended without its object.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// For programs.
+    pub kind: Kind,
+    /// For people.
+    pub why: String,
+}
+
 /// A pull and its means.
 pub struct Fetch<'a> {
     /// This host.
@@ -87,6 +115,8 @@ impl std::fmt::Debug for Fetch<'_> {
 /// One attempt's own: dropped in this order.
 #[derive(Default)]
 struct Attempt {
+    /// What kind of failure the next one is.
+    kind: Kind,
     transfer: Option<Box<dyn Transfer>>,
     peer: Option<Box<dyn Peer>>,
     registration: Option<Box<dyn Registration>>,
@@ -99,10 +129,11 @@ impl Fetch<'_> {
     ///
     /// # Errors
     ///
-    /// How the pull ended.
-    pub fn run(&self, order: &Order, mut progress: impl FnMut(u64, u64)) -> Result<Report, Outcome> {
+    /// Why the object is not here.
+    pub fn run(&self, order: &Order, mut progress: impl FnMut(u64, u64)) -> Result<Report, Failure> {
         let started = Instant::now();
-        let me = Incarnation::random().map_err(|e| Outcome::Failed(e.to_string()))?;
+        let failed = |error: crate::Error| Failure { kind: Kind::Failed, why: error.to_string() };
+        let me = Incarnation::random().map_err(failed)?;
         let mut report =
             Report { name: order.name.clone(), transport: self.transport.kind().into(), ..Report::default() };
         let mut attempt = Attempt::default();
@@ -121,9 +152,13 @@ impl Fetch<'_> {
                                 let Announced { epoch, identity, bytes, home, .. } = here;
                                 return Ok(Report { epoch, identity, bytes, home, seconds, was_here: true, ..report });
                             }
-                            Found::Nobody(why) => Some(Event::Declined(number, why, Again::Later)),
+                            Found::Nobody(why) => {
+                                attempt.kind = Kind::NotFound;
+                                Some(Event::Declined(number, why, Again::Later))
+                            }
                             Found::At(gateway, wanted) => {
-                                let question = Question::Ask(Ask { asker: me, number, wanted });
+                                let host = self.local.host.clone();
+                                let question = Question::Ask(Ask { asker: me, host, number, wanted });
                                 Some(self.lease(number, &gateway, &question, &mut attempt))
                             }
                         }
@@ -190,12 +225,11 @@ impl Fetch<'_> {
                         report.seconds = started.elapsed().as_secs_f64();
                         return Ok(report);
                     }
-                    Action::End(outcome) => {
-                        if matches!(outcome, Outcome::Stuck(_)) {
-                            // The transfer may write yet: mapped until this process ends.
-                            std::mem::forget(attempt);
-                        }
-                        return Err(outcome);
+                    Action::End(Outcome::Failed(why)) => return Err(Failure { kind: attempt.kind, why }),
+                    Action::End(Outcome::Stuck(why)) => {
+                        // The transfer may write yet: mapped until this process ends.
+                        std::mem::forget(attempt);
+                        return Err(Failure { kind: Kind::Stuck, why });
                     }
                 };
                 if let Some(event) = event {
@@ -296,8 +330,11 @@ impl Fetch<'_> {
         };
         let granted = match answer {
             Answer::Granted(granted) => *granted,
-            Answer::Declined { why, later: true } => return later(why),
-            Answer::Declined { why, .. } => return never(why),
+            Answer::Declined { why, again: Again::Busy } => {
+                attempt.kind = Kind::Busy;
+                return Event::Busy(number, why, BUSY);
+            }
+            Answer::Declined { why, again } => return Event::Declined(number, why, again),
             _ => return never("the gateway answered another question".into()),
         };
         let (manifest, metadata) = attached.split_at(granted.manifest);
@@ -350,6 +387,9 @@ impl Fetch<'_> {
                     ObjectError::Gpu(_) | ObjectError::WriterLost { .. } | ObjectError::Aborted { .. } => Again::Later,
                     _ => Again::Never,
                 };
+                if matches!(error, ObjectError::Refused { .. } | ObjectError::Conflict { .. }) {
+                    attempt.kind = Kind::Refused;
+                }
                 return Event::NotCreated(error.to_string(), again);
             }
         };

@@ -18,7 +18,7 @@ use super::local::Local;
 use super::step::pass;
 use crate::error::{Error, Result};
 use crate::lease::{Asked, Ended, Limits, Table};
-use crate::message::{Ask, Grant, Wanted};
+use crate::message::{Again, Ask, Grant, Incarnation, Wanted};
 use crate::net::call::{Answer, Answered, Granted, Question, read_question};
 use crate::net::key::{Announced, Gateway};
 use crate::transport::{Place, Registration, Transport};
@@ -63,7 +63,6 @@ pub struct Server {
     transport: Arc<dyn Transport>,
     session: zenoh::Session,
     table: Table<Held>,
-    limits: Limits,
     started: Instant,
     figures: Figures,
     announced: BTreeMap<String, (Announced, LivelinessToken)>,
@@ -91,7 +90,6 @@ impl Server {
             local,
             transport,
             session,
-            limits,
             started: Instant::now(),
             figures: Figures::default(),
             announced: BTreeMap::new(),
@@ -147,7 +145,7 @@ impl Server {
                 Ok(question) => self.answer(question),
                 Err(error) => {
                     self.figures.garbage += 1;
-                    Some(declined(error.to_string(), false))
+                    Some(declined(error.to_string(), Again::Never))
                 }
             };
             let Some(answered) = answered else { continue };
@@ -193,13 +191,13 @@ impl Server {
                 return self.granted(grant, &held.reader).ok();
             }
             Asked::Wait => return None,
-            Asked::Busy(why) => return self.decline(why, true),
+            Asked::Busy(why) => return self.decline(why, Again::Busy),
         };
         let (bytes, held) = match self.hold(&ask.wanted) {
             Ok(held) => held,
-            Err((why, later)) => {
+            Err((why, again)) => {
                 self.table.failed(lease);
-                return self.decline(why, later);
+                return self.decline(why, again);
             }
         };
         pass("lease.registered");
@@ -219,39 +217,43 @@ impl Server {
                             .release(&crate::message::Release { lease: grant.lease })
                             .into_iter()
                             .for_each(take_back);
-                        self.decline(error.to_string(), true)
+                        self.decline(error.to_string(), Again::Later)
                     }
                     None => None,
                 }
             }
-            Err((ended, why)) => {
+            Err((ended, again, why)) => {
                 take_back(ended);
-                self.decline(why, true)
+                self.decline(why, again)
             }
         }
     }
 
-    fn decline(&mut self, why: String, later: bool) -> Option<Answered> {
+    fn decline(&mut self, why: String, again: Again) -> Option<Answered> {
         self.figures.declined += 1;
-        Some(declined(why, later))
+        Some(declined(why, again))
     }
 
     /// Opens and registers an object. Returns its bytes with it; else why not, and whether it may work later.
-    fn hold(&self, wanted: &Wanted) -> Result<(u64, Held), (String, bool)> {
+    fn hold(&self, wanted: &Wanted) -> Result<(u64, Held), (String, Again)> {
         let selector = match (wanted.identity, wanted.epoch) {
             (Some(identity), _) => Selector::Identity(Identity(identity)),
             (None, Some(epoch)) => Selector::Epoch(wanted.name.clone(), Epoch(epoch)),
             (None, None) => Selector::Latest(wanted.name.clone()),
         };
         let opened = self.local.client.open_one(&selector);
-        let reader = opened.map_err(|e| (e.to_string(), !matches!(e, ObjectError::NotFound { .. })))?;
+        let reader = opened.map_err(|e| {
+            let again = if matches!(e, ObjectError::NotFound { .. }) { Again::Never } else { Again::Later };
+            (e.to_string(), again)
+        })?;
         if reader.name() != wanted.name {
-            return Err((format!("this identity has the name {}, and not {}", reader.name(), wanted.name), false));
+            let why = format!("this identity has the name {}, and not {}", reader.name(), wanted.name);
+            return Err((why, Again::Never));
         }
         let spans = self.local.spans(reader.regions());
         // SAFETY: `register` asks for memory that is mapped and readable until the registration is dropped: `Held`
         // keeps the reader, whose mapping it is, and drops it after the registration.
-        let registration = unsafe { self.transport.register(&spans) }.map_err(|e| (e.to_string(), false))?;
+        let registration = unsafe { self.transport.register(&spans) }.map_err(|e| (e.to_string(), Again::Never))?;
         let bytes = spans.iter().map(|span| span.bytes).sum();
         Ok((bytes, Held { _registration: registration, reader }))
     }
@@ -271,7 +273,6 @@ impl Server {
             home: reader.manifest().home.clone().unwrap_or_else(|| self.gateway.host.clone()),
             transport: self.transport.kind().into(),
             regions: reader.regions().into_iter().map(|(at, bytes)| (at.0, bytes, device)).collect(),
-            lives_ms: self.limits.time.as_millis() as u64,
             manifest: manifest.len(),
         };
         let attached = [manifest, self.transport.metadata()?].concat();
@@ -281,7 +282,7 @@ impl Server {
     fn removed(&self, names: &[String]) -> Answered {
         let list = match self.local.list() {
             Ok(list) => list,
-            Err(error) => return declined(error.to_string(), true),
+            Err(error) => return declined(error.to_string(), Again::Later),
         };
         let ours = list.removed.into_iter().filter(|row| row.home.is_none() && names.contains(&row.name));
         Answered::plain(Answer::Removed(ours.map(|row| (row.name, row.up_to)).collect()))
@@ -321,11 +322,12 @@ impl Server {
     }
 
     fn leases(&self) -> Vec<Lease> {
-        let lease = |(grant, asker, lives): (Grant, crate::message::Incarnation, Duration)| Lease {
+        let lease = |(grant, asker, host, lives): (Grant, Incarnation, &str, Duration)| Lease {
             lease: grant.lease.lease,
             identity: grant.identity().to_string(),
             epoch: grant.epoch,
             asker: asker.to_string(),
+            host: host.into(),
             lives_ms: lives.as_millis() as u64,
         };
         self.table.live(self.started.elapsed()).map(lease).collect()
@@ -341,8 +343,10 @@ pub struct Lease {
     pub identity: String,
     /// Its epoch.
     pub epoch: u64,
-    /// Who has it.
+    /// The process that has it.
     pub asker: String,
+    /// Its host.
+    pub host: String,
     /// How long it lives yet.
     pub lives_ms: u64,
 }
@@ -353,8 +357,8 @@ fn take_back(ended: Ended<Held>) {
     pass("lease.deregistered");
 }
 
-fn declined(why: String, later: bool) -> Answered {
-    Answered::plain(Answer::Declined { why, later })
+fn declined(why: String, again: Again) -> Answered {
+    Answered::plain(Answer::Declined { why, again })
 }
 
 fn unavailable(error: zenoh::Error) -> Error {

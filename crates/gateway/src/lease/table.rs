@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::message::{Ask, Confirm, Grant, Incarnation, LeaseId, Release, Renew};
+use crate::message::{Again, Ask, Confirm, Grant, Incarnation, LeaseId, Release, Renew};
 
 /// What other gateways may have at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Limits {
     /// Leases in all.
     pub leases: usize,
-    /// Leases of one gateway.
-    pub of_asker: usize,
+    /// Leases of one host.
+    pub of_host: usize,
     /// Leases of one object: the others find a replica, or wait.
     pub of_object: usize,
     /// How long a lease lives without a renewal.
@@ -24,7 +24,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             leases: 64,
-            of_asker: 4,
+            of_host: 4,
             of_object: 2,
             time: Duration::from_secs(30),
             most_time: Duration::from_secs(3_600),
@@ -62,6 +62,7 @@ pub enum Asked {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Row<M> {
     asker: Incarnation,
+    host: String,
     number: u64,
     since: Duration,
     until: Duration,
@@ -97,14 +98,15 @@ impl<M> Table<M> {
                 None => Asked::Wait,
             };
         }
-        let of_asker = self.rows.values().filter(|row| row.asker == ask.asker).count();
-        if self.rows.len() >= self.limits.leases || of_asker >= self.limits.of_asker {
-            let of_asker = format!("{of_asker} of {} of this gateway", self.limits.of_asker);
-            return Asked::Busy(format!("{} of {} leases, {of_asker}", self.rows.len(), self.limits.leases));
+        let of_host = self.rows.values().filter(|row| row.host == ask.host).count();
+        if self.rows.len() >= self.limits.leases || of_host >= self.limits.of_host {
+            let of_host = format!("{of_host} of {} of host {}", self.limits.of_host, ask.host);
+            return Asked::Busy(format!("{} of {} leases, {of_host}", self.rows.len(), self.limits.leases));
         }
         self.last += 1;
         let until = now + self.limits.time;
-        let row = Row { asker: ask.asker, number: ask.number, since: now, until, renewed: 0, live: None };
+        let host = ask.host.clone();
+        let row = Row { asker: ask.asker, host, number: ask.number, since: now, until, renewed: 0, live: None };
         self.rows.insert(self.last, row);
         Asked::Open(self.last)
     }
@@ -114,7 +116,7 @@ impl<M> Table<M> {
     ///
     /// # Errors
     ///
-    /// What it was to hold, and why.
+    /// What it was to hold, whether to ask again, and why.
     pub fn registered(
         &mut self,
         now: Duration,
@@ -122,21 +124,23 @@ impl<M> Table<M> {
         identity: [u8; 16],
         epoch: u64,
         held: M,
-    ) -> Result<Grant, (Ended<M>, String)> {
+    ) -> Result<Grant, (Ended<M>, Again, String)> {
         let of_object = self.rows.values().filter(|row| row.live.as_ref().is_some_and(|(g, _)| g.identity == identity));
         if of_object.count() >= self.limits.of_object {
             self.rows.remove(&lease);
-            return Err((Ended(held), format!("{} gateways read the object already", self.limits.of_object)));
+            let why = format!("{} gateways read the object already", self.limits.of_object);
+            return Err((Ended(held), Again::Busy, why));
         }
         match self.rows.get_mut(&lease) {
             Some(row) if row.live.is_none() && now < row.until => {
                 let lease = LeaseId { incarnation: self.incarnation, lease };
-                let grant = Grant { lease, identity, epoch };
+                let lives_ms = u64::try_from(self.limits.time.as_millis()).unwrap_or(u64::MAX);
+                let grant = Grant { lease, identity, epoch, lives_ms };
                 row.until = now + self.limits.time;
                 row.live = Some((grant, held));
                 Ok(grant)
             }
-            _ => Err((Ended(held), "it took longer than a lease lives".into())),
+            _ => Err((Ended(held), Again::Later, "it took longer than a lease lives".into())),
         }
     }
 
@@ -186,10 +190,12 @@ impl<M> Table<M> {
         rows.filter_map(|row| row.live).map(|(_, held)| Ended(held)).collect()
     }
 
-    /// Returns the live leases: what each is of, who has it, and how long it lives yet.
-    pub fn live(&self, now: Duration) -> impl Iterator<Item = (Grant, Incarnation, Duration)> + '_ {
-        let row = move |row: &Row<M>| row.live.as_ref().map(|(g, _)| (*g, row.asker, row.until.saturating_sub(now)));
-        self.rows.values().filter_map(row)
+    /// Returns the live leases: what each is of, which process of which host has it, and how long it lives yet.
+    pub fn live(&self, now: Duration) -> impl Iterator<Item = (Grant, Incarnation, &str, Duration)> {
+        self.rows.values().filter_map(move |row| {
+            let (grant, _) = row.live.as_ref()?;
+            Some((*grant, row.asker, row.host.as_str(), row.until.saturating_sub(now)))
+        })
     }
 
     /// Looks at what a live lease holds.
@@ -213,11 +219,11 @@ mod tests {
 
     fn ask(asker: u8, number: u64) -> Ask {
         let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
-        Ask { asker: Incarnation([asker; 16]), number, wanted }
+        Ask { asker: Incarnation([asker; 16]), host: format!("host-{asker}"), number, wanted }
     }
 
     fn table() -> Table<u32> {
-        let limits = Limits { leases: 3, of_asker: 2, of_object: 2, time: SECOND * 30, most_time: SECOND * 40 };
+        let limits = Limits { leases: 3, of_host: 2, of_object: 2, time: SECOND * 30, most_time: SECOND * 40 };
         Table::new(Incarnation([1; 16]), limits)
     }
 
@@ -260,12 +266,14 @@ mod tests {
         let mut table = table();
         granted(&mut table, SECOND, &ask(2, 1));
         granted(&mut table, SECOND, &ask(2, 2));
-        let Asked::Busy(why) = table.ask(SECOND, &ask(2, 3)) else { panic!("a third of one gateway") };
-        assert_eq!(why, "2 of 3 leases, 2 of 2 of this gateway");
+        let Asked::Busy(why) = table.ask(SECOND, &ask(2, 3)) else { panic!("a third of one host") };
+        assert_eq!(why, "2 of 3 leases, 2 of 2 of host host-2");
+        let another_process = Ask { asker: Incarnation([5; 16]), ..ask(2, 1) };
+        assert!(matches!(table.ask(SECOND, &another_process), Asked::Busy(_)), "a pull of the same host");
         let Asked::Open(lease) = table.ask(SECOND, &ask(3, 1)) else { panic!("a third in all") };
         assert_eq!(table.ask(SECOND, &ask(3, 1)), Asked::Wait);
-        let (held, why) = table.registered(SECOND, lease, X, 3, 5).expect_err("a third of one object");
-        assert_eq!((held.into_inner(), why.as_str()), (5, "2 gateways read the object already"));
+        let (held, again, why) = table.registered(SECOND, lease, X, 3, 5).expect_err("a third of one object");
+        assert_eq!((held.into_inner(), again, why.as_str()), (5, Again::Busy, "2 gateways read the object already"));
         assert!(matches!(table.ask(SECOND, &ask(3, 2)), Asked::Open(_)), "and it takes no place");
         assert!(matches!(table.ask(SECOND, &ask(4, 1)), Asked::Busy(_)));
     }

@@ -11,7 +11,7 @@ use zenoh::handlers::FifoChannelHandler;
 
 use super::key::Gateway;
 use crate::error::{Error, Result};
-use crate::message::{Ask, Confirm, Grant, MOST_ANSWER, MOST_BYTES, Release, Renew};
+use crate::message::{Again, Ask, Confirm, Grant, MOST_ANSWER, MOST_BYTES, Release, Renew};
 use crate::transport::{Place, RemoteSpan};
 
 /// What a gateway is asked.
@@ -40,8 +40,8 @@ pub enum Answer {
     Declined {
         /// Why.
         why: String,
-        /// It may be yes at another moment.
-        later: bool,
+        /// Whether it may be yes at another moment.
+        again: Again,
     },
     /// Yes or no.
     Is(bool),
@@ -60,8 +60,6 @@ pub struct Granted {
     pub transport: String,
     /// Address, bytes and device of each region; no device for host memory.
     pub regions: Vec<(u64, u64, Option<u32>)>,
-    /// How long the lease lives without a renewal, in milliseconds.
-    pub lives_ms: u64,
     /// Bytes of the manifest.
     pub manifest: usize,
 }
@@ -218,10 +216,10 @@ mod tests {
         let question = Question::Confirm(Confirm { lease, identity: [4; 16], number: 5 });
         let bytes = serde_json::to_vec(&question).expect("a JSON");
         assert_eq!(read_question(&bytes).expect("its own bytes"), question);
-        let grant = Grant { lease, identity: [4; 16], epoch: 6 };
+        let grant = Grant { lease, identity: [4; 16], epoch: 6, lives_ms: 7 };
         let (home, transport) = ("a".to_owned(), "tcp".to_owned());
         let regions = vec![(u64::MAX, 9, None), (1, 2, Some(3))];
-        let granted = Granted { grant, home, transport, regions, lives_ms: 7, manifest: 2 };
+        let granted = Granted { grant, home, transport, regions, manifest: 2 };
         let answered = Answered { answer: Answer::Granted(Box::new(granted)), attached: vec![1, 2, 3] };
         let bytes = answered.encode();
         assert_eq!(Answered::decode(&bytes).expect("its own bytes"), answered);

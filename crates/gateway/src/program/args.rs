@@ -93,14 +93,14 @@ pub struct RunOptions {
     /// Leases of other gateways at a time
     #[arg(long, default_value_t = 64)]
     pub leases: usize,
-    /// Leases of one gateway at a time
+    /// Leases of one host at a time
     #[arg(long, default_value_t = 4)]
-    pub leases_per_gateway: usize,
+    pub leases_per_host: usize,
     /// Leases of one object at a time: the others find a replica, or wait
     #[arg(long, default_value_t = 2)]
     pub leases_per_object: usize,
-    /// Milliseconds that a lease lives without a renewal
-    #[arg(long, default_value_t = 30_000)]
+    /// Milliseconds that a lease lives without a renewal, at least 200: readers renew it three times in that
+    #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(200..=3_600_000))]
     pub lease_ms: u64,
 }
 
@@ -127,6 +127,9 @@ pub struct PullOptions {
     /// Attempts in all
     #[arg(long, default_value_t = 5)]
     pub attempts: u32,
+    /// Seconds to wait while all that have the object are busy
+    #[arg(long, default_value_t = 600)]
+    pub wait_s: u64,
     /// Seconds without a byte, until the transfer counts as one that never ends
     #[arg(long, default_value_t = 60)]
     pub stall_s: u64,

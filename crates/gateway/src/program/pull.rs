@@ -9,10 +9,10 @@ use zenoh::Wait;
 use super::args::{Carrier, Net, Place, PullOptions};
 use super::state;
 use crate::error::{Error, Result};
-use crate::host::fetch::{Fetch, Order};
+use crate::host::fetch::{Failure, Fetch, Kind, Order, Report};
 use crate::host::local::Local;
 use crate::net::session::Network;
-use crate::pull::{Outcome, Patience, Rules};
+use crate::pull::{Patience, Rules};
 
 /// How this process ends when a transfer may be writing yet; its death frees the memory.
 const STUCK: u8 = 3;
@@ -45,8 +45,19 @@ pub fn network_of(place: &Place, net: &Net) -> Result<(Network, Net)> {
 ///
 /// # Errors
 ///
-/// What keeps it from beginning.
+/// What keeps it from beginning; with `--json` it is printed instead.
 pub fn run(options: &PullOptions) -> Result<ExitCode> {
+    match pull(options) {
+        Err(error) if options.json => {
+            let kind = if matches!(error, Error::Invalid { .. }) { "invalid" } else { "unavailable" };
+            println!("{}", serde_json::json!({ "ok": false, "error": error.to_string(), "kind": kind }));
+            Ok(ExitCode::from(2))
+        }
+        other => other,
+    }
+}
+
+fn pull(options: &PullOptions) -> Result<ExitCode> {
     let (network, net) = network_of(&options.place, &options.net)?;
     let host = options.place.host();
     let local = Local::connect(&host, options.place.broker.as_deref(), options.place.device.as_deref())?;
@@ -56,6 +67,7 @@ pub fn run(options: &PullOptions) -> Result<ExitCode> {
         attempts: options.attempts,
         stall: Duration::from_secs(options.stall_s),
         answer: Duration::from_secs(options.answer_s),
+        busy: Duration::from_secs(options.wait_s),
         ..Patience::default()
     };
     let rules = Rules { confirms: !options.without_confirm };
@@ -70,35 +82,36 @@ pub fn run(options: &PullOptions) -> Result<ExitCode> {
         bar.set_position(bytes);
     });
     bar.finish_and_clear();
-    match ended {
+    let Failure { kind, why } = match ended {
         Ok(report) => {
-            if options.json {
-                println!("{}", serde_json::to_string(&report).unwrap_or_default());
-            } else if report.was_here {
-                println!("{}  epoch {}  {}  was here already", report.name, report.epoch, report.identity);
-            } else {
-                let crate::host::fetch::Report { name, epoch, identity, from, bytes, gb_s, retries, .. } = &report;
-                println!(
-                    "{name}  epoch {epoch}  {identity}  from {from}  {bytes} bytes at {gb_s:.2} GB/s, {retries} retries"
-                );
-            }
+            say(&report, options.json);
             let _ = session.close().wait();
-            Ok(ExitCode::SUCCESS)
+            return Ok(ExitCode::SUCCESS);
         }
-        Err(Outcome::Stuck(why)) => {
-            eprintln!(
-                "gpu-ipc-gateway: {} was not pulled: {why}; this process ends, and its memory with it",
-                options.name
-            );
-            // Without a word to anybody: threads may be writing, and no destructor may unmap what they write to.
-            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
-            Ok(ExitCode::from(STUCK))
-        }
-        Err(Outcome::Failed(why)) => {
-            eprintln!("gpu-ipc-gateway: {} was not pulled: {why}", options.name);
-            let _ = session.close().wait();
-            Ok(ExitCode::FAILURE)
-        }
-        Err(Outcome::Done) => Ok(ExitCode::SUCCESS),
+        Err(failure) => failure,
+    };
+    if options.json {
+        println!("{}", serde_json::json!({ "ok": false, "error": why, "kind": kind }));
+    } else {
+        let end = if kind == Kind::Stuck { "; this process ends, and its memory with it" } else { "" };
+        eprintln!("gpu-ipc-gateway: {} was not pulled: {why}{end}", options.name);
+    }
+    if kind == Kind::Stuck {
+        // Without a word to anybody: threads may be writing, and no destructor may unmap what they write to.
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
+        return Ok(ExitCode::from(STUCK));
+    }
+    let _ = session.close().wait();
+    Ok(ExitCode::FAILURE)
+}
+
+fn say(report: &Report, json: bool) {
+    let Report { name, epoch, identity, from, bytes, gb_s, retries, .. } = report;
+    if json {
+        println!("{}", serde_json::to_string(report).unwrap_or_default());
+    } else if report.was_here {
+        println!("{name}  epoch {epoch}  {identity}  was here already");
+    } else {
+        println!("{name}  epoch {epoch}  {identity}  from {from}  {bytes} bytes at {gb_s:.2} GB/s, {retries} retries");
     }
 }

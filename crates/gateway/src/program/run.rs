@@ -34,7 +34,7 @@ pub fn run(options: &RunOptions) -> Result<()> {
     let held = Held::create(&dir, &gateway.incarnation.to_string())?;
     let limits = Limits {
         leases: options.leases,
-        of_asker: options.leases_per_gateway,
+        of_host: options.leases_per_host,
         of_object: options.leases_per_object,
         time: Duration::from_millis(options.lease_ms),
         ..Limits::default()

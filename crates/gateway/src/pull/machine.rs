@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::message::{Confirm, Grant, LeaseId, Renew};
+use crate::message::{Again, Confirm, Grant, LeaseId, Renew};
 
 /// How long each step may take.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -11,8 +11,10 @@ pub struct Patience {
     pub answer: Duration,
     /// Without a byte, until a transfer counts as one that never ends.
     pub stall: Duration,
-    /// Between renewals.
+    /// Between renewals, where a third of a lease's life is not shorter.
     pub renew: Duration,
+    /// While nobody has room to serve, in a row.
+    pub busy: Duration,
     /// Attempts in all.
     pub attempts: u32,
 }
@@ -23,6 +25,7 @@ impl Default for Patience {
             answer: Duration::from_secs(10),
             stall: Duration::from_secs(60),
             renew: Duration::from_secs(8),
+            busy: Duration::from_secs(600),
             attempts: 5,
         }
     }
@@ -49,6 +52,8 @@ pub enum Event {
     Granted(u64, Grant),
     /// The question with this number was refused: for good, or for this moment.
     Declined(u64, String, Again),
+    /// Who has the object has no room at this moment: ask again after this time. Nothing has failed.
+    Busy(u64, String, Duration),
     /// The object is there to be filled.
     Created,
     /// It could not be made, or its memory could not be registered: for good, or for this moment.
@@ -71,15 +76,6 @@ pub enum Event {
     NotCommitted(String),
     /// Time has passed.
     Tick,
-}
-
-/// Whether something is worth another attempt.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Again {
-    /// It is.
-    Later,
-    /// It will be the same.
-    Never,
 }
 
 /// What is to be done, in order.
@@ -143,8 +139,11 @@ enum Stage {
     Committing {
         grant: Grant,
     },
-    /// Until the next attempt.
-    Waiting,
+    /// Until somebody is asked again, in another attempt or in the same.
+    Waiting {
+        pause: Duration,
+        counts: bool,
+    },
     Ended,
 }
 
@@ -159,6 +158,8 @@ pub struct Pull {
     renewed: Duration,
     number: u64,
     attempt: u32,
+    /// Since when nobody has had room.
+    busy: Option<Duration>,
 }
 
 /// How often a confirmation is asked for: an answer may be lost.
@@ -170,7 +171,7 @@ impl Pull {
     /// Begins, and returns the first thing to do.
     pub fn begin(now: Duration, patience: Patience, rules: Rules) -> (Pull, Vec<Action>) {
         let stage = Stage::Asking { number: 1 };
-        let pull = Pull { patience, rules, stage, since: now, renewed: now, number: 1, attempt: 1 };
+        let pull = Pull { patience, rules, stage, since: now, renewed: now, number: 1, attempt: 1, busy: None };
         (pull, vec![Action::Ask(1)])
     }
 
@@ -184,11 +185,19 @@ impl Pull {
         let stage = std::mem::replace(&mut self.stage, Stage::Ended);
         match (stage, event) {
             (Stage::Asking { number }, Event::Granted(to, grant)) if to == number => {
-                self.renewed = now;
+                (self.renewed, self.busy) = (now, None);
                 self.go(now, Stage::Creating { grant }, vec![Action::Create(grant)])
             }
             (Stage::Asking { number }, Event::Declined(to, why, again)) if to == number => {
                 self.again(now, why, again, Vec::new())
+            }
+            (Stage::Asking { number }, Event::Busy(to, why, pause)) if to == number => {
+                let since = *self.busy.get_or_insert(now);
+                if now.saturating_sub(since) >= self.patience.busy {
+                    let why = format!("{why}; nobody had room for {} s", self.patience.busy.as_secs());
+                    return vec![Action::End(Outcome::Failed(why))];
+                }
+                self.go(now, Stage::Waiting { pause, counts: false }, Vec::new())
             }
             (Stage::Asking { .. }, Event::Tick) if self.is_over(now, self.patience.answer) => {
                 self.again(now, "no gateway answered".into(), Again::Later, Vec::new())
@@ -224,7 +233,7 @@ impl Pull {
                 vec![Action::Release(grant.lease), Action::End(Outcome::Stuck(why))]
             }
             (stage @ (Stage::Creating { grant } | Stage::Reading { grant, .. }), Event::Tick)
-                if now.saturating_sub(self.renewed) >= self.patience.renew =>
+                if now.saturating_sub(self.renewed) >= self.renews_after(grant) =>
             {
                 self.stage = stage;
                 self.renewed = now;
@@ -262,8 +271,8 @@ impl Pull {
             (Stage::Committing { grant }, Event::NotCommitted(why)) => {
                 vec![Action::Drop, Action::Release(grant.lease), Action::End(Outcome::Failed(why))]
             }
-            (Stage::Waiting, Event::Tick) if self.is_over(now, PAUSE * self.attempt.min(16)) => {
-                self.attempt += 1;
+            (Stage::Waiting { pause, counts }, Event::Tick) if self.is_over(now, pause) => {
+                self.attempt += u32::from(counts);
                 self.number += 1;
                 let number = self.number;
                 self.go(now, Stage::Asking { number }, vec![Action::Ask(number)])
@@ -277,6 +286,10 @@ impl Pull {
 
     fn is_over(&self, now: Duration, patience: Duration) -> bool {
         now.saturating_sub(self.since) >= patience
+    }
+
+    fn renews_after(&self, grant: Grant) -> Duration {
+        self.patience.renew.min(Duration::from_millis(grant.lives_ms) / 3)
     }
 
     fn go(&mut self, now: Duration, stage: Stage, actions: Vec<Action>) -> Vec<Action> {
@@ -302,6 +315,68 @@ impl Pull {
             first.push(Action::End(Outcome::Failed(why)));
             return first;
         }
-        self.go(now, Stage::Waiting, first)
+        let pause = PAUSE * self.attempt.min(16);
+        self.go(now, Stage::Waiting { pause, counts: true }, first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Incarnation;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn begun(attempts: u32) -> Pull {
+        let patience = Patience { attempts, busy: SECOND * 60, ..Patience::default() };
+        let (pull, actions) = Pull::begin(Duration::ZERO, patience, Rules::default());
+        assert_eq!(actions, [Action::Ask(1)]);
+        pull
+    }
+
+    fn grant(lives_ms: u64) -> Grant {
+        let lease = LeaseId { incarnation: Incarnation([1; 16]), lease: 1 };
+        Grant { lease, identity: [2; 16], epoch: 3, lives_ms }
+    }
+
+    #[test]
+    fn a_busy_gateway_is_no_attempt_until_patience_ends() {
+        let mut pull = begun(1);
+        for number in 1..60 {
+            let now = SECOND * number as u32;
+            assert_eq!(pull.happened(now, Event::Busy(number, "2 of 2".into(), SECOND)), []);
+            assert_eq!(pull.happened(now, Event::Tick), [], "not before its time");
+            assert_eq!(pull.happened(now + SECOND, Event::Tick), [Action::Ask(number + 1)]);
+        }
+        assert_eq!(pull.attempt(), 1);
+        let ended = pull.happened(SECOND * 61, Event::Busy(60, "2 of 2".into(), SECOND));
+        assert_eq!(ended, [Action::End(Outcome::Failed("2 of 2; nobody had room for 60 s".into()))]);
+    }
+
+    #[test]
+    fn a_lease_resets_the_wait_and_what_fails_is_an_attempt() {
+        let mut pull = begun(2);
+        pull.happened(SECOND, Event::Busy(1, "full".into(), SECOND));
+        assert_eq!(pull.happened(SECOND * 50, Event::Tick), [Action::Ask(2)]);
+        assert_eq!(pull.happened(SECOND * 50, Event::Granted(2, grant(30_000))), [Action::Create(grant(30_000))]);
+        pull.happened(SECOND * 50, Event::Created);
+        pull.happened(SECOND * 50, Event::ReadFailed("cut".into()));
+        assert_eq!(pull.happened(SECOND * 90, Event::Tick), [Action::Ask(3)]);
+        assert_eq!(pull.happened(SECOND * 90, Event::Busy(3, "full".into(), SECOND)), [], "the wait begins anew");
+        assert_eq!(pull.happened(SECOND * 91, Event::Tick), [Action::Ask(4)]);
+        let ended = pull.happened(SECOND * 91, Event::Declined(4, "gone".into(), Again::Later));
+        assert_eq!(ended, [Action::End(Outcome::Failed("gone".into()))], "the second attempt was the last");
+    }
+
+    #[test]
+    fn a_short_lease_is_renewed_three_times_in_its_life() {
+        for (lives_ms, renewed) in [(900, Duration::from_millis(300)), (60_000, Patience::default().renew)] {
+            let mut pull = begun(1);
+            pull.happened(Duration::ZERO, Event::Granted(1, grant(lives_ms)));
+            pull.happened(Duration::ZERO, Event::Created);
+            assert_eq!(pull.happened(renewed - Duration::from_millis(1), Event::Tick), []);
+            let renewals = pull.happened(renewed, Event::Tick);
+            assert!(matches!(renewals[..], [Action::Renew(_)]), "{renewals:?}");
+        }
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! | stage | what happened | leaves by |
 //! |---|---|---|
-//! | `Asking` | a lease was asked for, with a number that no other question has | the grant with this number |
+//! | `Asking` | a lease was asked for, with a number that no other question has | the grant with this number. A gateway that is busy has failed nothing: it is asked again, and no attempt is counted |
 //! | `Creating` | the object is made at this host's broker, with the origin's identity and epoch | the write leases |
 //! | `Reading` | bytes arrive. The lease is renewed; when a renewal says no the copy is lost, but the destination is kept until the transfer has ended | end, failure, or no byte for [`Patience::stall`] |
 //! | `Flushing` | the last byte has arrived; the device is made to see them | the flush |
@@ -32,4 +32,5 @@
 
 mod machine;
 
-pub use machine::{Action, Again, Event, Outcome, Patience, Pull, Rules};
+pub use crate::message::Again;
+pub use machine::{Action, Event, Outcome, Patience, Pull, Rules};
