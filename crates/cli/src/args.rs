@@ -11,6 +11,7 @@ use lab::steady::{SteadyLenderOptions, SteadyOptions};
 use lab::torture::objects::ObjectMemberOptions;
 use lab::torture::{MemberOptions, TortureOptions};
 
+use crate::gateway::HandedOn;
 use crate::objects::get::GetOptions;
 use crate::objects::keep::KeepOptions;
 use crate::objects::list::ObjectsOptions;
@@ -34,6 +35,8 @@ Examples:
   gpu-ipc objects                                  which objects exist, and which processes read them?
   gpu-ipc get model --part embed.weight            write a part of it to standard output
   gpu-ipc rm model                                 remove it; processes that have it mapped keep it
+  gpu-ipc gateway --listen tcp/10.0.0.1:7447       serve the objects to other hosts
+  gpu-ipc pull model                               get an object from another host
   gpu-ipc torture --seconds 60                     is anything lost while processes die at random?
   gpu-ipc steady                                   does anything grow over ten million cycles in one process?
   gpu-ipc bench                                    what does sharing cost, compared with the driver's own calls?
@@ -163,11 +166,13 @@ Exit status:
 Examples:
   gpu-ipc objects
   gpu-ipc objects --json | jq '.objects[].readers'
+  gpu-ipc objects --all-hosts                      what the gateways of all hosts announce: docs/HOSTS.md
 
 Exit status:
   0  the objects were listed
   1  no broker answers
-  2  wrong usage")]
+  2  wrong usage
+  3  --all-hosts: gpu-ipc-gateway is not installed")]
     Objects(ObjectsOptions),
     /// Put files into an object, and print its epoch
     #[command(after_help = "\
@@ -204,6 +209,38 @@ Exit status:
   1  there is no such name, or it is another user's
   2  wrong usage")]
     Rm(RmOptions),
+    /// Serve this host's objects to other hosts
+    #[command(after_help = "\
+Examples:
+  gpu-ipc gateway --listen tcp/10.0.0.1:7447 --tls host.pem host.key authority.pem
+  gpu-ipc gateway --listen tcp/10.0.0.2:7447 --peer tcp/10.0.0.1:7447 --tls host.pem host.key authority.pem
+  gpu-ipc gateway --listen tcp/127.0.0.1:7447 --insecure --broker /run/objects --device cuda:0
+  gpu-ipc gateway --status --json                  what the gateways of this host do
+
+Runs gpu-ipc-gateway from beside this program or from the path; `gpu-ipc-gateway run --help` lists its options, and
+docs/HOSTS.md explains them.
+
+Exit status:
+  2  wrong usage, or the broker, the address or the library that carries the bytes cannot be used
+  3  gpu-ipc-gateway is not installed")]
+    Gateway(HandedOn),
+    /// Get an object from another host
+    #[command(after_help = "\
+Examples:
+  gpu-ipc pull model                               the newest epoch, from any host that has it
+  gpu-ipc pull model --epoch 3 --from 10-0-0-1     this epoch, from this host
+  gpu-ipc pull model --json                        the figures as JSON: bytes, gb_s, retries
+
+Runs gpu-ipc-gateway from beside this program or from the path; `gpu-ipc-gateway pull --help` lists its options. Without
+--peer it uses the network of the gateway that runs for the broker here.
+
+Exit status:
+  0    the object is here
+  1    it is not: the reason is on standard error
+  2    wrong usage, or the broker, the network or the library that carries the bytes cannot be used
+  3    gpu-ipc-gateway is not installed
+  137  a transfer neither ended nor failed: the process was ended, and its memory with it")]
+    Pull(HandedOn),
     /// Check whether memory can be shared here, and say why if it cannot
     #[command(after_help = "\
 Examples:

@@ -4,13 +4,14 @@
 //! 2. `demo`: the main job with real processes.
 //! 3. `doctor`: what works on this machine, and why the rest does not.
 //! 4. `sessions`: the sessions on this host and their holders.
-//! 5. `objects`: memory that outlives the process that filled it.
+//! 5. `objects`: memory that outlives the process that filled it. `gateway`: the same on other hosts.
 //!
 //! `torture`, `steady` and `bench` are in the crate `lab`, and so is what all commands share.
 
 mod args;
 mod demo;
 mod doctor;
+mod gateway;
 mod objects;
 mod sessions;
 
@@ -36,6 +37,8 @@ fn main() -> ExitCode {
         Command::Objects(options) => objects::list::run(&options),
         Command::Put(options) => objects::put::run(&options),
         Command::Get(options) => objects::get::run(&options),
+        Command::Gateway(options) => gateway::run(&options),
+        Command::Pull(options) => gateway::pull(&options),
         Command::Rm(options) => objects::remove::run(&options),
         Command::Doctor(options) => doctor::run(&options),
         Command::Bench(options) => bench::run(&options),

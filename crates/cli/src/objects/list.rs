@@ -6,6 +6,7 @@ use clap::Args as Arguments;
 use gpu_ipc::broker::server::listing::{Listing, Process};
 
 use super::{BrokerDir, any_gpu};
+use crate::gateway;
 use lab::device::explain;
 use lab::{Outcome, output, size};
 
@@ -15,13 +16,19 @@ pub struct ObjectsOptions {
     /// Which broker.
     #[command(flatten)]
     pub place: BrokerDir,
-    /// Print one JSON object instead of a table
+    /// List what the gateways of all hosts announce instead
+    #[arg(long)]
+    pub all_hosts: bool,
+    /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
 }
 
 /// Prints the objects.
 pub fn run(options: &ObjectsOptions) -> Outcome {
+    if options.all_hosts {
+        return gateway::all_hosts(options.place.dir.as_deref(), options.json);
+    }
     let listing = any_gpu()
         .and_then(|gpu| options.place.connect(gpu, "gpu-ipc objects"))
         .and_then(|client| client.list().map_err(|error| explain(&error)));
