@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use gpu_ipc::Gpu;
 use gpu_ipc::backend::DevicePtr;
+use gpu_ipc::broker::client::broker_dir;
 use gpu_ipc::broker::{Client, Commit, CreateOptions, DType, Dimension, Epoch, Layout, PartSpec, Writer};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -50,17 +51,17 @@ pub(crate) fn connect_broker(
     if let Some(patience) = duration(Some(timeout))? {
         builder = builder.patience(patience);
     }
-    if let Some(dir) = dir {
-        builder = builder.dir(dir);
-    }
+    let dir = broker_dir(dir.as_deref()).or_raise()?;
+    let builder = builder.dir(dir.clone());
     let client = aside(py, move || builder.connect())?.or_raise()?;
-    Ok(Broker { client: Mutex::new(Some(client)), gpu })
+    Ok(Broker { client: Mutex::new(Some(client)), dir, gpu })
 }
 
 /// A connection to a broker; made by ``connect_broker``. It reconnects by itself when the broker was started again.
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Broker {
     client: Mutex<Option<Client>>,
+    dir: PathBuf,
     gpu: Gpu,
 }
 
@@ -229,6 +230,42 @@ impl Broker {
         let client = self.client()?;
         let reader = aside(py, move || client.open_one(&selector(name, epoch)))?.or_raise()?;
         Ok(Object::new(reader, &self.gpu))
+    }
+
+    /// Get an object from another host, by this host's gateway (docs/HOSTS.md); it is then opened as any other.
+    ///
+    /// Runs ``gpu-ipc-gateway pull`` in a process of its own, which is killed when the wait ends by an exception.
+    ///
+    /// Args:
+    ///     name: its name.
+    ///     from_: the host to read it from; None takes any that has it.
+    ///     epoch: which of its epochs; None takes the newest that is announced.
+    ///     timeout: seconds that it may take.
+    ///
+    /// Returns:
+    ///     The figures, as a dictionary: ``epoch``, ``identity``, ``from``, ``home``, ``bytes``, ``gb_s``, ``seconds``,
+    ///     ``retries``, and ``was_here`` if there was nothing to do.
+    ///
+    /// Raises:
+    ///     Unavailable: the program, its network or the library that carries the bytes is not installed.
+    ///     Invalid: no gateway runs for this broker.
+    ///     NotFound: no gateway announces the object.
+    ///     Timeout: it took longer than ``timeout``, or all that have it were busy for ten minutes.
+    ///     Refused: this host's broker does not take it, for instance because the name has another home.
+    ///     Aborted: it was not read, and nothing of it is here.
+    #[pyo3(signature = (name, *, from_=None, epoch=None, timeout=None))]
+    fn pull<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        from_: Option<&str>,
+        epoch: Option<u64>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.client()?;
+        let device = format!("{}:{}", self.gpu.kind(), self.gpu.device().0);
+        let gateway = py.import("gpu_ipc._gateway")?;
+        gateway.call_method1("pull", (self.dir.as_os_str(), device, name, from_, epoch, timeout))
     }
 
     /// Wait until a name has an epoch newer than ``seen``, and return it.
