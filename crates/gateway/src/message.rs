@@ -80,6 +80,8 @@ pub struct Ask {
     pub number: u64,
     /// What for.
     pub wanted: Wanted,
+    /// Whether the others that have it failed the asker or kept it waiting, so that it is not to be pointed to them.
+    pub last_resort: bool,
 }
 
 /// Names a lease of a gateway: neither half is ever used again.

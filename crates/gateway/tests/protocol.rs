@@ -158,7 +158,13 @@ impl World {
                     Message::Ask(number) => {
                         self.left.asks -= 1;
                         let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
-                        let ask = Ask { asker: Incarnation([9; 16]), host: "b".into(), number: *number, wanted };
+                        let ask = Ask {
+                            last_resort: false,
+                            asker: Incarnation([9; 16]),
+                            host: "b".into(),
+                            number: *number,
+                            wanted,
+                        };
                         match (table.ask(now, &ask), name) {
                             (Asked::Open(lease), Some(object)) => {
                                 let granted = table.registered(now, lease, [object; 16], object.into(), object);

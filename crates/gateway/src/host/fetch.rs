@@ -6,16 +6,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu_ipc::broker::{CreateOptions, Epoch, Manifest, ObjectError, Readers, Standing, Writer};
+use gpu_ipc::broker::{CreateOptions, Epoch, Manifest, ObjectError, Readers, Writer};
+use gpu_ipc_gateway_plan::TroubleKind;
 use serde::Serialize;
 use zenoh::Wait;
 
 use super::local::Local;
+use super::pace::Pace;
+use super::source::{Next, Order, Sources, puller};
 use super::step::pass;
 use crate::error::Result;
-use crate::message::{Again, Ask, Incarnation, Release, Wanted};
+use crate::message::{Again, Ask, Release};
 use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Question, ask};
-use crate::net::key::{Announced, Gateway, ROOT, escape};
+use crate::net::key::{Announced, Gateway, ROOT};
 use crate::pull::{Action, Event, Outcome, Patience, Pull, Rules};
 use crate::transport::{Pair, Peer, Progress, Registration, Transfer, Transport};
 
@@ -23,21 +26,8 @@ use crate::transport::{Pair, Peer, Progress, Registration, Transfer, Transport};
 const LOOK: Duration = Duration::from_millis(1);
 /// How long the origin may take to hear that a lease has ended.
 const RELEASE: Duration = Duration::from_secs(1);
-/// How long until a gateway that was busy is asked again.
-const BUSY: Duration = Duration::from_millis(500);
 /// Bytes of one part of a read: progress is seen by whole ones.
 const PIECE: u64 = 64 << 20;
-
-/// What is to be pulled.
-#[derive(Clone, Debug)]
-pub struct Order {
-    /// The name.
-    pub name: String,
-    /// The epoch; the newest that is announced if nothing is said.
-    pub epoch: Option<u64>,
-    /// The host to read from; a replica where there is one, else the home.
-    pub from: Option<String>,
-}
 
 /// What became of it, as data.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -102,6 +92,8 @@ pub struct Fetch<'a> {
     pub transport: Arc<dyn Transport>,
     /// How long each step may take.
     pub patience: Patience,
+    /// How long a read takes.
+    pub pace: Pace,
     /// Tests alone have others.
     pub rules: Rules,
 }
@@ -133,7 +125,8 @@ impl Fetch<'_> {
     pub fn run(&self, order: &Order, mut progress: impl FnMut(u64, u64)) -> Result<Report, Failure> {
         let started = Instant::now();
         let failed = |error: crate::Error| Failure { kind: Kind::Failed, why: error.to_string() };
-        let me = Incarnation::random().map_err(failed)?;
+        let me = puller(&self.local.host).map_err(failed)?;
+        let mut sources = Sources::listen(self.session, order, me.clone(), self.pace, started).map_err(failed)?;
         let mut report =
             Report { name: order.name.clone(), transport: self.transport.kind().into(), ..Report::default() };
         let mut attempt = Attempt::default();
@@ -146,20 +139,28 @@ impl Fetch<'_> {
                 let event = match action {
                     Action::Ask(number) => {
                         attempt = Attempt::default();
-                        match self.find(order, pull.attempt()) {
-                            Found::Here(here) => {
+                        match sources.next(&self.local.client, self.patience.answer) {
+                            Next::Here(here) => {
                                 let seconds = started.elapsed().as_secs_f64();
                                 let Announced { epoch, identity, bytes, home, .. } = here;
                                 return Ok(Report { epoch, identity, bytes, home, seconds, was_here: true, ..report });
                             }
-                            Found::Nobody(why) => {
+                            Next::Nobody => {
                                 attempt.kind = Kind::NotFound;
+                                let from = order.from.as_ref().map_or(String::new(), |host| format!(" of host {host}"));
+                                let why = format!("no gateway{from} announces {}", order.name);
                                 Some(Event::Declined(number, why, Again::Later))
                             }
-                            Found::At(gateway, wanted) => {
-                                let host = self.local.host.clone();
-                                let question = Question::Ask(Ask { asker: me, host, number, wanted });
-                                Some(self.lease(number, &gateway, &question, &mut attempt))
+                            Next::Wait(pause) => {
+                                attempt.kind = Kind::Busy;
+                                let why = format!("all gateways that announce {} are busy", order.name);
+                                Some(Event::Busy(number, why, pause))
+                            }
+                            Next::Ask { gateway, wanted, last_resort } => {
+                                let (asker, host) = (me.incarnation, me.host.clone());
+                                let question = Question::Ask(Ask { asker, host, number, wanted, last_resort });
+                                let event = self.lease(number, &gateway, &question, &mut attempt);
+                                Some(judge(event, &gateway, &mut sources))
                             }
                         }
                     }
@@ -199,6 +200,9 @@ impl Fetch<'_> {
                         Some(commit(&mut attempt))
                     }
                     Action::Drop => {
+                        if let Some((gateway, ..)) = &attempt.granted {
+                            sources.trouble(gateway, TroubleKind::Failed);
+                        }
                         attempt.transfer = None;
                         attempt.registration = None;
                         attempt.writer = None;
@@ -275,49 +279,6 @@ impl Fetch<'_> {
         }
     }
 
-    /// Finds who has what is ordered: replicas before the home, another at each attempt.
-    fn find(&self, order: &Order, attempt: u32) -> Found {
-        let name = escape(&order.name);
-        let host = order.from.as_deref().map_or("*".to_owned(), escape);
-        let epoch = order.epoch.map_or("*".to_owned(), |epoch| epoch.to_string());
-        let key = format!("{ROOT}/{host}/*/has/*/{epoch}/*/*/*/{name}");
-        let mut found: Vec<(Gateway, Announced)> = Vec::new();
-        if let Ok(replies) = self.session.liveliness().get(key).timeout(self.patience.answer).wait() {
-            while let Ok(reply) = replies.recv() {
-                let key = reply.result().ok().map(|sample| sample.key_expr().as_str().to_owned());
-                found.extend(key.and_then(|key| Announced::parse(&key)));
-            }
-        }
-        let Some(newest) = found.iter().map(|(_, object)| object.epoch).max() else {
-            let from = order.from.as_ref().map_or(String::new(), |host| format!(" of host {host}"));
-            return Found::Nobody(format!("no gateway{from} announces {}", order.name));
-        };
-        found.retain(|(_, object)| object.epoch == newest);
-        let here = found.iter().find(|(_, object)| {
-            let identity = object.identity.parse();
-            identity.is_ok_and(|identity| {
-                matches!(self.local.client.outcome(identity), Ok(Standing::Committed(epoch)) if epoch.0 == newest)
-            })
-        });
-        if let Some((_, here)) = here {
-            return Found::Here(here.clone());
-        }
-        found.sort();
-        // A home serves when nobody else can.
-        let mut sources: Vec<_> = found.iter().filter(|(gateway, object)| gateway.host != object.home).collect();
-        if sources.is_empty() {
-            sources = found.iter().collect();
-        }
-        let mine = usize::from(self.local.host.bytes().fold(0u8, u8::wrapping_add)) + attempt as usize;
-        let (gateway, object) = sources[mine % sources.len()];
-        let wanted = Wanted {
-            name: object.name.clone(),
-            epoch: Some(object.epoch),
-            identity: object.identity.parse::<gpu_ipc::broker::Identity>().ok().map(|identity| identity.0),
-        };
-        Found::At(gateway.clone(), wanted)
-    }
-
     fn lease(&self, number: u64, gateway: &Gateway, question: &Question, attempt: &mut Attempt) -> Event {
         let later = |why: String| Event::Declined(number, why, Again::Later);
         let never = |why: String| Event::Declined(number, why, Again::Never);
@@ -332,7 +293,7 @@ impl Fetch<'_> {
             Answer::Granted(granted) => *granted,
             Answer::Declined { why, again: Again::Busy } => {
                 attempt.kind = Kind::Busy;
-                return Event::Busy(number, why, BUSY);
+                return Event::Busy(number, why, Duration::ZERO);
             }
             Answer::Declined { why, again } => return Event::Declined(number, why, again),
             _ => return never("the gateway answered another question".into()),
@@ -444,16 +405,22 @@ impl Fetch<'_> {
     }
 }
 
-/// Where an object is.
-enum Found {
-    Here(Announced),
-    At(Gateway, Wanted),
-    Nobody(String),
-}
-
 impl Attempt {
     fn bytes(&self) -> u64 {
         self.granted.as_ref().map_or(0, |(_, granted, ..)| granted.regions.iter().map(|(_, bytes, _)| bytes).sum())
+    }
+}
+
+/// Remembers what an answer says of its gateway. What one cannot serve for good, another may.
+fn judge(event: Event, gateway: &Gateway, sources: &mut Sources) -> Event {
+    match event {
+        Event::Busy(..) => sources.trouble(gateway, TroubleKind::Refused),
+        Event::Declined(..) => sources.trouble(gateway, TroubleKind::Failed),
+        _ => {}
+    }
+    match event {
+        Event::Declined(number, why, Again::Never) if sources.count() > 1 => Event::Declined(number, why, Again::Later),
+        event => event,
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use gpu_ipc::broker::server::listing::Listing;
 use gpu_ipc::broker::{Client, Identity, Manifest, ObjectError, Reader};
 use gpu_ipc::{BackendKind, Gpu, detect};
+use gpu_ipc_gateway_plan::READS_AT_ONCE;
 
 use crate::error::{Error, Result};
 use crate::net::key::Announced;
@@ -69,6 +70,8 @@ impl Local {
             identity: manifest.identity.to_string(),
             bytes: manifest.layout.regions().iter().sum(),
             layout: layout_number(manifest),
+            reads: 0,
+            limit: READS_AT_ONCE,
             home: manifest.home.clone().unwrap_or_else(|| self.host.clone()),
         }
     }

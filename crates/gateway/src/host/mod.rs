@@ -1,10 +1,16 @@
 //! This host's broker, as a gateway sees it: objects as spans of memory.
 //!
 //! 1. `local`: the connection, what is there, and where memory lies.
-//! 2. `serve`: the origin's side of a lease. `fetch`: the replica's side of a pull. `follow`: removals at the home.
+//! 2. `heard`: what other gateways announce. `pace`: how long a read takes.
+//! 3. `desk`: whether to serve one more, by the plan. `serve`: the origin's side of a lease.
+//! 4. `source`: from whom to read, by the plan. `fetch`: the replica's side of a pull. `follow`: removals at the home.
 
+pub mod desk;
 pub mod fetch;
 pub mod follow;
+pub mod heard;
 pub mod local;
+pub mod pace;
 pub mod serve;
+pub mod source;
 pub mod step;

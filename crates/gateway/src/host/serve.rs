@@ -3,7 +3,9 @@
 //! One thread owns the table of leases, so that *ended, then taken back* is the order of its statements. Questions wait
 //! in a queue of [`MOST_WAITING`]; one more is dropped, and its asker asks again.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -14,11 +16,13 @@ use zenoh::Wait;
 use zenoh::liveliness::LivelinessToken;
 use zenoh::query::{Query, Queryable};
 
+use super::desk::Service;
 use super::local::Local;
+use super::pace::Pace;
 use super::step::pass;
 use crate::error::{Error, Result};
 use crate::lease::{Asked, Ended, Limits, Table};
-use crate::message::{Again, Ask, Grant, Incarnation, Wanted};
+use crate::message::{Again, Ask, Grant, Incarnation, Release};
 use crate::net::call::{Answer, Answered, Granted, Question, read_question};
 use crate::net::key::{Announced, Gateway};
 use crate::transport::{Place, Registration, Transport};
@@ -37,6 +41,9 @@ const LOOK: Duration = Duration::from_millis(500);
 struct Held {
     _registration: Box<dyn Registration>,
     reader: Reader,
+    host: String,
+    since: Duration,
+    confirmed: Cell<bool>,
 }
 
 /// What a gateway has done, as data.
@@ -66,6 +73,9 @@ pub struct Server {
     started: Instant,
     figures: Figures,
     announced: BTreeMap<String, (Announced, LivelinessToken)>,
+    /// Of the objects that were asked for.
+    services: BTreeMap<[u8; 16], Service>,
+    pace: Pace,
     looked: Option<Instant>,
 }
 
@@ -83,6 +93,7 @@ impl Server {
         transport: Arc<dyn Transport>,
         session: zenoh::Session,
         limits: Limits,
+        pace: Pace,
     ) -> Server {
         Server {
             table: Table::new(gateway.incarnation, limits),
@@ -93,6 +104,8 @@ impl Server {
             started: Instant::now(),
             figures: Figures::default(),
             announced: BTreeMap::new(),
+            services: BTreeMap::new(),
+            pace,
             looked: None,
         }
     }
@@ -111,7 +124,8 @@ impl Server {
             self.hear(&questions);
             let ended = self.table.expire(self.started.elapsed());
             self.figures.expired += ended.len() as u64;
-            ended.into_iter().for_each(take_back);
+            ended.into_iter().for_each(|ended| self.take_back(ended));
+            self.announce_loads();
         }
         Ok(())
     }
@@ -148,6 +162,8 @@ impl Server {
                     Some(declined(error.to_string(), Again::Never))
                 }
             };
+            // Before the answer, so that whoever hears of the lease has heard of the load.
+            self.announce_loads();
             let Some(answered) = answered else { continue };
             if let Err(error) = query.reply(query.key_expr().clone(), answered.encode()).wait() {
                 tracing::warn!(%error, "an answer could not be sent");
@@ -168,6 +184,12 @@ impl Server {
                 let yes = self.table.confirm(self.started.elapsed(), &confirm);
                 let counted = &mut self.figures.confirmed;
                 *(if yes { &mut counted.0 } else { &mut counted.1 }) += 1;
+                if yes && let Some(held) = self.table.of(confirm.lease.lease) {
+                    held.confirmed.set(true);
+                    if let Some(service) = self.services.get_mut(&confirm.identity) {
+                        service.confirmed(now, &held.host);
+                    }
+                }
                 pass("confirm.answered");
                 is(yes)
             }
@@ -175,7 +197,7 @@ impl Server {
             Question::Release(release) => {
                 let ended = self.table.release(&release);
                 let was = ended.is_some();
-                ended.into_iter().for_each(take_back);
+                ended.into_iter().for_each(|ended| self.take_back(ended));
                 is(was)
             }
             Question::Removed(names) => Some(self.removed(&names)),
@@ -193,7 +215,7 @@ impl Server {
             Asked::Wait => return None,
             Asked::Busy(why) => return self.decline(why, Again::Busy),
         };
-        let (bytes, held) = match self.hold(&ask.wanted) {
+        let (bytes, held) = match self.hold(now, ask) {
             Ok(held) => held,
             Err((why, again)) => {
                 self.table.failed(lease);
@@ -205,6 +227,9 @@ impl Server {
         let now = self.started.elapsed();
         match self.table.registered(now, lease, identity, epoch, held) {
             Ok(grant) => {
+                if let Some(service) = self.services.get_mut(&identity) {
+                    service.begun();
+                }
                 let answered = self.table.of(lease).map(|held| self.granted(grant, &held.reader));
                 match answered {
                     Some(Ok(answered)) => {
@@ -213,17 +238,16 @@ impl Server {
                         Some(answered)
                     }
                     Some(Err(error)) => {
-                        self.table
-                            .release(&crate::message::Release { lease: grant.lease })
-                            .into_iter()
-                            .for_each(take_back);
+                        let ended = self.table.release(&Release { lease: grant.lease });
+                        ended.into_iter().for_each(|ended| self.take_back(ended));
                         self.decline(error.to_string(), Again::Later)
                     }
                     None => None,
                 }
             }
             Err((ended, again, why)) => {
-                take_back(ended);
+                // It was never admitted.
+                drop(ended);
                 self.decline(why, again)
             }
         }
@@ -234,8 +258,10 @@ impl Server {
         Some(declined(why, again))
     }
 
-    /// Opens and registers an object. Returns its bytes with it; else why not, and whether it may work later.
-    fn hold(&self, wanted: &Wanted) -> Result<(u64, Held), (String, Again)> {
+    /// Opens and registers an object, if the plan admits the asker. Returns its bytes with it; else why not, and
+    /// whether it may work later.
+    fn hold(&mut self, now: Duration, ask: &Ask) -> Result<(u64, Held), (String, Again)> {
+        let wanted = &ask.wanted;
         let selector = match (wanted.identity, wanted.epoch) {
             (Some(identity), _) => Selector::Identity(Identity(identity)),
             (None, Some(epoch)) => Selector::Epoch(wanted.name.clone(), Epoch(epoch)),
@@ -251,11 +277,62 @@ impl Server {
             return Err((why, Again::Never));
         }
         let spans = self.local.spans(reader.regions());
+        let bytes = spans.iter().map(|span| span.bytes).sum();
+        let reads = self.reads(now, reader.identity());
+        let service = self.service(&reader, bytes).map_err(|e| (e.to_string(), Again::Later))?;
+        service.admit(now, &reads, ask.last_resort).map_err(|why| (why, Again::Busy))?;
         // SAFETY: `register` asks for memory that is mapped and readable until the registration is dropped: `Held`
         // keeps the reader, whose mapping it is, and drops it after the registration.
         let registration = unsafe { self.transport.register(&spans) }.map_err(|e| (e.to_string(), Again::Never))?;
-        let bytes = spans.iter().map(|span| span.bytes).sum();
-        Ok((bytes, Held { _registration: registration, reader }))
+        let (host, since, confirmed) = (ask.host.clone(), now, Cell::new(false));
+        Ok((bytes, Held { _registration: registration, reader, host, since, confirmed }))
+    }
+
+    /// Returns the ages of the reads of an object.
+    fn reads(&self, now: Duration, identity: Identity) -> Vec<Duration> {
+        let of_it = self.table.held().filter(|held| held.reader.identity() == identity);
+        of_it.map(|held| now.saturating_sub(held.since)).collect()
+    }
+
+    fn service(&mut self, reader: &Reader, bytes: u64) -> Result<&mut Service> {
+        let identity = reader.identity();
+        let service = match self.services.entry(identity.0) {
+            Entry::Occupied(known) => return Ok(known.into_mut()),
+            Entry::Vacant(place) => place,
+        };
+        let origin = reader.manifest().home.is_none();
+        let (host, pace, started) = (&self.gateway.host, self.pace, self.started);
+        Ok(service.insert(Service::begin(&self.session, host, identity, origin, bytes, pace, started)?))
+    }
+
+    /// Announces how many read each object, where that has changed.
+    fn announce_loads(&mut self) {
+        let now = self.started.elapsed();
+        for (&number, service) in &self.services {
+            let identity = Identity(number);
+            let Some((announced, _)) = self.announced.get(&identity.to_string()) else { continue };
+            let reads = service.announced(now, &self.reads(now, identity));
+            if reads == announced.reads {
+                continue;
+            }
+            let announced = Announced { reads, ..announced.clone() };
+            match self.token(&announced.key(&self.gateway)) {
+                // The former token goes when the other is there.
+                Ok(token) => drop(self.announced.insert(identity.to_string(), (announced, token))),
+                Err(error) => return tracing::warn!(%error, "the load of an object is not announced"),
+            }
+        }
+    }
+
+    fn take_back(&mut self, ended: Ended<Held>) {
+        pass("lease.ended");
+        let held = ended.into_inner();
+        let service = self.services.get_mut(&held.reader.identity().0);
+        if let Some(service) = service.filter(|_| !held.confirmed.get()) {
+            service.failed();
+        }
+        drop(held);
+        pass("lease.deregistered");
     }
 
     fn granted(&self, grant: Grant, reader: &Reader) -> Result<Answered> {
@@ -306,6 +383,7 @@ impl Server {
             .take(MOST_ANNOUNCED)
             .collect();
         self.announced.retain(|identity, _| visible.contains_key(identity));
+        self.services.retain(|&number, _| visible.contains_key(&Identity(number).to_string()));
         for identity in visible.into_keys() {
             if self.announced.contains_key(&identity) {
                 continue;
@@ -349,12 +427,6 @@ pub struct Lease {
     pub host: String,
     /// How long it lives yet.
     pub lives_ms: u64,
-}
-
-fn take_back(ended: Ended<Held>) {
-    pass("lease.ended");
-    drop(ended.into_inner());
-    pass("lease.deregistered");
 }
 
 fn declined(why: String, again: Again) -> Answered {

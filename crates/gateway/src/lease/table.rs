@@ -12,7 +12,7 @@ pub struct Limits {
     pub leases: usize,
     /// Leases of one host.
     pub of_host: usize,
-    /// Leases of one object: the others find a replica, or wait.
+    /// Leases of one object, those of slow and dead readers among them: the plan serves fewer at a time.
     pub of_object: usize,
     /// How long a lease lives without a renewal.
     pub time: Duration,
@@ -25,7 +25,7 @@ impl Default for Limits {
         Limits {
             leases: 64,
             of_host: 4,
-            of_object: 2,
+            of_object: 8,
             time: Duration::from_secs(30),
             most_time: Duration::from_secs(3_600),
         }
@@ -219,7 +219,7 @@ mod tests {
 
     fn ask(asker: u8, number: u64) -> Ask {
         let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
-        Ask { asker: Incarnation([asker; 16]), host: format!("host-{asker}"), number, wanted }
+        Ask { asker: Incarnation([asker; 16]), host: format!("host-{asker}"), number, wanted, last_resort: false }
     }
 
     fn table() -> Table<u32> {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `gpu-ipc/1/HOST/INCARNATION/ask` | questions to this gateway go here |
 //! | `gpu-ipc/1/HOST/INCARNATION/live` | a token: this gateway is there |
-//! | `gpu-ipc/1/HOST/INCARNATION/has/IDENTITY/EPOCH/BYTES/LAYOUT/HOME/NAME` | a token: its broker has this object |
+//! | `gpu-ipc/1/HOST/INCARNATION/has/IDENTITY/EPOCH/BYTES/LAYOUT/READS/LIMIT/HOME/NAME` | a token: its broker has this object, and it serves so many reads of it, of so many at a time |
 //!
 //! What a token says is a hint: the answer to a question decides. HOST, HOME and NAME are texts, in which every byte
 //! but
@@ -48,6 +48,10 @@ pub struct Announced {
     pub bytes: u64,
     /// A number of its layout: equal layouts have equal ones.
     pub layout: u64,
+    /// Reads of it that this gateway says it serves.
+    pub reads: u32,
+    /// How many it says it serves at most at a time.
+    pub limit: u32,
     /// The host that committed it first.
     pub home: String,
 }
@@ -55,16 +59,18 @@ pub struct Announced {
 impl Announced {
     /// Returns the key behind that of its gateway.
     pub fn key(&self, gateway: &Gateway) -> String {
-        let Announced { name, epoch, identity, bytes, layout, home } = self;
+        let Announced { name, epoch, identity, bytes, layout, reads, limit, home } = self;
         let (home, name) = (escape(home), escape(name));
-        format!("{}/has/{identity}/{epoch}/{bytes}/{layout:016x}/{home}/{name}", gateway.key())
+        format!("{}/has/{identity}/{epoch}/{bytes}/{layout:016x}/{reads}/{limit}/{home}/{name}", gateway.key())
     }
 
     /// Reads a key; nothing for one that no gateway gives.
     pub fn parse(key: &str) -> Option<(Gateway, Announced)> {
         let rest = key.strip_prefix(ROOT)?.strip_prefix('/')?;
         let chunks: Vec<&str> = rest.split('/').collect();
-        let [host, incarnation, "has", identity, epoch, bytes, layout, home, name] = chunks[..] else { return None };
+        let [host, incarnation, "has", identity, epoch, bytes, layout, reads, limit, home, name] = chunks[..] else {
+            return None;
+        };
         let incarnation = Incarnation(incarnation.parse::<Identity>().ok()?.0);
         let announced = Announced {
             name: unescape(name)?,
@@ -72,6 +78,8 @@ impl Announced {
             identity: identity.parse::<Identity>().ok()?.to_string(),
             bytes: bytes.parse().ok()?,
             layout: u64::from_str_radix(layout, 16).ok()?,
+            reads: reads.parse().ok()?,
+            limit: limit.parse().ok()?,
             home: unescape(home)?,
         };
         Some((Gateway { host: unescape(host)?, incarnation }, announced))
@@ -113,18 +121,19 @@ mod tests {
     proptest! {
         #[test]
         fn an_announcement_survives_its_key(
-            name in "\\PC{1,40}", home in "[a-zé/*$#?@ ]{1,9}", numbers: (u64, u64, u64),
+            name in "\\PC{1,40}", home in "[a-zé/*$#?@ ]{1,9}", numbers: (u64, u64, u64), load: (u32, u32),
         ) {
-            let (epoch, bytes, layout) = numbers;
+            let ((epoch, bytes, layout), (reads, limit)) = (numbers, load);
             let gateway = Gateway { host: home.clone(), incarnation: Incarnation([7; 16]) };
-            let announced = Announced { name, epoch, identity: Identity([9; 16]).to_string(), bytes, layout, home };
+            let identity = Identity([9; 16]).to_string();
+            let announced = Announced { name, epoch, identity, bytes, layout, reads, limit, home };
             let key = announced.key(&gateway);
             prop_assert!(zenoh::key_expr::KeyExpr::new(key.clone()).is_ok_and(|key| !key.is_wild()), "{}", key);
             prop_assert_eq!(Announced::parse(&key), Some((gateway, announced)));
         }
 
         #[test]
-        fn no_key_panics(key in "gpu-ipc/1(/[a-z0-9=]{0,33}){0,10}") {
+        fn no_key_panics(key in "gpu-ipc/1(/[a-z0-9=]{0,33}){0,12}") {
             let _ = Announced::parse(&key);
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 
 use crate::error::{Error, Result};
+use crate::host::pace::Pace;
 use crate::message::Incarnation;
 use crate::net::session::{Address, Network, Trust};
 use crate::transport::Transport;
@@ -61,6 +62,9 @@ pub struct Net {
     /// Let everybody in who reaches the port
     #[arg(long)]
     pub insecure: bool,
+    /// Gbit/s that a read reaches on this network: one that takes half as long again lets others beside it [default: 8]
+    #[arg(long, value_name = "GBIT", value_parser = gbit)]
+    pub link_gbit: Option<f64>,
     /// What carries the bytes
     #[arg(long, value_enum, default_value_t = Carrier::Nixl, hide = true)]
     pub transport: Carrier,
@@ -96,8 +100,8 @@ pub struct RunOptions {
     /// Leases of one host at a time
     #[arg(long, default_value_t = 4)]
     pub leases_per_host: usize,
-    /// Leases of one object at a time: the others find a replica, or wait
-    #[arg(long, default_value_t = 2)]
+    /// Leases of one object at a time, those of slow and dead readers among them
+    #[arg(long, default_value_t = 8)]
     pub leases_per_object: usize,
     /// Milliseconds that a lease lives without a renewal, at least 200: readers renew it three times in that
     #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(200..=3_600_000))]
@@ -226,6 +230,11 @@ impl Net {
         Ok(Network { listen, peers: self.peers.clone(), trust })
     }
 
+    /// Says how long a read takes.
+    pub fn pace(&self) -> Pace {
+        self.link_gbit.map_or_else(Pace::default, |gbit| Pace { bits_per_second: (gbit * 1e9) as u64 })
+    }
+
     /// Makes what carries the bytes.
     ///
     /// # Errors
@@ -238,4 +247,10 @@ impl Net {
             Carrier::Nixl => Ok(Arc::new(Nixl::start(&format!("gateway-{}", Incarnation::random()?), None)?)),
         }
     }
+}
+
+/// Reads a rate.
+fn gbit(text: &str) -> std::result::Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| (1e-6..=1e6).contains(rate));
+    rate.ok_or_else(|| format!("{text:?} is no rate in Gbit/s, from 0.000001 to 1000000"))
 }

@@ -9,8 +9,9 @@ use zenoh::Wait;
 use super::args::{Carrier, Net, Place, PullOptions};
 use super::state;
 use crate::error::{Error, Result};
-use crate::host::fetch::{Failure, Fetch, Kind, Order, Report};
+use crate::host::fetch::{Failure, Fetch, Kind, Report};
 use crate::host::local::Local;
+use crate::host::source::Order;
 use crate::net::session::Network;
 use crate::pull::{Patience, Rules};
 
@@ -37,7 +38,14 @@ pub fn network_of(place: &Place, net: &Net) -> Result<(Network, Net)> {
     let address = |text: &String| text.parse().ok();
     let peers = std::iter::once(&state.listen).chain(&state.peers).filter_map(address).collect();
     let transport = if state.transport == "tcp" { Carrier::Tcp } else { net.transport };
-    let net = Net { peers, insecure: state.tls.is_none(), tls: state.tls, transport, ..net.clone() };
+    let net = Net {
+        peers,
+        insecure: state.tls.is_none(),
+        tls: state.tls,
+        transport,
+        link_gbit: net.link_gbit.or(state.link_gbit),
+        ..net.clone()
+    };
     Ok((net.network(None)?, net))
 }
 
@@ -76,7 +84,7 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
     let style = ProgressStyle::with_template("{msg} {bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_message(options.name.clone());
-    let fetch = Fetch { local: &local, session: &session, transport, patience, rules };
+    let fetch = Fetch { local: &local, session: &session, transport, patience, pace: net.pace(), rules };
     let ended = fetch.run(&order, |bytes, all| {
         bar.set_length(all);
         bar.set_position(bytes);

@@ -66,13 +66,14 @@ pub fn run(options: &RunOptions) -> Result<()> {
         peers: options.net.peers.iter().map(ToString::to_string).collect(),
         tls: options.net.tls.clone(),
         transport: transport.kind().into(),
+        link_gbit: options.net.link_gbit,
         figures: serde_json::Value::Null,
         leases: serde_json::Value::Null,
         followed: 0,
     };
     println!("gateway of {host} at {}, carried by {}", options.listen, transport.kind());
     let mut written: Option<Instant> = None;
-    let server = Server::new(gateway, local, transport, session, limits);
+    let server = Server::new(gateway, local, transport, session, limits, options.net.pace());
     let served = server.run(|figures, leases| {
         if written.is_none_or(|at| at.elapsed() >= WRITE) {
             written = Some(Instant::now());

@@ -29,6 +29,8 @@ pub struct State {
     pub tls: Option<Vec<PathBuf>>,
     /// What carries the bytes.
     pub transport: String,
+    /// Gbit/s that a read reaches, as was said.
+    pub link_gbit: Option<f64>,
     /// What it has done.
     pub figures: serde_json::Value,
     /// Leases of others.
@@ -51,10 +53,12 @@ impl Held {
     ///
     /// [`Error::Unavailable`] for a directory that cannot be written to.
     pub fn create(dir: &Path, incarnation: &str) -> Result<Held> {
-        let path = dir.join(format!("gateway-{incarnation}"));
-        let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+        let (path, unlocked) = (dir.join(format!("gateway-{incarnation}")), dir.join(format!("new-{incarnation}")));
+        let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&unlocked);
+        // Under its name it is locked already: a file that is not would be taken for that of a gateway that died.
         let locked = made.and_then(|file| {
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            std::fs::rename(&unlocked, &path)?;
             Ok(file)
         });
         let file = locked.map_err(|e| Error::Unavailable {

@@ -1,0 +1,188 @@
+//! A host: a broker and gateways on an address of its own.
+
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use gpu_ipc::Gpu;
+use gpu_ipc::broker::{Broker, Client, Layout, Limits, Options, PartSpec, Selector};
+use serde_json::Value;
+
+/// Ends a case that waits for what does not come. Nothing is expected to be fast.
+const WATCHDOG: Duration = Duration::from_secs(300);
+const BROKER: &str = "GPU_IPC_GATEWAYS_TEST_BROKER";
+const GATEWAY: &str = env!("CARGO_BIN_EXE_gpu-ipc-gateway");
+
+/// Is a broker, and nothing else, if the test program was started as one.
+pub fn serve_if_asked() {
+    if let Some(dir) = std::env::var_os(BROKER) {
+        let gpus = Arc::new(|| Ok::<_, gpu_ipc::Error>(vec![gpu()]));
+        let options =
+            Options { dir: PathBuf::from(dir), gpus, limits: Limits::default(), allowed: Vec::new(), keeper: None };
+        Broker::open(options).expect("a broker").run()
+    }
+}
+
+/// Memory that the CPU reaches.
+fn gpu() -> Gpu {
+    let found = gpu_ipc::backend::detect_only(gpu_ipc::BackendKind::Host).expect("the host has memory");
+    found.gpus().first().expect("one device").clone()
+}
+
+/// A process that ends with the test.
+pub struct Service(Child);
+
+impl Service {
+    fn start(command: &mut Command) -> Service {
+        let die = || Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?);
+        // SAFETY: `pre_exec`: between fork and exec the closure does one system call, and allocates nothing.
+        let command = unsafe { command.pre_exec(die) };
+        Service(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts"))
+    }
+}
+
+impl Service {
+    /// Lists the TCP ports where it listens.
+    pub fn listens(&self) -> Vec<SocketAddr> {
+        let process = format!("/proc/{}", self.0.id());
+        let open = std::fs::read_dir(format!("{process}/fd")).expect("it runs");
+        let links = open.flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        let sockets: Vec<String> = links.map(|link| link.display().to_string()).collect();
+        let table = std::fs::read_to_string(format!("{process}/net/tcp")).expect("it runs");
+        let listening = |line: &str| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let (address, port) = fields.get(1)?.split_once(':')?;
+            let is_ours = fields.get(3) == Some(&"0A") && sockets.contains(&format!("socket:[{}]", fields.get(9)?));
+            // The kernel writes the address as the machine has it in memory.
+            let address = u32::from_str_radix(address, 16).ok()?.to_ne_bytes();
+            is_ours.then_some(SocketAddr::from((address, u16::from_str_radix(port, 16).ok()?)))
+        };
+        table.lines().filter_map(listening).collect()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// A host.
+pub struct Host {
+    pub name: String,
+    dir: tempfile::TempDir,
+    pub address: String,
+}
+
+impl Host {
+    /// Makes one, where nothing runs yet.
+    pub fn new(number: usize) -> Host {
+        Host { name: format!("host-{number}"), dir: tempfile::tempdir().expect("a folder"), address: address() }
+    }
+
+    /// Starts brokers, and waits until they listen.
+    pub fn brokers(hosts: &[Host]) -> Vec<Service> {
+        let brokers = hosts.iter().map(Host::broker).collect();
+        let is_up = |host: &Host| Client::builder(gpu()).dir(host.dir.path()).connect().is_ok();
+        watch("a broker listens", || hosts.iter().all(is_up));
+        brokers
+    }
+
+    fn broker(&self) -> Service {
+        let program = std::env::current_exe().expect("this program");
+        Service::start(Command::new(program).env(BROKER, self.dir.path()))
+    }
+
+    /// Starts a gateway that is told of another address, and waits until it runs.
+    pub fn gateway(&self, listen: &str, peer: &str, trust: &[String]) -> Service {
+        let before = self.gateways();
+        let mut command = self.command("run");
+        command.args(["--listen", listen, "--peer", peer]).args(trust);
+        // So slow a link that no read counts as slow, and nobody loses patience, however loaded this machine is.
+        let mut gateway = Service::start(command.args(["--transport", "tcp", "--link-gbit", "0.001"]));
+        watch("a gateway runs", || {
+            assert!(gateway.0.try_wait().expect("it is a child").is_none(), "the gateway at {listen} ended");
+            self.gateways() > before
+        });
+        gateway
+    }
+
+    /// Counts the gateways that run for the broker.
+    pub fn gateways(&self) -> usize {
+        self.json("status", &[]).as_array().map_or(0, Vec::len)
+    }
+
+    /// Waits until the gateways tell each other of an object.
+    pub fn hears_of(&self, name: &str) {
+        let of = |all: Value| all.as_array().is_some_and(|all| all.iter().any(|row| row["name"] == name));
+        watch(&format!("{} hears of {name}", self.name), || of(self.json("objects", &["--all-hosts"])));
+    }
+
+    /// Commits an object of one part.
+    pub fn put(&self, name: &str, contents: &[u8]) {
+        let part = PartSpec::bytes("weights", contents.len() as u64).expect("a part");
+        let layout = Layout::pack(vec![part], &[]).expect("a layout");
+        let mut writer = self.client().create(name, layout).expect("room");
+        writer.write("weights", contents).expect("its memory");
+        writer.commit(&[]).and_then(|commit| commit.wait()).expect("committed");
+    }
+
+    /// Reads it.
+    pub fn get(&self, name: &str) -> Vec<u8> {
+        let reader = self.client().open_one(&Selector::Latest(name.into())).expect("an object");
+        reader.read("weights").expect("its bytes")
+    }
+
+    /// A command of the program, for this host.
+    pub fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(GATEWAY);
+        command.arg(name).arg("--broker").arg(self.dir.path());
+        if name == "run" || name == "pull" {
+            command.args(["--device", "host:0", "--host", &self.name]);
+        }
+        command
+    }
+
+    /// Runs a command that prints JSON.
+    pub fn json(&self, name: &str, args: &[&str]) -> Value {
+        let output = self.command(name).args(args).arg("--json").output().expect("it starts");
+        json(&output)
+    }
+
+    fn client(&self) -> Client {
+        Client::builder(gpu()).dir(self.dir.path()).connect().expect("a broker")
+    }
+}
+
+/// Makes an address that nobody else listens on: each process of this machine has another number, and all of 127 is
+/// this machine.
+pub fn address() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(7500);
+    let (pid, port) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    format!("tcp/127.{}.{}.{}:{port}", 64 + (pid >> 16 & 63), pid >> 8 & 255, pid & 255)
+}
+
+/// Makes contents that tell where each byte belongs.
+pub fn contents(bytes: usize, seed: u32) -> Vec<u8> {
+    let word = |at: u32| (at + seed).wrapping_mul(0x9E37_79B9).to_le_bytes();
+    (0..bytes as u32 / 4).flat_map(word).collect()
+}
+
+/// Reads what a command printed.
+pub fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// Waits for a condition.
+pub fn watch(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < WATCHDOG, "waited {WATCHDOG:?} in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
