@@ -1,8 +1,8 @@
 //! Several hosts on one machine, and everything that goes wrong between them.
 //!
 //! A host is a keeper, a broker and a gateway in a network namespace of its own. Objects are committed on one host and
-//! pulled by others while processes are killed and stopped, links go down and peers misbehave. Whatever any host shows is
-//! compared with what was committed, byte for byte.
+//! pulled by others while processes are killed and stopped, links go down and peers misbehave. Whatever any host shows
+//! is compared with what was committed, byte for byte.
 //!
 //! 1. `cage`: a run leaves nothing behind, however it ends. `network`: hosts' networks. `relay`: between them.
 //! 2. `content`: bytes that say where they belong. `host`: processes of a host. `world`: hosts, and the ledger.

@@ -1,5 +1,5 @@
-//! A relay in user space between one host and all others: it has the host's address in the network of all the others, so
-//! that nobody needs to be told of it, and carries every connection to a port that the host listens on.
+//! A relay in user space between one host and all others: it has the host's address in the network of all the others,
+//! so that nobody needs to be told of it, and carries every connection to a port that the host listens on.
 //!
 //! What the host answers is delayed, cut or truncated. A host behind a relay is asked and does not ask itself.
 

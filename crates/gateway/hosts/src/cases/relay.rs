@@ -11,8 +11,8 @@ const ORIGIN: usize = 0;
 const REPLICA: usize = 1;
 const BYTES: usize = 4 << 20;
 
-/// Bytes after which a connection is hit: in a handshake, in announcements and answers, in the read at its begin, middle
-/// and end.
+/// Bytes after which a connection is hit: in a handshake, in announcements and answers, in the read at its begin,
+/// middle and end.
 const AFTER: [usize; 6] = [60, 900, 4_000, 100_000, BYTES / 2, BYTES - 1];
 
 pub fn delays_cuts_and_truncates(means: &Means) -> Result<String, String> {

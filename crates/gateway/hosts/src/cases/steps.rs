@@ -1,5 +1,5 @@
-//! At every named step of a pull, on either side, a process is killed: the one that is there, the one on the other side,
-//! or the broker of either. Afterwards the object can be pulled, is right, and leaves nothing behind.
+//! At every named step of a pull, on either side, a process is killed: the one that is there, the one on the other
+//! side, or the broker of either. Afterwards the object can be pulled, is right, and leaves nothing behind.
 
 use gateway::host::step::STEPS;
 use rustix::process::Signal;

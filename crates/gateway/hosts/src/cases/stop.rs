@@ -1,5 +1,5 @@
-//! A side is stopped in the middle of a read for longer than a lease lives, and goes on. Meanwhile the object is removed
-//! and another one takes its name, and its place in the origin's memory. What was read must be thrown away.
+//! A side is stopped in the middle of a read for longer than a lease lives, and goes on. Meanwhile the object is
+//! removed and another one takes its name, and its place in the origin's memory. What was read must be thrown away.
 
 use std::time::Duration;
 
@@ -77,7 +77,8 @@ fn create(means: &Means) -> Result<World, String> {
     World::create(means, 3, &Serving { lease_ms: Some(LEASE_MS), ..Serving::default() })
 }
 
-/// One pull is stopped in its middle until its lease has ended and its name and memory are another's, whose lease lives.
+/// One pull is stopped in its middle until its lease has ended and its name and memory are another's, whose lease
+/// lives.
 fn reuse_while_stopped(world: &mut World, round: usize, confirms: bool) -> Result<Committed, String> {
     let name = format!("model-{round}");
     let old = world.put(ORIGIN, &name, BYTES)?;
