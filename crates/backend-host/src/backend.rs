@@ -68,7 +68,7 @@ impl HostBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] when the process has no file descriptor left.
+    /// [`System`](gpu_api::Error::System) when the process has no file descriptor left.
     pub fn new(config: HostConfig) -> Result<Arc<HostBackend>> {
         let tables = Tables {
             memories: Memories::new(config.devices, config.bytes),
@@ -128,8 +128,9 @@ impl HostBackend {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`] for an address in no allocation, [`Error::Invalid`] for more than 64 bytes,
-    /// [`Error::Exhausted`] for more than 32 writes, [`Error::System`] when the helper process cannot be started.
+    /// [`Driver`](gpu_api::Error::Driver) for an address in no allocation, [`Invalid`](gpu_api::Error::Invalid) for
+    /// more than 64 bytes, [`Exhausted`](gpu_api::Error::Exhausted) for more than 32 writes,
+    /// [`System`](gpu_api::Error::System) when the helper process cannot be started.
     pub fn arm_late_write(&self, ptr: DevicePtr, bytes: &[u8], delay: Duration) -> Result<()> {
         let mut tables = self.tables();
         let in_range = tables.ranges.file_at(ptr);

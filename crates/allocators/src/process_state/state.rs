@@ -14,7 +14,7 @@ use crate::{Allocator, Arena, ArenaOptions, Placed, Snapshot};
 ///
 /// An allocator is asked for by device and [`AllocatorAttributes`]. Each virtual device has a limit that its private
 /// memory and its arena share. When one of them runs out, the sessions and the other allocators of the same device are
-/// asked for what they do not need ([`Relief`]).
+/// asked for what they do not need ([`Relief`](crate::Relief)).
 ///
 /// # Dropping
 ///
