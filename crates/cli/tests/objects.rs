@@ -210,3 +210,28 @@ fn metrics_are_open_metrics_of_sessions_and_the_broker() {
     let nobody = runtime_dir();
     assert_eq!(metrics(nobody.path(), nobody.path(), &[]), []);
 }
+
+/// Lists what is in a runtime directory, and the broker.
+fn ls(runtime: &Path, broker: &Path, args: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-ipc"));
+    command.arg("ls").args(args).env("GPU_IPC_RUNTIME_DIR", runtime).env("NVIDIA_DRA_LOCAL_IPC_DIR", broker);
+    String::from_utf8(command.output().expect("the program").stdout).expect("text")
+}
+
+#[test]
+fn ls_shows_the_broker_and_one_that_is_stopped() {
+    let keeper = Keeper::start();
+    let (dir, runtime) = (keeper.dir.path(), runtime_dir());
+    let listed = |args: &[&str]| -> serde_json::Value {
+        let text = ls(runtime.path(), dir, &[args, &["--json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|why| panic!("{why}: {text}"))
+    };
+    let alive = &listed(&["--timeout", "60"])["brokers"][0];
+    assert_eq!((&alive["state"], &alive["broker"]["pid"]), (&"alive".into(), &keeper.broker().into()), "{alive}");
+    assert_eq!(alive["dir"], dir.to_str().expect("a plain name"));
+    assert!(ls(runtime.path(), dir, &["--timeout", "60"]).contains("BROKER"), "and for people");
+    keeper.signal_broker(Signal::STOP);
+    let hung = &listed(&["--timeout", "0.2"])["brokers"][0];
+    assert_eq!((&hung["state"], &hung["pid"]), (&"hung".into(), &keeper.broker().into()), "{hung}");
+    keeper.signal_broker(Signal::CONT);
+}
