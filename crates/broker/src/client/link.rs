@@ -16,6 +16,7 @@ use super::connection::Connection;
 use super::questions::{Answer, Questions, Waiter};
 use super::retire::Retiring;
 use crate::error::{ObjectError, Result};
+use crate::memory::range::Imported;
 use crate::object::identity::Identity;
 use crate::wire::{MOST_BYTES, Selector, ToBroker, ToClient};
 
@@ -30,6 +31,8 @@ struct LinkState {
     questions: Questions,
     commits: Vec<Pending>,
     retiring: Vec<Retiring>,
+    /// Handles of memory that is mapped no longer.
+    spent: Vec<Imported>,
     /// Leases of readers, to be taken again from the next broker.
     leases: BTreeMap<Identity, usize>,
     closing: bool,
@@ -41,6 +44,7 @@ impl LinkState {
             questions: Questions::new(connection),
             commits: Vec::new(),
             retiring: Vec::new(),
+            spent: Vec::new(),
             leases: BTreeMap::new(),
             closing: false,
         }
@@ -204,6 +208,17 @@ impl Link {
         self.shared.waker.wake();
     }
 
+    /// Hands handles to the thread, to be given back: calls of the driver that nobody waits for.
+    pub(super) fn let_fall(&self, spent: Option<Imported>) {
+        if self.fork.is_child() {
+            // As in `retire`.
+            std::mem::forget(spent);
+            return;
+        }
+        self.shared.state().spent.extend(spent);
+        self.shared.waker.wake();
+    }
+
     /// Hands addresses to the thread, to be given back once the GPU is done with them.
     pub(super) fn retire(&self, retiring: Retiring) {
         if self.fork.is_child() {
@@ -239,12 +254,14 @@ impl Thread {
                 // Work that others wait for is done outside the lock.
                 let mut commits = std::mem::take(&mut state.commits);
                 let mut retiring = std::mem::take(&mut state.retiring);
+                let spent = std::mem::take(&mut state.spent);
                 // What was made by a broker that has gone was lost with it.
                 let words = state.questions.connection.as_ref().map(|connection| connection.words.clone());
                 let is_here =
                     |pending: &Pending| words.as_ref().is_some_and(|words| Arc::ptr_eq(words, &pending.words));
                 commits.iter_mut().filter(|pending| !is_here(pending)).for_each(Pending::lose);
                 drop((state, words));
+                drop(spent);
                 commits.retain_mut(|pending| match pending.go_on() {
                     None => true,
                     Some(asked) => {

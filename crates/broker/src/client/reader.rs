@@ -270,7 +270,8 @@ impl Reader {
         // SAFETY: `swap` asks that no work touches the range: every stream that was named is idle, and the caller, who
         // has the only reference, launches nothing meanwhile.
         let swapped = unsafe { self.range_mut()?.swap(imported) };
-        swapped.map_err(|error| self.swap_error(error))?;
+        // The engine goes on; the handles of what it had can wait.
+        self.link.let_fall(swapped.map_err(|error| self.swap_error(error))?);
         self.manifest = manifest;
         self.lease = Some(lease);
         trace_point!("advance.done");

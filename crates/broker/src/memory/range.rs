@@ -134,7 +134,8 @@ impl Range {
         }
     }
 
-    /// Maps other regions in place of those that are mapped, at the same addresses; puts those back if that fails.
+    /// Maps other regions in place of those that are mapped, at the same addresses, and returns those; if that fails,
+    /// puts them back.
     ///
     /// # Errors
     ///
@@ -143,11 +144,11 @@ impl Range {
     /// # Safety
     ///
     /// No unfinished GPU work of this process touches the range, and none is queued before this returns.
-    pub unsafe fn swap(&mut self, imported: Imported) -> Result<(), SwapError> {
+    pub unsafe fn swap(&mut self, imported: Imported) -> Result<Option<Imported>, SwapError> {
         // SAFETY: `unmap` has our condition.
         let former = unsafe { self.unmap() }?;
         let error = match self.map(imported) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(former),
             Err(SwapError::Unchanged(error)) => error,
             Err(poisoned) => return Err(poisoned),
         };
