@@ -56,8 +56,8 @@ impl DriverPool {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](gpu_api::Error::Unsupported) on a device without [`Caps::pools`](gpu_api::Caps::pools); what the driver gives;
-    /// [`System`](gpu_api::Error::System) when the kernel has no page for the fork guard.
+    /// [`Unsupported`](gpu_api::Error::Unsupported) on a device without [`Caps::pools`](gpu_api::Caps::pools); what the
+    /// driver gives; [`System`](gpu_api::Error::System) when the kernel has no page for the fork guard.
     pub fn new(name: impl Into<String>, gpu: Gpu, keep: u64) -> Result<DriverPool> {
         let fork = ForkGuard::new()?;
         let pool = gpu.backend().create_pool(gpu.device(), keep)?;
