@@ -209,6 +209,23 @@ impl Host {
         Ok(())
     }
 
+    /// Starts its gateway as soon as its broker serves, which may be killed meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// It never serves.
+    pub fn serve_again(&mut self, serving: &Serving) -> Result<(), String> {
+        let mut why = String::new();
+        for _ in 0..10 {
+            until(&format!("the broker of {}", self.name), || self.kept())?;
+            match self.serve(serving) {
+                Ok(()) => return Ok(()),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
     /// Starts a gateway of this broker at a port and waits until it serves.
     ///
     /// # Errors
@@ -259,7 +276,7 @@ impl Host {
         command.arg(name).arg("--insecure").args(self.place());
         command.args(["--attempts", &pulling.attempts.to_string(), "--stall-s", &pulling.stall_s.to_string()]);
         command.args(["--answer-s", "2"]);
-        for peer in &self.peers {
+        for peer in self.peers.iter().chain([&self.at()]) {
             command.args(["--peer", peer]);
         }
         command.args(&pulling.more);

@@ -6,13 +6,14 @@
 //!
 //! 1. `cage`: a run leaves nothing behind, however it ends. `network`: hosts' networks. `relay`: between them.
 //! 2. `content`: bytes that say where they belong. `host`: processes of a host. `world`: hosts, and the ledger.
-//! 3. `cases`: what is done to them.
+//! 3. `cases`: what is done to them. `random`: all of it at random.
 
 mod cage;
 mod cases;
 mod content;
 mod host;
 mod network;
+mod random;
 mod relay;
 mod world;
 
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Parser, Subcommand};
 use gateway::program::args::PullOptions;
@@ -49,6 +50,20 @@ enum Command {
         /// Cases at a time
         #[arg(long, default_value_t = 4)]
         at_a_time: usize,
+    },
+    /// Do everything at random
+    Random {
+        #[command(flatten)]
+        tested: Tested,
+        /// For how long
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
+        /// Where chance begins; else anywhere
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Commit what nobody confirmed: a mixture must be found
+        #[arg(long)]
+        control: bool,
     },
     /// Pull, and commit what nobody confirmed: the control
     #[command(hide = true)]
@@ -87,11 +102,33 @@ fn main() -> ExitCode {
         Command::Cases { only, tested, at_a_time } => {
             tested.programs().and_then(|programs| cage::run(|place| cases(only.as_deref(), programs, place, at_a_time)))
         }
+        Command::Random { tested, seconds, seed, control } => tested.programs().and_then(|programs| {
+            let anywhere = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() % 1_000_000);
+            let (seed, time) = (seed.unwrap_or_else(anywhere), Duration::from_secs(seconds));
+            cage::run(|place| random(&random::Plan { seed, time, confirms: !control }, programs, place))
+        }),
     };
     outcome.unwrap_or_else(|why| {
         eprintln!("hosts: NOT RUN: {why}");
         ExitCode::from(NOT_RUN)
     })
+}
+
+/// Does everything at random; the control must be caught.
+fn random(plan: &random::Plan, programs: Programs, place: &Path) -> ExitCode {
+    if let Err(why) = network::prepare() {
+        eprintln!("hosts: NOT RUN: {why}");
+        return ExitCode::from(NOT_RUN);
+    }
+    println!("hosts: seed {}, {} s, confirmed: {}", plan.seed, plan.time.as_secs(), plan.confirms);
+    let outcome = random::run(&Means { programs, place: place.to_owned() }, plan);
+    let passed = match &outcome {
+        Ok(_) => plan.confirms,
+        Err(why) => !plan.confirms && why.contains("a mixture"),
+    };
+    let (Ok(said) | Err(said)) = outcome;
+    println!("hosts: {}: {said}", if passed { "passed" } else { "FAILED" });
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs the cases, some at a time.

@@ -1,5 +1,6 @@
 //! Some hosts, and the ledger of what was committed on them: whatever a host shows must be in it, byte for byte.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -38,7 +39,9 @@ pub struct World {
     /// The hosts; the first is the one that the others are told of.
     pub hosts: Vec<Host>,
     /// By identity.
-    ledger: BTreeMap<String, Committed>,
+    ledger: RefCell<BTreeMap<String, Committed>>,
+    /// Versions whose commit was not answered: a broker died meanwhile.
+    unknown: BTreeMap<u32, (String, usize)>,
     last: u32,
 }
 
@@ -53,7 +56,7 @@ impl World {
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let place: &Path = &means.place.join(format!("w{number}"));
         std::fs::create_dir(place).map_err(|e| format!("{}: {e}", place.display()))?;
-        let mut world = World { hosts: Vec::new(), ledger: BTreeMap::new(), last: 0 };
+        let mut world = World { hosts: Vec::new(), ledger: RefCell::default(), unknown: BTreeMap::new(), last: 0 };
         for host in 1..=hosts {
             let (network, name) = (Network::create(number, host)?, format!("h{host}"));
             let peers = world.hosts.first().map(Host::at).into_iter().collect();
@@ -70,14 +73,16 @@ impl World {
     /// What the host's broker says.
     pub fn put(&mut self, home: usize, name: &str, bytes: usize) -> Result<Committed, String> {
         self.last += 1;
-        let epoch = self.hosts[home].put(name, &content::make(self.last, bytes))?;
+        let put = self.hosts[home].put(name, &content::make(self.last, bytes));
+        let epoch = put.inspect_err(|_| drop(self.unknown.insert(self.last, (name.into(), home))))?;
         let committed = Committed { name: name.into(), epoch, version: self.last, home };
+        // A broker that is killed in this moment comes back with it.
         let identity = until(&format!("{name} of epoch {epoch} in the list"), || {
             let list = self.hosts[home].list()?;
             let row = rows(&list).find(|row| row["name"] == name && row["epoch"] == epoch)?;
             row["identity"].as_str().map(str::to_owned)
         })?;
-        self.ledger.insert(identity, committed.clone());
+        self.ledger.borrow_mut().insert(identity, committed.clone());
         Ok(committed)
     }
 
@@ -113,12 +118,10 @@ impl World {
     fn check_one(&self, host: &Host, row: &Value) -> Result<bool, String> {
         let identity = row["identity"].as_str().unwrap_or_default();
         let wrong = |why: String| format!("FINDING: {} shows {row}: {why}", host.name);
-        let known = self.ledger.get(identity).ok_or_else(|| wrong("nobody committed this identity".into()))?;
-        if row["name"] != known.name.as_str() || row["epoch"] != known.epoch {
-            return Err(wrong(format!("it was committed as {known:?}")));
-        }
+        let name = row["name"].as_str().unwrap_or_default();
+        let epoch = row["epoch"].as_u64().unwrap_or_default();
         let bytes = until(&format!("the bytes of {row} on {}", host.name), || {
-            if let Some(bytes) = host.get(&known.name, known.epoch).ok()? {
+            if let Some(bytes) = host.get(name, epoch).ok()? {
                 return Some(Some(bytes));
             }
             // It may have gone meanwhile.
@@ -126,10 +129,19 @@ impl World {
             (!rows(&list).any(|other| other["identity"] == identity && other["state"] == "visible")).then_some(None)
         })?;
         let Some(bytes) = bytes else { return Ok(false) };
-        match content::version(&bytes) {
-            Ok(version) if version == known.version => Ok(true),
-            Ok(version) => Err(wrong(format!("its bytes are those of version {version}, and not {known:?}"))),
-            Err(why) => Err(wrong(why)),
+        let version = content::version(&bytes).map_err(wrong)?;
+        let mut ledger = self.ledger.borrow_mut();
+        if let (None, Some((of, home))) = (ledger.get(identity), self.unknown.get(&version))
+            && of == name
+            && !ledger.values().any(|known| known.version == version)
+        {
+            let committed = Committed { name: name.into(), epoch, version, home: *home };
+            ledger.insert(identity.into(), committed);
+        }
+        match ledger.get(identity) {
+            None => Err(wrong(format!("nobody committed this identity; its bytes are those of version {version}"))),
+            Some(known) if (known.name.as_str(), known.epoch, known.version) == (name, epoch, version) => Ok(true),
+            Some(known) => Err(wrong(format!("its bytes are those of version {version}, but it is {known:?}"))),
         }
     }
 
@@ -149,7 +161,8 @@ impl World {
     ///
     /// It does not, or what it shows is wrong.
     pub fn pulled(&self, host: usize, object: &Committed) -> Result<(), String> {
-        let mut pull = self.hosts[host].pull(&object.name, &Pulling::default())?;
+        let more = vec!["--epoch".to_owned(), object.epoch.to_string()];
+        let mut pull = self.hosts[host].pull(&object.name, &Pulling { more, ..Pulling::default() })?;
         let ended = pull.end("a pull")?;
         if !ended.success() || !self.shows(host, object) {
             return Err(format!("a pull of {} ended with {ended}, and it is not there\n{}", object.name, self.log()));
@@ -164,10 +177,10 @@ impl World {
     ///
     /// What stays.
     pub fn emptied(&mut self) -> Result<(), String> {
-        for (home, host) in self.hosts.iter().enumerate() {
+        for host in &self.hosts {
             let list = until(&format!("the list of {}", host.name), || host.list())?;
-            let mut names: Vec<&str> = rows(&list).filter_map(|row| row["name"].as_str()).collect();
-            names.retain(|name| self.ledger.values().any(|known| known.name == *name && known.home == home));
+            let at_home = rows(&list).filter(|row| row["home"].is_null());
+            let mut names: Vec<&str> = at_home.filter_map(|row| row["name"].as_str()).collect();
             names.dedup();
             for name in names {
                 // A broker that was killed a moment ago may not serve yet.

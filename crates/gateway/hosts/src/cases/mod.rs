@@ -1,5 +1,6 @@
 //! What is done to hosts. Each case has a world of its own; a case that finds nothing says what it saw.
 
+mod garbage;
 mod gateways;
 mod link;
 mod relay;
@@ -24,5 +25,6 @@ pub const ALL: &[(&str, Case)] = &[
     ("a link is down until the reader gives up", link::down_for_good),
     ("a gateway is started again at the same address", gateways::same_address),
     ("two gateways for one broker", gateways::two_for_one_broker),
+    ("garbage on every port", garbage::on_every_port),
     ("control: what nobody confirmed is committed", stop::control),
 ];

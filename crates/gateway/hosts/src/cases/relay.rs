@@ -3,13 +3,24 @@
 
 use std::time::Duration;
 
-use crate::host::{Pulling, Serving};
+use rustix::process::Signal;
+
+use super::stop::stopped_at;
+use crate::host::{Pulling, Serving, until};
 use crate::relay::{Fault, Relay};
 use crate::world::{Means, World};
 
 const ORIGIN: usize = 0;
 const REPLICA: usize = 1;
 const BYTES: usize = 4 << 20;
+
+/// Whether it hits the read alone: no question and no answer is so long.
+fn in_the_read(fault: Fault) -> bool {
+    match fault {
+        Fault::Cut(after) | Fault::Truncate(after) => after >= 100_000,
+        _ => true,
+    }
+}
 
 /// Bytes after which a connection is hit: in a handshake, in announcements and answers, in the read at its begin,
 /// middle and end.
@@ -23,16 +34,32 @@ pub fn delays_cuts_and_truncates(means: &Means) -> Result<String, String> {
     let mut arrived = 0;
     for (round, fault) in faults.iter().enumerate() {
         let object = world.put(ORIGIN, &format!("model-{round}"), BYTES)?;
-        relay.set(*fault);
-        let pulling = Pulling { attempts: 2, stall_s: 1, ..Pulling::default() };
-        let mut pull = world.hosts[REPLICA].pull(&object.name, &pulling)?;
-        pull.end("a pull through the relay")?;
+        let read = in_the_read(*fault);
+        let mut pull = if read {
+            let pulling = Pulling { stall_s: 5, ..Pulling::default() };
+            stopped_at(&world, REPLICA, &object, "pull.granted", &pulling)?
+        } else {
+            relay.set(*fault);
+            world.hosts[REPLICA].pull(&object.name, &Pulling { attempts: 2, ..Pulling::default() })?
+        };
+        if read {
+            relay.set(*fault);
+            pull.signal(Signal::CONT);
+        }
+        until("the fault", || (relay.hit() > 0 || pull.ended().is_some()).then_some(()))?;
         let hit = relay.hit();
         if hit == 0 {
             return Err(format!("{fault:?} hit no connection: nothing was tested\n{}", world.log()));
         }
+        if read && !matches!(fault, Fault::Delay(_)) {
+            relay.set(Fault::None);
+        }
+        let ended = pull.end("a pull through the relay").map_err(|why| format!("{why}\n{}", world.log()))?;
         world.check_of(&object.name)?;
-        arrived += usize::from(world.shows(REPLICA, &object));
+        if read && !ended.success() {
+            return Err(format!("after {fault:?}, once, the pull ended with {ended}\n{}", world.log()));
+        }
+        arrived += usize::from(ended.success());
         relay.set(Fault::None);
         world.pulled(REPLICA, &object).map_err(|why| format!("after {fault:?}: {why}"))?;
     }
