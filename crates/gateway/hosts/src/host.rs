@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::network::Network;
 
 /// After this time something that must come counts as never coming. Nothing is asserted to be fast.
-pub const WATCHDOG: Duration = Duration::from_secs(120);
+pub const WATCHDOG: Duration = Duration::from_secs(300);
 /// Between two looks at something that is waited for.
 const LOOK: Duration = Duration::from_millis(10);
 /// The gateways' port: each host has an address of its own.

@@ -1,5 +1,6 @@
-//! Everything at random: commits, removals and pulls on three hosts, while processes are killed and stopped, brokers are
-//! killed, gateways are replaced and links go down. A seed repeats the order of what is done, not what the kernel does.
+//! Everything at random: commits, removals and pulls on three hosts, while processes are killed and stopped, brokers
+//! are killed, gateways are replaced and links go down. A seed repeats the order of what is done, not what the kernel
+//! does.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use gateway::host::step::STEPS;
 use gateway::plan::Dice;
 use rustix::process::Signal;
 
-use crate::host::{Process, Pulling, Serving};
+use crate::host::{Process, Pulling, Serving, until};
 use crate::world::{Means, World};
 
 const HOSTS: u8 = 3;
@@ -82,6 +83,13 @@ pub fn run(means: &Means, plan: &Plan) -> Result<String, String> {
 
 fn serving() -> Serving {
     Serving { lease_ms: Some(LEASE_MS), ..Serving::default() }
+}
+
+/// Takes out what lasted until this moment.
+fn over(hosts: &mut BTreeMap<usize, Instant>, now: Instant) -> Vec<usize> {
+    let over = hosts.iter().filter(|(_, until)| **until <= now).map(|(host, _)| *host).collect();
+    hosts.retain(|_, until| *until > now);
+    over
 }
 
 impl Chaos {
@@ -193,10 +201,10 @@ impl Chaos {
 
     /// Lets go on what was stopped long enough, and looks after pulls that have ended.
     fn go_on(&mut self, now: Instant) -> Result<(), String> {
-        for (host, _) in self.down.extract_if(.., |_, until| *until <= now) {
+        for host in over(&mut self.down, now) {
             self.world.hosts[host].network.link(true)?;
         }
-        for (host, _) in self.stopped.extract_if(.., |_, until| *until <= now) {
+        for host in over(&mut self.stopped, now) {
             if let Some(gateway) = &mut self.world.hosts[host].gateway {
                 gateway.signal(Signal::CONT);
             }
@@ -232,10 +240,12 @@ impl Chaos {
         let later = Instant::now() + Duration::from_secs(3_600);
         self.go_on(later)?;
         for running in &mut self.pulls {
-            running.pull.signal(Signal::CONT);
-        }
-        for running in &mut self.pulls {
-            running.pull.end(&format!("a pull on {}", self.world.hosts[running.host].name))?;
+            let what = format!("the end of a pull on {}", self.world.hosts[running.host].name);
+            // It may stop itself yet.
+            until(&what, || {
+                running.pull.signal(Signal::CONT);
+                running.pull.ended()
+            })?;
         }
         self.go_on(later)?;
         let read = self.world.check()?;

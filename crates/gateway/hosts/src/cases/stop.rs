@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::host::{Process, Pulling, Serving, until};
+use crate::relay::{Fault, Relay};
 use crate::world::{Committed, Means, World};
 
 const HALF: &str = "pull.half_read";
@@ -23,7 +24,7 @@ const ROUNDS: usize = 3;
 const CONTROL_ROUNDS: usize = 20;
 
 pub fn reader(means: &Means) -> Result<String, String> {
-    let mut world = create(means)?;
+    let (mut world, _relay) = create(means)?;
     for round in 0..ROUNDS {
         let old = reuse_while_stopped(&mut world, round, true)?;
         world.check_of(&old.name)?;
@@ -37,7 +38,7 @@ pub fn reader(means: &Means) -> Result<String, String> {
 }
 
 pub fn control(means: &Means) -> Result<String, String> {
-    let mut world = create(means)?;
+    let (mut world, _relay) = create(means)?;
     for round in 0..CONTROL_ROUNDS {
         reuse_while_stopped(&mut world, round, false)?;
         match world.check() {
@@ -73,8 +74,12 @@ pub fn origin(means: &Means) -> Result<String, String> {
     Ok(format!("{ROUNDS} rounds"))
 }
 
-fn create(means: &Means) -> Result<World, String> {
-    World::create(means, 3, &Serving { lease_ms: Some(LEASE_MS), ..Serving::default() })
+/// Three hosts, the first of which answers slowly: so the middle of a read is one on a loaded machine too.
+fn create(means: &Means) -> Result<(World, Relay), String> {
+    let world = World::create(means, 3, &Serving { lease_ms: Some(LEASE_MS), ..Serving::default() })?;
+    let relay = Relay::before(&world.hosts[ORIGIN].network)?;
+    relay.set(Fault::Delay(Duration::from_millis(4)));
+    Ok((world, relay))
 }
 
 /// One pull is stopped in its middle until its lease has ended and its name and memory are another's, whose lease
