@@ -13,7 +13,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{BLACK, Color, IntoFont, RGBColor, WHITE};
 
 use super::report::Report;
-use super::row::{Row, Unit, digits, show};
+use super::row::{Row, Unit, digits, fraction, show};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -105,7 +105,7 @@ fn bars(root: &Area<'_>, rows: &[&Row]) -> Result<(), Box<dyn std::error::Error>
         let colour = if power == 0 { BLACK.to_rgba() } else { GRID.to_rgba() };
         root.draw(&PathElement::new(vec![(at, HEAD - 4), (at, bottom)], colour))?;
         let middle = (FONT, 12).into_font().color(&BLACK).pos(Pos::new(HPos::Center, VPos::Bottom));
-        root.draw(&Text::new(format!("{} x", digits(10f64.powi(power))), (at, HEAD - 6), middle))?;
+        root.draw(&Text::new(times(10f64.powi(power)), (at, HEAD - 6), middle))?;
     }
     for (number, row) in (0..).zip(rows) {
         let Some(ratio) = row.ratio else { continue };
@@ -122,10 +122,14 @@ fn bars(root: &Area<'_>, rows: &[&Row]) -> Result<(), Box<dyn std::error::Error>
         root.draw(&Text::new(row.row.clone(), (BARS.0 - 12, top + LINE / 2), right))?;
         let ours = row.ours.map_or_else(String::new, |ours| show(ours.median, row.unit));
         let left = (FONT, 12).into_font().color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
-        let label = format!("{} x, {ours}", digits(ratio));
+        let label = format!("{}, {ours}", times(ratio));
         root.draw(&Text::new(label, (one.max(end) + 6, top + LINE / 2), left))?;
     }
     Ok(())
+}
+
+fn times(ratio: f64) -> String {
+    if ratio < 0.1 { fraction(ratio) } else { format!("{} x", digits(ratio)) }
 }
 
 /// Costs over a number.

@@ -8,7 +8,7 @@ use comfy_table::{ContentArrangement, Table};
 use gpu_ipc::{BackendKind, Gpu};
 use serde::{Deserialize, Serialize};
 
-use super::row::{Row, digits, show};
+use super::row::{Row, digits, fraction, show};
 
 /// Where it was measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -191,7 +191,7 @@ impl Report {
                 number(row.ours.map(|f| f.median)),
                 number(row.ours.map(|f| f.p99)),
                 number(row.floor.map(|f| f.median)),
-                row.ratio.map_or_else(String::new, digits),
+                row.ratio.map_or_else(String::new, fraction),
                 number(row.baseline.map(|f| f.median)),
                 row.ours.map_or_else(String::new, |f| format!("{} x {}", f.samples, f.calls)),
                 row.goal.clone().unwrap_or_default(),

@@ -175,6 +175,11 @@ pub fn show(number: f64, unit: Unit) -> String {
     format!("{} {name}", digits(number / size))
 }
 
+/// Writes a ratio; a small one as a fraction, of which three digits say more.
+pub fn fraction(ratio: f64) -> String {
+    if ratio > 0.0 && ratio < 0.1 { format!("1/{}", digits(1.0 / ratio)) } else { digits(ratio) }
+}
+
 /// Writes a number with about three digits.
 pub fn digits(number: f64) -> String {
     let places = match number.abs() {
@@ -220,5 +225,6 @@ mod tests {
         assert_eq!((time(163e6), time(2e9), time(0.25)), ("163 ms".into(), "2 s".into(), "0.25 ns".into()));
         assert_eq!(show(1536.0, Unit::Bytes), "1.5 KiB");
         assert_eq!(digits(1.0), "1");
+        assert_eq!((fraction(0.0037), fraction(0.4), fraction(1.73)), ("1/270".into(), "0.4".into(), "1.73".into()));
     }
 }
