@@ -110,7 +110,10 @@ fn middle_dies() {
         let (mut middle, mut third) = (Agent::start(), Agent::start());
         let (first, second) = (middle.connect(&producer.session), third.connect(&producer.session));
         let block = producer.block(5);
-        let index = middle.claim(&block.share(To::Participant(first), After::Done).expect("shared"));
+        // The middle one may take its time; what it forwards lapses soon.
+        let options = gpu_ipc::session::ShareOptions::default().time_to_live(None);
+        let shared = block.share_with(To::Participant(first), After::Done, &options).expect("shared");
+        let index = middle.claim(&shared);
         drop(block);
         middle.die_at(step);
         middle.tell(&Command::Forward { block: index, to: To::Participant(second).into() });

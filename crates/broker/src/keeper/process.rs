@@ -33,6 +33,8 @@ pub const SOCKET: &str = "keeper";
 const SPARE: usize = 512;
 /// Readers that are written to, and leashes that are held.
 const MOST_READERS: usize = 16;
+/// A keeper that died as it started its broker: how long that may have its lock until it is another program.
+const TAKES_TO_START: Duration = Duration::from_secs(1);
 /// A broker that dies before it served is started again later and later.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -67,10 +69,11 @@ impl Keeper {
     /// [`Error::Refused`] when another keeper is there, [`Error::System`] for what the system refuses.
     pub fn open(dir: &Path, most: Option<usize>) -> Result<Keeper> {
         let most = most.unwrap_or_else(|| room(raise_file_limit()));
-        let lock = crate::server::lock::take(&dir.join("keeper.lock"))?.ok_or(Error::Refused {
-            why: format!("another keeper is in {}", dir.display()),
-            remedy: "use that one, or choose another directory",
-        })?;
+        let lock =
+            crate::server::lock::take_within(&dir.join("keeper.lock"), TAKES_TO_START)?.ok_or(Error::Refused {
+                why: format!("another keeper is in {}", dir.display()),
+                remedy: "use that one, or choose another directory",
+            })?;
         let failed =
             |e: io::Error| Error::system("making the keeper's socket", "choose a shorter directory of this user", e);
         let (path, unfinished) = (dir.join(SOCKET), dir.join(".keeper.tmp"));

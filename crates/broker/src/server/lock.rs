@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use gpu_api::{Error, Result};
 
@@ -20,6 +21,23 @@ pub fn take(path: &Path) -> Result<Option<File>> {
         Err(TryLockError::Error(e)) => {
             Err(Error::system("locking a file", "choose a directory on a local file system", e))
         }
+    }
+}
+
+/// Takes the lock as [`take`] does, and waits as long as is said for one that goes: a process that its dead holder was
+/// starting has the holder's descriptors until it becomes another program.
+///
+/// # Errors
+///
+/// As [`take`].
+pub fn take_within(path: &Path, patience: Duration) -> Result<Option<File>> {
+    let start = Instant::now();
+    loop {
+        let taken = take(path)?;
+        if taken.is_some() || start.elapsed() >= patience {
+            return Ok(taken);
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -71,7 +89,13 @@ mod tests {
         let first = take(&path).expect("a file").expect("it is free");
         assert!(take(&path).expect("a file").is_none());
         assert_eq!(holder(&path), Some(std::process::id()));
+        assert!(take_within(&path, Duration::from_millis(30)).expect("a file").is_none());
+        let waiting = {
+            let path = path.clone();
+            std::thread::spawn(move || take_within(&path, Duration::from_secs(600)))
+        };
         drop(first);
+        assert!(waiting.join().expect("no panic").expect("a file").is_some());
         assert!(take(&path).expect("a file").is_some());
     }
 }
