@@ -1,7 +1,7 @@
 //! Where a process runs: namespaces, a small file system, as another user, with a descriptor of this process.
 //!
 //! Each is a command that ends as this program; whether a machine lets this user do so is asked once, by starting the
-//! program there. It ends in [`role`](crate::role), so it asks nothing itself.
+//! program there. It ends in [`role`](crate::role) or, if it has none, lists its cases, and asks nothing itself.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -77,7 +77,7 @@ pub fn has_users() -> bool {
 
 /// Says whether a command comes as far as the beginning of this program.
 fn starts(mut command: Command) -> bool {
-    ends_well(command.env(STARTS, ""))
+    ends_well(command.arg("--list").env(STARTS, ""))
 }
 
 /// Gives a process a descriptor of this one, under the same number, which no other child gets.
