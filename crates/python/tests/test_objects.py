@@ -420,7 +420,7 @@ own = numpy.from_dlpack(copy["w"])
         "broker.watch('nobody')",
         "broker.listing()",
         "broker.remove('model')",
-        "broker.close(); gpu_ipc.connect_broker(directory, 'host:0')",
+        "broker.close(); gpu_ipc.connect_broker(directory, 'host:0', timeout=600.0)",
         "writer.commit()",
         "model.advance()",
         "released.wake()",
