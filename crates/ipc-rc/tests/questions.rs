@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use allocators::{Arena, ArenaOptions, Growth};
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::{DeviceId, Error, Gpu};
-use ipc_rc::{After, ClaimError, Claims, Notice, Participant, SentBlock, Session, To, Wait};
+use ipc_rc::{After, ClaimError, Claims, Descriptor, Notice, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -338,11 +338,8 @@ fn a_claim_that_gives_up_between_pieces_pins_those_that_are_mapped_alone() {
     drop(held);
 }
 
-#[test]
-fn a_try_goes_on_piece_by_piece_and_is_abandoned_with_all_of_them() {
-    let (stage, block) = Stage::of_pieces();
-    let (participant, relay) = stage.connect(|_| Fate::Passes);
-    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+/// Tries to claim until nothing has to be waited for.
+fn try_until_claimed(participant: &Participant, descriptor: &Descriptor) -> ReceivedBlock {
     let mut claimed = None;
     wait_until("the block", || match participant.try_claim(descriptor.as_bytes(), Wait::Host) {
         Ok(block) => {
@@ -352,7 +349,17 @@ fn a_try_goes_on_piece_by_piece_and_is_abandoned_with_all_of_them() {
         Err(ClaimError::WouldBlock) => false,
         Err(error) => panic!("{error}"),
     });
-    assert_eq!(claimed.map(|claimed| claimed.len()), Some(3 * PIECE));
+    claimed.expect("just claimed")
+}
+
+#[test]
+fn a_try_goes_on_piece_by_piece_and_is_abandoned_with_all_of_them() {
+    let (stage, block) = Stage::of_pieces();
+    let (participant, relay) = stage.connect(|_| Fate::Passes);
+    let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
+    let claimed = try_until_claimed(&participant, &descriptor);
+    assert_eq!(claimed.len(), 3 * PIECE);
+    drop(claimed);
 
     let (another, _relay) = stage.connect(|number| if number == REGION { Fate::Lost } else { Fate::Passes });
     drop((participant, relay));
@@ -375,16 +382,8 @@ fn a_try_comes_to_an_end_across_more_pieces_than_the_cache_keeps() {
     let builder = Participant::builder(stage.gpu.clone()).mapping_cache(PIECE, 1);
     let participant = builder.connect(stage.session.socket_path()).expect("connected");
     let descriptor = block.share(To::Participant(participant.id()), After::Done).expect("shared");
-    let mut claimed = None;
     // If each try lost what an earlier one has mapped, this would take 16 million of them.
-    wait_until("the block", || match participant.try_claim(descriptor.as_bytes(), Wait::Host) {
-        Ok(block) => {
-            claimed = Some(block);
-            true
-        }
-        Err(ClaimError::WouldBlock) => false,
-        Err(error) => panic!("{error}"),
-    });
+    let claimed = try_until_claimed(&participant, &descriptor);
     assert_eq!(participant.mappings() as u64, PIECES);
     drop(claimed);
     wait_until("the cache to keep no more than it may", || participant.mappings() <= 1);

@@ -168,8 +168,7 @@ impl Reader {
     /// # Examples
     ///
     /// ```no_run
-    /// # fn main() -> Result<(), broker::ObjectError> {
-    /// # let client: broker::Client = unimplemented!();
+    /// # fn example(client: &broker::Client) -> Result<(), broker::ObjectError> {
     /// let reader = client.open("model")?;
     /// let mut own = reader.writable_copy()?;
     /// own.write_part("w", 0, b"other")?;
@@ -228,8 +227,7 @@ impl Reader {
     /// ```no_run
     /// # use std::time::Duration;
     /// # use broker::Selector;
-    /// # fn main() -> Result<(), broker::ObjectError> {
-    /// # let client: broker::Client = unimplemented!();
+    /// # fn example(client: &broker::Client) -> Result<(), broker::ObjectError> {
     /// # let is_between_steps = || true;
     /// let mut model = client.open("model")?;
     /// let mut next = None;

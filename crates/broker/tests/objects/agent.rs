@@ -14,7 +14,7 @@ use harness::{Child, say};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use crate::step;
+use crate::{step, until};
 
 /// What this binary is started as.
 #[derive(Serialize, Deserialize, Clone, Debug)]
@@ -118,8 +118,23 @@ pub fn gpu() -> Gpu {
     Gpu::new(HostBackend::new(config).expect("the host backend"), DeviceId(0)).expect("its device")
 }
 
+/// Starts a keeper whose broker listens in a directory of its own.
+pub fn started() -> (Dir, Agent) {
+    let dir = Dir::new();
+    let keeper = Agent::keeper(&dir);
+    until("the broker listens", || dir.join("broker").exists());
+    (dir, keeper)
+}
+
 pub fn client(dir: &Path) -> Client {
     Client::builder(gpu()).dir(dir).name("test").connect().expect("a broker that listens")
+}
+
+/// As [`started`], with a client.
+pub fn serving() -> (Dir, Agent, Client) {
+    let (dir, keeper) = started();
+    let client = client(&dir);
+    (dir, keeper, client)
 }
 
 /// An object's contents: each byte of a part follows from the seed and the part's number.

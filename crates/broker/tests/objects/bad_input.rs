@@ -8,7 +8,7 @@ use broker::wire::{Refusal, Standing, ToBroker, ToClient};
 use broker::{Client, CreateOptions, Epoch, Identity, Layout, Manifest, ObjectError, PartSpec, Readers, Selector};
 use gpu_api::{DeviceId, DeviceUuid, Gpu};
 
-use crate::agent::{Agent, Dir, client, fill, gpu, layout, put, seed_of};
+use crate::agent::{Agent, Dir, client, fill, gpu, layout, put, seed_of, started};
 use crate::raw::{Raw, hello};
 use crate::{Case, until};
 
@@ -30,13 +30,6 @@ pub const CASES: &[Case] = &[
     ("bad_input::an_identity_is_created_once", an_identity_is_created_once),
     ("bad_input::a_half_closed_connection_costs_nothing", a_half_closed_connection_costs_nothing),
 ];
-
-pub fn started() -> (Dir, Agent) {
-    let dir = Dir::new();
-    let keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
-    (dir, keeper)
-}
 
 pub fn draft(identity: Identity, name: &str, layout: Layout) -> Manifest {
     let gpu = gpu();

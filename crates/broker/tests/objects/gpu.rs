@@ -11,7 +11,7 @@ use broker::{Client, CreateOptions, Layout, PartSpec, Reader};
 use gpu_api::{Access, DevicePtr, Error, Gpu, RawMemory, Sharing};
 use ipc_rc::Stream;
 
-use crate::agent::{Agent, Command, Dir, Said, client, gpu};
+use crate::agent::{Agent, Command, Said, client, gpu, serving};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -98,14 +98,6 @@ impl Eye {
     }
 }
 
-fn started() -> (Dir, Agent, Client) {
-    let dir = Dir::new();
-    let keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
-    let client = client(&dir);
-    (dir, keeper, client)
-}
-
 /// Puts an object whose every byte is `stamp`.
 fn put(client: &Client, stamp: u8) {
     let layout = Layout::pack([PartSpec::bytes("w", PART).expect("a part")], &[stamp]).expect("a layout");
@@ -123,7 +115,7 @@ fn word(stamp: u8) -> u64 {
 
 /// Captures once, and compares what each launch finds with the epoch that is mapped.
 fn under_an_advance(capture: impl FnOnce(&Eye, &Reader, DevicePtr) -> Graph) {
-    let (_dir, _keeper, client) = started();
+    let (_dir, _keeper, client) = serving();
     put(&client, 1);
     let mut reader = client.open("model").expect("an object");
     let eye = Eye::open();
@@ -225,7 +217,7 @@ impl Drop for Hoard {
 
 /// Kills a writer, takes the memory that comes back, and counts the looks at it in which there was a foreign word.
 fn foreign_words(with_control: bool) -> (u32, u32) {
-    let (dir, _keeper, client) = started();
+    let (dir, _keeper, client) = serving();
     let eye = Eye::open();
     // What the kernels need is loaded before the memory is taken.
     assert_eq!(eye.look(eye.out.offset(4096), 0), (u64::MAX, 0));

@@ -7,8 +7,8 @@ use broker::memory::sealed;
 use broker::wire::{Refusal, Selector, Standing, ToBroker, ToClient};
 use broker::{CreateOptions, Epoch, Identity, Layout, PartSpec};
 
-use crate::agent::{Agent, Dir, client, layout, put, seed_of};
-use crate::bad_input::{create, draft, file_of, started};
+use crate::agent::{Agent, Dir, client, layout, put, seed_of, started};
+use crate::bad_input::{create, draft, file_of};
 use crate::raw::{Raw, hello};
 use crate::{Case, until};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use broker::{CreateOptions, Epoch, GroupWriter, Layout, ObjectError, PartSpec, Roll, Selector, Standing};
 
-use crate::agent::{Agent, Dir, PART_BYTES, client, fill, layout, put, seed_of};
+use crate::agent::{Agent, Dir, PART_BYTES, client, fill, layout, put, seed_of, started};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -30,9 +30,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn an_object_is_put_and_opened() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let (writer, reader) = (client(&dir), client(&dir));
     assert_eq!(put(&writer, "model", 7, &CreateOptions::default()).expect("a commit"), Epoch(1));
     let model = reader.open("model").expect("an object");
@@ -48,9 +46,7 @@ fn an_object_is_put_and_opened() {
 }
 
 fn nobody_sees_an_object_before_its_commit() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     let mut writer = client.create("model", layout(1)).expect("memory");
     fill(&mut writer, 1).expect("written");
@@ -65,9 +61,7 @@ fn nobody_sees_an_object_before_its_commit() {
 }
 
 fn a_reader_advances_at_the_same_addresses() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     let mut reader = client.open("model").expect("an object");
@@ -85,9 +79,7 @@ fn a_reader_advances_at_the_same_addresses() {
 }
 
 fn a_reader_switches_to_what_it_prepared() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let (writer, client) = (client(&dir), client(&dir));
     put(&writer, "model", 1, &CreateOptions::default()).expect("a commit");
     let (mut reader, mut other) = (client.open("model").expect("an object"), client.open("model").expect("an object"));
@@ -122,9 +114,7 @@ fn a_reader_switches_to_what_it_prepared() {
 }
 
 fn what_was_prepared_is_good_through_a_removal() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     let mut reader = client.open("model").expect("an object");
@@ -139,9 +129,7 @@ fn what_was_prepared_is_good_through_a_removal() {
 }
 
 fn another_layout_changes_nothing() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     let mut reader = client.open("model").expect("an object");
@@ -157,9 +145,7 @@ fn another_layout_changes_nothing() {
 }
 
 fn a_reader_sleeps_and_wakes() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     let mut reader = client.open("model").expect("an object");
@@ -180,9 +166,7 @@ fn a_reader_sleeps_and_wakes() {
 }
 
 fn a_watch_tells_of_a_newer_epoch() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let (watcher, writer) = (client(&dir), client(&dir));
     let none = watcher.watch("model", Epoch(0), Duration::from_millis(1)).expect("no answer is an answer");
     assert_eq!(none, None);
@@ -201,9 +185,7 @@ fn a_watch_tells_of_a_newer_epoch() {
 }
 
 fn a_removed_name_keeps_its_epoch() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     for seed in 1..=2 {
         put(&client, "model", seed, &CreateOptions::default()).expect("a commit");
@@ -222,9 +204,7 @@ fn a_removed_name_keeps_its_epoch() {
 }
 
 fn of_two_writers_who_expect_one_epoch_one_wins() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     let first = CreateOptions { expect: Some(Epoch(0)), ..CreateOptions::default() };
     let mut a = client.create_with("model", layout(1), &first).expect("memory");
@@ -240,9 +220,7 @@ fn of_two_writers_who_expect_one_epoch_one_wins() {
 }
 
 fn only_the_last_epochs_are_kept() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     for seed in 1..=5 {
         put(&client, "model", seed, &CreateOptions::default()).expect("a commit");
@@ -290,9 +268,7 @@ fn a_limit_counts_scratch_and_unfinished_objects() {
 }
 
 fn the_listing_names_readers_and_writers() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     let reader = client.open("model").expect("an object");
@@ -317,9 +293,7 @@ fn the_listing_names_readers_and_writers() {
 }
 
 fn a_stream_that_still_writes_holds_the_commit_back() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     let mut writer = client.create("model", layout(1)).expect("memory");
     fill(&mut writer, 1).expect("written");
@@ -338,9 +312,7 @@ fn a_stream_that_still_writes_holds_the_commit_back() {
 }
 
 fn an_object_of_no_parts_and_one_of_many() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     let empty = client.create("empty", Layout::pack([], b"only this").expect("a layout")).expect("no memory");
     empty.commit(&[]).expect("queued").wait().expect("a commit");
@@ -355,9 +327,7 @@ fn an_object_of_no_parts_and_one_of_many() {
 }
 
 fn sixty_four_readers_share_one_object() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     put(&client, "model", 1, &CreateOptions::default()).expect("a commit");
     let readers: Vec<_> = (0..64).map(|_| client.open("model").expect("an object")).collect();
@@ -376,9 +346,7 @@ fn group(client: &broker::Client, seed: u64) -> broker::Result<GroupWriter> {
 }
 
 fn a_group_is_there_as_a_whole_or_not_at_all() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let client = client(&dir);
     assert_eq!(group(&client, 1).expect("memory").commit(Some(Epoch(0))).expect("a commit"), Epoch(1));
     let first = Roll::newest(&client, "model").expect("a roll");

@@ -2,9 +2,9 @@
 //! stays so.
 
 use broker::wire::Refusal;
-use broker::{Client, CreateOptions, Epoch, Identity, ObjectError, Selector};
+use broker::{CreateOptions, Epoch, Identity, ObjectError, Selector};
 
-use crate::agent::{Agent, Dir, client, fill, layout, put, seed_of};
+use crate::agent::{fill, layout, put, seed_of, serving};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -12,14 +12,6 @@ pub const CASES: &[Case] = &[
     ("replicas::a_name_is_written_on_its_home_alone", written_on_its_home_alone),
     ("replicas::what_was_removed_does_not_come_back", removed_does_not_come_back),
 ];
-
-fn begin() -> (Dir, Agent, Client) {
-    let dir = Dir::new();
-    let keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
-    let client = client(&dir);
-    (dir, keeper, client)
-}
 
 fn replica(identity: u8, epoch: u64, home: &str) -> CreateOptions {
     let identity = Some(Identity([identity; 16]));
@@ -35,7 +27,7 @@ fn refusal(result: broker::Result<Epoch>) -> Refusal {
 }
 
 fn keeps_identity_and_epoch() {
-    let (dir, _keeper, client) = begin();
+    let (dir, _keeper, client) = serving();
     assert_eq!(put(&client, "model", 7, &replica(5, 41, "a")).expect("a replica"), Epoch(41));
     // Again while it is there, and while another is being filled.
     assert_eq!(refusal(put(&client, "model", 7, &replica(5, 41, "a"))), Refusal::Exists);
@@ -61,7 +53,7 @@ fn keeps_identity_and_epoch() {
 }
 
 fn written_on_its_home_alone() {
-    let (_dir, _keeper, client) = begin();
+    let (_dir, _keeper, client) = serving();
     let plain = CreateOptions::default();
     put(&client, "theirs", 1, &replica(1, 3, "a")).expect("a replica");
     assert_eq!(refusal(put(&client, "theirs", 2, &plain)), Refusal::Home);
@@ -82,7 +74,7 @@ fn written_on_its_home_alone() {
 }
 
 fn removed_does_not_come_back() {
-    let (dir, _keeper, client) = begin();
+    let (dir, _keeper, client) = serving();
     put(&client, "model", 1, &replica(1, 3, "a")).expect("a replica");
     client.remove_epoch("model", Epoch(3)).expect("removed");
     put(&client, "model", 1, &replica(1, 3, "a")).expect("one epoch went, and may come again");

@@ -7,7 +7,7 @@ use broker::wire::Refusal;
 use broker::{CreateOptions, Epoch, ObjectError, Readers, Standing};
 use harness::surroundings::{NOBODY, as_user, contained, has_users};
 
-use crate::agent::{Agent, Command, Dir, Said, client, fill, layout, put, seed_of, to_put};
+use crate::agent::{Agent, Command, Dir, Said, client, fill, layout, put, seed_of, started, to_put};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -30,9 +30,7 @@ pub const USERS: &[Case] = &[
 const SECRET: u64 = 0x5ec2_e75e_c2e7_5ec2;
 
 fn containers_share_a_directory_alone() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let container = || {
         let mut agent = Agent::client_by(contained(&dir), Path::new("/mnt"));
         assert_eq!(agent.answer(), Some(Said::Ready), "in a container");
@@ -171,9 +169,7 @@ fn memory_shows_nothing() {
 /// A reader that cannot map what it has taken off: here a process at its limit of addresses, on a GPU a context that
 /// broke.
 fn lost_addresses_say_so() {
-    let dir = Dir::new();
-    let _keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
+    let (dir, _keeper) = started();
     let mut agent = Agent::client(&dir);
     assert_eq!(agent.ask(&to_put("model", 1)), Said::Epoch(1));
     assert_eq!(agent.ask(&Command::Open("model".into())), Said::Epoch(1));

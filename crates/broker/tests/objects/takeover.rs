@@ -2,7 +2,7 @@
 
 use broker::{Client, CreateOptions, Epoch, Layout, ObjectError, PartSpec, Readers, Selector};
 
-use crate::agent::{Agent, Dir, bytes_of, client, layout, put};
+use crate::agent::{Agent, Dir, bytes_of, client, layout, put, started};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -46,13 +46,6 @@ fn adapter_of(reader: &broker::Reader) -> u64 {
     assert!(reader.read("base").expect("mapped") == bytes_of(1, 0, BASE), "the base of epoch {}", reader.epoch());
     assert!(reader.read("adapter").expect("mapped") == bytes_of(seed, 1, ADAPTER), "the adapter of {seed}");
     seed
-}
-
-fn started() -> (Dir, Agent) {
-    let dir = Dir::new();
-    let keeper = Agent::keeper(&dir);
-    until("the broker listens", || dir.join("broker").exists());
-    (dir, keeper)
 }
 
 fn without_memory_of_their_own() {
