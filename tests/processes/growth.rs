@@ -34,7 +34,7 @@ fn growing(pieces: u64) -> Producer {
 }
 
 impl Producer {
-    /// Has the arena map so many pieces, and leaves them free.
+    /// Has the arena map this number of pieces, and leaves them free.
     fn grow(&self, pieces: u64) {
         let blocks: Vec<_> = (0..pieces).map(|_| self.session.alloc(PIECE).expect("there is room")).collect();
         drop(blocks);

@@ -25,7 +25,7 @@ fn take(arena: &Arena, len: u64) -> Piece {
     arena.take(len, 1).expect("room")
 }
 
-/// Maps so many pieces, and leaves them free.
+/// Maps this number of pieces, and leaves them free.
 fn grow(arena: &Arena, pieces: usize) {
     let taken: Vec<Piece> = (0..pieces).map(|_| take(arena, PIECE)).collect();
     taken.into_iter().for_each(|piece| arena.give_back(piece));
@@ -102,7 +102,7 @@ fn where_it_cannot_grow_in_place_regions_are_on_their_own() {
     let by_handle = arena(&gpu, options().sharing(Sharing::Handle));
     let piece = take(&by_handle, 1);
     assert!(piece.region.spot().is_none() && matches!(piece.region.export(), Export::Handle(_)));
-    // No process has so many addresses.
+    // No process has that number of addresses.
     let config = HostConfig::default().bytes_per_device(1 << 62);
     let huge = Gpu::new(HostBackend::new(config).expect("it opens"), DeviceId(0)).expect("a device");
     let piece = take(&arena(&huge, options()), 1);

@@ -162,7 +162,7 @@ impl Server {
                     Some(declined(error.to_string(), Again::Never))
                 }
             };
-            // Before the answer, so that whoever hears of the lease has heard of the load.
+            // Before the answer, so that a gateway that hears of the lease has heard of the load.
             self.announce_loads();
             let Some(answered) = answered else { continue };
             if let Err(error) = query.reply(query.key_expr().clone(), answered.encode()).wait() {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `gpu-ipc/1/HOST/INCARNATION/ask` | questions to this gateway go here |
 //! | `gpu-ipc/1/HOST/INCARNATION/live` | a token: this gateway is there |
-//! | `gpu-ipc/1/HOST/INCARNATION/has/IDENTITY/EPOCH/BYTES/LAYOUT/READS/LIMIT/HOME/NAME` | a token: its broker has this object, and it serves so many reads of it, of so many at a time |
+//! | `gpu-ipc/1/HOST/INCARNATION/has/IDENTITY/EPOCH/BYTES/LAYOUT/READS/LIMIT/HOME/NAME` | a token: its broker has this object, and it serves READS reads of it, of at most LIMIT at a time |
 //!
 //! What a token says is a hint: the answer to a question decides. HOST, HOME and NAME are texts, in which every byte
 //! but

@@ -454,7 +454,7 @@ fn a_block_shared_by_descriptor_is_an_expandable_segment() {
 /// The bytes of a piece of memory that grows in place.
 const PIECE: u64 = 1 << 20;
 
-/// A session whose memory grows in place, of so many free pieces.
+/// A session whose memory grows in place, with this number of free pieces.
 fn growing(pieces: usize) -> Side {
     let (gpu, dir) = (open_gpu(), tempfile::tempdir().expect("a directory"));
     let builder = Session::builder(gpu.clone()).socket(dir.path().join("s")).region_bytes(PIECE).grows_in_place(true);
