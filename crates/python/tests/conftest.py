@@ -42,6 +42,42 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.001)
 
 
+# A broker in a process of its own.
+SERVER = "import sys; from gpu_ipc import _gpu_ipc; _gpu_ipc._serve_broker(sys.argv[1], sys.argv[2])"
+
+
+def serve(directory: pathlib.Path) -> "subprocess.Popen[bytes]":
+    """Start a broker, and wait until it listens."""
+    server = subprocess.Popen([sys.executable, "-c", SERVER, str(directory), DEVICE])
+
+    def listens() -> bool:
+        assert server.poll() is None, "the broker ended"
+        try:
+            gpu_ipc.connect_broker(directory, DEVICE).close()
+        except gpu_ipc.ConnectFailed:
+            return False
+        return True
+
+    until(listens, "the broker does not listen")
+    return server
+
+
+@pytest.fixture
+def directory(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    directory = tmp_path / "broker"
+    directory.mkdir(mode=0o700)
+    server = serve(directory)
+    yield directory
+    server.kill()
+    server.wait()
+
+
+@pytest.fixture
+def broker(directory: pathlib.Path) -> Iterator[gpu_ipc.Broker]:
+    with gpu_ipc.connect_broker(directory, DEVICE, name="the test") as broker:
+        yield broker
+
+
 def settled(session: gpu_ipc.Session) -> bool:
     """Say whether nothing of a session is held any more."""
     session.collect()

@@ -6,32 +6,14 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-from conftest import DEVICE, WATCHDOG, until
-from test_objects import serve
+from conftest import DEVICE, WATCHDOG, serve, until
 
 import gpu_ipc
 from gpu_ipc import _gateway
 
 REPORT = {"name": "model", "epoch": 7, "identity": "00", "from": "one", "bytes": 9, "retries": 1, "was_here": False}
-
-
-@pytest.fixture
-def directory(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    directory = tmp_path / "broker"
-    directory.mkdir(mode=0o700)
-    server = serve(directory)
-    yield directory
-    server.kill()
-    server.wait()
-
-
-@pytest.fixture
-def broker(directory: pathlib.Path) -> Iterator[gpu_ipc.Broker]:
-    with gpu_ipc.connect_broker(directory, DEVICE) as broker:
-        yield broker
 
 
 @pytest.fixture
