@@ -41,13 +41,13 @@ pub struct ArenaOptions {
     pub budget: Option<Arc<Budget>>,
     /// The visitors that are told of new and returned regions.
     pub visitor: Option<Arc<dyn RegionVisitor>>,
-    /// Whom it turns to when it is out of memory; nobody but those registered with it when `None`.
+    /// Where it asks for memory when it is out of it; with `None` only those registered with it.
     pub relief: Option<Arc<Relief>>,
 }
 
 impl Default for ArenaOptions {
     /// Regions of 32 MiB, and for a block above half of that one of its own size; no limit; no waiting but 100 ms for
-    /// those who were asked to unmap.
+    /// the participants that were asked to unmap.
     fn default() -> ArenaOptions {
         ArenaOptions {
             name: String::new(),

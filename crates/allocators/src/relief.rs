@@ -177,7 +177,7 @@ impl<U: SubAllocator> Relieved<U> {
         &self.bfc
     }
 
-    /// Returns whom it turns to.
+    /// Returns those that it asks for memory.
     pub fn relief(&self) -> &Arc<Relief> {
         &self.relief
     }

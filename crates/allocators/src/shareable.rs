@@ -16,7 +16,7 @@ const RANGE: u64 = 0;
 /// A region is mapped by others as a whole, so nothing private may lie in one.
 ///
 /// Regions on their own have numbers that are never used again. The number of a region in a range is that of the place
-/// where it begins, so that who maps a region knows the number of what lies behind it, whatever went and came there.
+/// where it begins, so that a process that maps a region knows the number of the one behind it at any time.
 #[derive(Debug)]
 pub struct Shareable {
     upstream: Upstream,

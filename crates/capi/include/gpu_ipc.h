@@ -284,7 +284,7 @@ typedef struct gpu_ipc_descriptor {
 typedef struct gpu_ipc_grant {
     // The block.
     struct gpu_ipc_block *block;
-    // Whom for: a participant's number; 0 for a ticket.
+    // The participant's number; 0 for a ticket.
     uint64_t participant;
     // How often the ticket can be claimed; 0 for by everybody, as long as the block is not closed.
     uint32_t claims;
@@ -585,8 +585,8 @@ int32_t gpu_ipc_share_ticket(struct gpu_ipc_block *block,
                              const struct gpu_ipc_share_options *options,
                              struct gpu_ipc_descriptor *descriptor);
 
-// Shares several blocks of a session after the same work, each with whom it names: one fence for each participant. The
-// descriptors come in the order of the grants.
+// Shares several blocks of a session after the same work, each with the participant that it names: one fence for each
+// participant. The descriptors come in the order of the grants.
 //
 // Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `MISMATCH` for
 // a block of another session. After an error nothing is granted.

@@ -33,7 +33,7 @@ sized_struct!(gpu_ipc_share_options: "gpu_ipc_share_options");
 pub struct gpu_ipc_grant {
     /// The block.
     pub block: *mut gpu_ipc_block,
-    /// Whom for: a participant's number; 0 for a ticket.
+    /// The participant's number; 0 for a ticket.
     pub participant: u64,
     /// How often the ticket can be claimed; 0 for by everybody, as long as the block is not closed.
     pub claims: u32,
@@ -88,8 +88,8 @@ pub unsafe extern "C" fn gpu_ipc_share_ticket(
     unsafe { grant(block, To::Ticket(claims_of(claims)), after, options, descriptor) }
 }
 
-/// Shares several blocks of a session after the same work, each with whom it names: one fence for each participant. The
-/// descriptors come in the order of the grants.
+/// Shares several blocks of a session after the same work, each with the participant that it names: one fence for each
+/// participant. The descriptors come in the order of the grants.
 ///
 /// Keeps: the stream, until that work is done. Thread: any. Blocks: no. Errors: as `gpu_ipc_share`, and `MISMATCH` for
 /// a block of another session. After an error nothing is granted.

@@ -13,7 +13,7 @@ pub(crate) struct OpenStream {
     pub _hold: Option<Arc<Hold>>,
 }
 
-/// A session, and whom to tell of adopted memory that is its owner's again.
+/// A session, and the callbacks for adopted memory that is its owner's again.
 pub(crate) struct OpenSession {
     pub session: Session,
     adopted: Mutex<Adopted>,

@@ -129,7 +129,7 @@ impl Place {
     }
 }
 
-/// A free row of a table, which belongs to who has this.
+/// A free row of a table, which belongs to the owner of this value.
 #[derive(Debug)]
 #[must_use = "to be opened again, or put on the list of the table that it came from"]
 pub(crate) struct FreeRow(u32);

@@ -50,7 +50,7 @@ Environment:
   CUDA_VISIBLE_DEVICES      and HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES: which GPUs are visible
   GPU_IPC_HIP_LIBRARY       path of the HIP runtime to load
   GPU_IPC_HIP_PROOF         what the doctor saw work on it: docs/HIP.md
-  GPU_IPC_HIP_TRY           what else it is to try: waits, events, read-only, which can reset a GPU
+  GPU_IPC_HIP_TRY           steps the doctor also tries (waits, events, read-only); they can reset a GPU
 
 Exit status: 0 success, 1 a problem was found, 2 wrong usage, 3 not available here, 141 the output was closed early.")]
 pub struct Args {
@@ -65,7 +65,7 @@ pub enum Command {
     /// Demonstrate it with real processes: share, hold, die, reclaim
     #[command(after_help = "\
 Examples:
-  gpu-ipc demo                                     on the first GPU there is, else on shared memory
+  gpu-ipc demo                                     on the first GPU, else on shared memory
   gpu-ipc demo --backend host --consumers 16       sixteen consumers, without a GPU
   gpu-ipc demo --blocks 2000 --size 64KiB --json   one JSON object on standard output, for programs
 
@@ -109,7 +109,7 @@ Exit status:
   2  wrong usage
   3  standard output is not a terminal, or one without cursor control")]
     Top(TopOptions),
-    /// Print sessions and the broker as OpenMetrics text, for whatever scrapes
+    /// Print sessions and the broker as OpenMetrics text, for Prometheus
     #[command(after_help = "\
 Examples:
   gpu-ipc metrics                                        this user's sessions and broker
@@ -128,8 +128,8 @@ Examples:
   gpu-ipc snapshot /run/app/s --svg memory.svg
   gpu-ipc snapshot /run/app/s --json | jq '.snapshot.stats'
 
-While it lists its memory, the session answers nobody else. A session whose blocks come from an allocator of the
-application's has a snapshot only if that implements it. docs/TOOLS.md explains every word and sign.
+While it lists its memory, the session answers no other process. If the application brought an allocator of its own,
+there is a snapshot only if that implements one. docs/TOOLS.md explains every word and sign.
 
 Exit status:
   0  the snapshot was shown
@@ -275,7 +275,7 @@ Exit status:
   3  the requested backend has no device here
   130  a signal ended it: nothing can be said of the run, and its folder is removed")]
     Torture(TortureOptions),
-    /// Do everything millions of times in one process, and find what grows
+    /// Do everything millions of times in one process, and find out whether anything grows
     #[command(after_help = "\
 Examples:
   gpu-ipc steady                                   ten million cycles
@@ -294,10 +294,10 @@ Exit status:
     /// Measure what sharing costs, each call beside the raw driver calls that it needs
     #[command(after_help = "\
 Examples:
-  gpu-ipc bench                                    everything, on the first GPU there is, else on shared memory
+  gpu-ipc bench                                    everything, on the first GPU, else on shared memory
   gpu-ipc bench --backend host --only protocol limbo
   gpu-ipc bench --backend cuda --json --svg speed.svg
-  gpu-ipc bench --jobs --svg jobs.svg              a camera, weights, a KV cache, beside what people use today
+  gpu-ipc bench --jobs --svg jobs.svg              a camera, weights, a KV cache, beside copies through host memory
   gpu-ipc bench --replay trace.csv                 replay an allocator's log on this allocator
 
 Compare ratios between machines, not medians. docs/SPEED.md explains each row and its floor.

@@ -11,8 +11,8 @@
 //! 2. [`message`]: what two gateways say to each other.
 //! 3. [`lease`]: the origin's side, and why a confirmed copy is right. [`pull`]: the replica's.
 //! 4. [`net`]: gateways find each other and ask each other. [`host`]: this host's broker.
-//! 5. [`plan`]: who reads from whom, a crate of its own without dependencies; `simulation` beside it runs thousands of
-//!    hosts over it.
+//! 5. [`plan`]: which host reads from which, a crate of its own without dependencies; `simulation` beside it runs
+//!    thousands of hosts over it.
 //! 6. [`program`]: the commands.
 
 mod error;

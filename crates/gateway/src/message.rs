@@ -72,7 +72,7 @@ pub enum Again {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ask {
-    /// Who asks: a process.
+    /// The process that asks.
     pub asker: Incarnation,
     /// Its host, which the limits count by: each pull is a process of its own.
     pub host: String,

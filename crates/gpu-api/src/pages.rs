@@ -87,7 +87,7 @@ impl KernelPages {
         self.len
     }
 
-    /// Gives the memory to the caller, whom [`unmap`](KernelPages::unmap) serves at its end.
+    /// Gives the memory to the caller, who calls [`unmap`](KernelPages::unmap) at its end.
     pub fn keep(self) -> NonNull<c_void> {
         let start = self.start;
         std::mem::forget(self);

@@ -28,7 +28,7 @@ struct Inner {
     stand_in: OnceLock<Stream>,
 }
 
-/// Who destroys the stream.
+/// Which side destroys the stream.
 enum Keeper {
     /// The last clone, in the process that made it: the driver is not for a forked child.
     Us(ForkGuard),

@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) type Answer = (ToClient, Vec<OwnedFd>);
 
-/// Whom an answer is for.
+/// The call that an answer is for.
 pub(super) enum Waiter {
     /// A thread that looks for it.
     Asker,

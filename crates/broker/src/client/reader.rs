@@ -94,7 +94,7 @@ impl Reader {
         self.manifest.layout.part(part).map(|part| address(&self.manifest, self.base, part))
     }
 
-    /// Lists the address and the bytes of each region: all parts lie in them. For who copies an object whole.
+    /// Lists the address and the bytes of each region: all parts lie in them. For copying a whole object.
     pub fn regions(&self) -> Vec<(DevicePtr, u64)> {
         regions(&self.manifest, self.base)
     }

@@ -153,7 +153,7 @@ impl Writer {
         self.manifest.layout.part(part).is_some_and(|part| self.is_taken(part))
     }
 
-    /// Lists the address and the bytes of each region: all parts lie in them. For who copies an object whole.
+    /// Lists the address and the bytes of each region: all parts lie in them. For copying a whole object.
     pub fn regions(&self) -> Vec<(DevicePtr, u64)> {
         regions(&self.manifest, self.base)
     }

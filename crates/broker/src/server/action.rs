@@ -1,4 +1,4 @@
-//! What is said and done about objects: who asks, the answers, and the work for others.
+//! Requests about objects, their answers, and the work that follows.
 
 use gpu_api::{BackendKind, DeviceUuid};
 

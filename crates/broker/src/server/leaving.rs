@@ -36,7 +36,7 @@ impl LeavingTable {
         self.rows.remove(&token)
     }
 
-    /// Answers a removal that is under way to whom asked for it last. Says whether there is one.
+    /// Answers a removal that is under way to the process that asked last. Says whether there is one.
     pub(super) fn ask_again(&mut self, name: &str, epoch: Epoch, participant: Participant, request: u64) -> bool {
         let same = self.rows.values_mut().find_map(|leaving| match leaving {
             Leaving::Asked(to, question, of, at) if of == name && *at == epoch => Some((to, question)),

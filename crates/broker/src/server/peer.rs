@@ -89,7 +89,7 @@ impl Slots {
     }
 }
 
-/// Checks that descriptors are pidfds, and reads whom the first one names.
+/// Checks that descriptors are pidfds, and reads which process the first one names.
 pub(super) fn identify(fds: &[OwnedFd]) -> Result<Option<(u32, String)>> {
     for fd in fds {
         if !process::is_pidfd(fd.as_fd())? {

@@ -3,7 +3,7 @@
 //! A pid is for people to read. Every decision uses a pidfd: it names one process for ever, also when the pid is reused
 //! and across pid namespaces.
 //!
-//! `descendants`: who of our own descendants keeps a device's files open.
+//! `descendants`: which descendants of this process keep a device's files open.
 
 mod descendants;
 #[cfg(test)]

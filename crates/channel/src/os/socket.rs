@@ -4,7 +4,7 @@
 //! 2. `directory`: where sockets lie by default, and the removal of those whose owner died.
 //! 3. `listener`: a producer's end. Its name appears only once it listens; `bind_lock` is the right to make one.
 //! 4. `connect`: a participant's end.
-//! 5. `transfer`: sending and receiving, on either. `peer`: who is at the other.
+//! 5. `transfer`: sending and receiving, on either. `peer`: the process at the other end.
 //!
 //! Nothing here blocks. A caller that has to wait polls the descriptor.
 

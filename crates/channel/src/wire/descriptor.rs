@@ -107,7 +107,7 @@ impl Descriptor {
         self.fields().session
     }
 
-    /// Returns the participant that it is addressed to, who alone can claim it; `None` for a ticket.
+    /// Returns the participant that alone can claim it; `None` for a ticket.
     pub fn addressee(&self) -> Option<ParticipantId> {
         let fields = self.fields();
         (fields.kind == GrantKind::Addressed).then_some(fields.participant)

@@ -1,4 +1,4 @@
-//! `gpu-ipc objects`: what a broker has, and who reads it.
+//! `gpu-ipc objects`: what a broker has, and which processes read it.
 
 use std::fmt::Write as _;
 

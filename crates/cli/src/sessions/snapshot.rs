@@ -1,4 +1,4 @@
-//! `gpu-ipc snapshot`: where a session's memory lies, and who holds it.
+//! `gpu-ipc snapshot`: where a session's memory lies, and which process holds it.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -3,7 +3,7 @@
 //! 1. `local`: the connection, what is there, and where memory lies.
 //! 2. `heard`: what other gateways announce. `pace`: how long a read takes.
 //! 3. `desk`: whether to serve one more, by the plan. `serve`: the origin's side of a lease.
-//! 4. `source`: from whom to read, by the plan. `fetch`: the replica's side of a pull. `follow`: removals at the home.
+//! 4. `source`: the host to read from. `fetch`: the replica's side of a pull. `follow`: removals at the home.
 
 pub mod desk;
 pub mod fetch;

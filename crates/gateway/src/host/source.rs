@@ -1,4 +1,4 @@
-//! From whom a pull reads: what it has heard and seen, put before the plan.
+//! The host that a pull reads from: what it has heard and seen, put before the plan.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub struct Order {
     pub name: String,
     /// The epoch; the newest that is announced if nothing is said.
     pub epoch: Option<u64>,
-    /// The host to read from, whatever its load; else whom the plan chooses.
+    /// The host to read from, whatever its load; else the one that the plan chooses.
     pub from: Option<String>,
 }
 
@@ -33,7 +33,7 @@ pub enum Next {
     Here(Announced),
     /// Ask this gateway for a lease.
     Ask {
-        /// Whom.
+        /// The host.
         gateway: Gateway,
         /// What for.
         wanted: Wanted,
@@ -59,7 +59,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Begins to listen for who has it.
+    /// Begins to listen for hosts that have it.
     ///
     /// # Errors
     ///

@@ -28,10 +28,10 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// Who may connect.
+/// Which hosts may connect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Trust {
-    /// Who has a certificate of this authority; and this is ours.
+    /// Hosts with a certificate of this authority; ours comes with it.
     Certificates {
         /// Ours, as PEM.
         certificate: PathBuf,
@@ -40,7 +40,7 @@ pub enum Trust {
         /// The authority's certificate, as PEM.
         authority: PathBuf,
     },
-    /// Everybody who reaches the port.
+    /// Every host that reaches the port.
     Everybody,
 }
 
@@ -51,7 +51,7 @@ pub struct Network {
     pub listen: Option<Address>,
     /// Some of the others; those tell of more.
     pub peers: Vec<Address>,
-    /// Who may connect.
+    /// Which hosts may connect.
     pub trust: Trust,
 }
 

@@ -59,7 +59,7 @@ pub struct Net {
     /// Certificate, private key and authority, PEM files: both sides show a certificate of this authority
     #[arg(long, num_args = 3, value_names = ["CERT", "KEY", "CA"], conflicts_with = "insecure")]
     pub tls: Option<Vec<PathBuf>>,
-    /// Let everybody in who reaches the port
+    /// Let every host in that reaches the port
     #[arg(long)]
     pub insecure: bool,
     /// Gbit/s that a read reaches on this network: one that takes half as long again lets others beside it [default: 8]
@@ -223,7 +223,7 @@ impl Net {
                 return Err(Error::Invalid {
                     what: "the trust between gateways",
                     got: "not given".into(),
-                    must: "--tls CERT KEY CA, or --insecure to let everybody in who reaches the port",
+                    must: "--tls CERT KEY CA, or --insecure to let every host in that reaches the port",
                 });
             }
         };

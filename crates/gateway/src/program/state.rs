@@ -23,7 +23,7 @@ pub struct State {
     pub pid: u32,
     /// Where it listens.
     pub listen: String,
-    /// Whom it connects to.
+    /// The gateways that it connects to.
     pub peers: Vec<String>,
     /// Certificate, private key and authority; none with `--insecure`.
     pub tls: Option<Vec<PathBuf>>,

@@ -52,7 +52,7 @@ pub enum Event {
     Granted(u64, Grant),
     /// The question with this number was refused: for good, or for this moment.
     Declined(u64, String, Again),
-    /// Who has the object has no room at this moment: ask again after this time. Nothing has failed.
+    /// The host that has the object has no room at this moment: ask again after this time. Nothing has failed.
     Busy(u64, String, Duration),
     /// The object is there to be filled.
     Created,
@@ -81,7 +81,7 @@ pub enum Event {
 /// What is to be done, in order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
-    /// Ask for a lease with this number. Whom is the caller's choice, another at each attempt if there is one.
+    /// Ask for a lease with this number. The caller chooses the host, another at each attempt if there is one.
     Ask(u64),
     /// Make the object, with this identity and epoch, and register its memory.
     Create(Grant),

@@ -49,7 +49,7 @@ pub(crate) struct Core {
     pub fences: Fences,
     pub tickets: Tickets,
     pub next_lapse: NextLapse,
-    /// Who is connected.
+    /// The connected participants.
     pub roster: Roster,
     pub wakeups: Arc<Wakeups>,
     pub releases: Releases,

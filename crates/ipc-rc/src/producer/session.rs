@@ -144,7 +144,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfMemory`] when there is no room after that, with who holds the memory; [`Error::Invalid`] for zero
+    /// [`Error::OutOfMemory`] when there is no room after that, with the holders; [`Error::Invalid`] for zero
     /// bytes, [`Error::Closing`], [`Error::Forked`].
     pub fn alloc(&self, len: u64) -> Result<SentBlock> {
         let core = self.core();
@@ -189,8 +189,8 @@ impl Session {
         }
     }
 
-    /// Shares several blocks after the same work, each with whom it names: one fence for each participant, however many
-    /// blocks it gets, in one call of the driver. The descriptors come in the order of `grants`.
+    /// Shares several blocks after the same work, each with the participant that it names: one fence for each
+    /// participant, in one call of the driver. The descriptors come in the order of `grants`.
     ///
     /// # Errors
     ///
@@ -324,7 +324,7 @@ impl Session {
         self.core().memory.source.trim()
     }
 
-    /// Says what is held and by whom; in a forked child that nothing is.
+    /// Says what is held and by which processes; in a forked child that nothing is.
     pub fn stats(&self) -> Stats {
         let core = self.core();
         if core.is_child() { Stats::default() } else { core.stats() }

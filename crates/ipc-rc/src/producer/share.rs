@@ -257,7 +257,7 @@ impl Core {
         Ok(fences)
     }
 
-    /// Grants what a participant forwards, to whom it names. Called by the session's thread alone.
+    /// Grants what a participant forwards, to the recipient that it names. Called by the session's thread alone.
     ///
     /// # Errors
     ///

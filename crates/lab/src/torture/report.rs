@@ -30,7 +30,7 @@ pub struct Report {
     pub leaked_blocks: u64,
     /// Regions of the device's memory that did not come back when everybody had left.
     pub leaked_regions: u64,
-    /// Producers that took more and more, or did not give back what they took for those who came.
+    /// Producers whose descriptors, threads or memory grew.
     pub grown: u64,
     /// Allocations that found no room on a device that has more than enough.
     pub out_of_memory: u64,

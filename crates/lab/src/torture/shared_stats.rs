@@ -194,7 +194,7 @@ impl Board {
         &self.members[place]
     }
 
-    /// Returns the serials and participants of who is connected to a producer.
+    /// Returns the serials and numbers of the participants that are connected to a producer.
     pub fn partners(&self, producer: u64) -> Vec<(u64, u64)> {
         let of = |member: &Member| {
             let serial = member.serial.load(Ordering::Acquire);

@@ -38,7 +38,7 @@ pub(super) const INTERRUPTED: &str = "it was interrupted, so nothing can be said
 /// A host device so small that it is full at times.
 const HOST_BYTES: &str = "1572864";
 
-/// Runs until the time is over, or until a control's fault shows, and says what was found and who crashed.
+/// Runs until the time is over, or until a control's fault shows, and says what was found and which process crashed.
 pub fn run(options: &TortureOptions, backend: Vendor, device: &str) -> Result<(Report, Vec<String>), String> {
     // Whatever orphans are left behind become this process' to wait for.
     let _ = set_child_subreaper(Some(getpid()));

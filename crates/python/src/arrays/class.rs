@@ -43,7 +43,7 @@ pub(crate) trait Array {
     /// Lets what the consumer does next come after the work that fills the array, and notes that its stream is used.
     fn use_on(&self, py: Python<'_>, hold: &Self::Hold, on: ConsumerStream) -> PyResult<()>;
 
-    /// Notes that somebody has the address who keeps this object and nothing else.
+    /// Notes that somebody has the address and keeps this object alone.
     fn note_exposed(&self) {}
 }
 

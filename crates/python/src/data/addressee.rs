@@ -1,4 +1,4 @@
-//! Whom a grant is for.
+//! The recipient of a grant.
 
 use std::num::NonZeroU32;
 
@@ -75,8 +75,8 @@ impl Ticket {
     }
 }
 
-/// Reads whom a grant is for: a participant's number or what has one as its `id`, a ticket, or `None` for one claim by
-/// anybody.
+/// Reads the recipient of a grant: a participant's number or what has one as its `id`, a ticket, or `None` for
+/// one claim by anybody.
 pub(crate) fn to(object: Option<&Bound<'_, PyAny>>) -> PyResult<To> {
     let Some(object) = object else { return Ok(To::Ticket(Claims::Once)) };
     if let Ok(id) = object.cast::<ParticipantId>() {

@@ -158,7 +158,7 @@ impl Session {
     /// Args:
     ///     x: a ``Block``, or any array that speaks DLPack, the CUDA array interface or, on the host backend, the
     ///         buffer protocol.
-    ///     to: a ``ParticipantId``, or a ``Ticket`` for those who are not known; None for one claim by anybody.
+    ///     to: a ``ParticipantId``, or a ``Ticket`` for unknown readers; None for one claim by anybody.
     ///     stream: the stream whose queued work fills the array; consumers wait for it, this call does not. None takes
     ///         the stream that the array's own library uses at this moment, and for a ``Block`` that nothing is
     ///         pending.

@@ -1,9 +1,9 @@
-//! Who is at the other end of a connection, as the kernel says.
+//! The process at the other end of a connection, as the kernel reports it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// Who called `connect`.
+/// The process that called `connect`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Credentials {
     /// The user.

@@ -4,7 +4,7 @@ use gpu_api::{BackendKind, DeviceUuid, ParticipantId, RegionId};
 
 use super::layout::SessionId;
 
-/// Who may claim what a descriptor names.
+/// The participants that may claim what a descriptor names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum GrantKind {
@@ -40,13 +40,13 @@ pub struct Fence {
 pub struct Fields {
     /// The vendor.
     pub backend: BackendKind,
-    /// Who may claim it.
+    /// The participants that may claim it.
     pub kind: GrantKind,
     /// The device that the memory lies on.
     pub device: DeviceUuid,
     /// The session that granted it.
     pub session: SessionId,
-    /// Whom it is addressed to; 0 for a ticket.
+    /// The participant that it is addressed to; 0 for a ticket.
     pub participant: ParticipantId,
     /// The addressee's counter file.
     pub file: u32,

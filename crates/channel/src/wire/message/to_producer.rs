@@ -59,12 +59,12 @@ messages! {
             settled: u64,
             /// The lease that gives the right.
             lease: LeaseAddress,
-            /// For whom.
+            /// The participant, or the ticket, that it is for.
             heir: Heir,
             /// The user's own bytes.
             user: [u8; 64],
         }
-        /// Asks what the session holds and who holds it.
+        /// Asks what the session holds and which process holds it.
         7 Inspect(request) {
             /// The place of the first holder to tell of.
             from: u32 [4],
@@ -98,7 +98,7 @@ impl ToProducer {
     }
 }
 
-/// Whom a lease is forwarded to.
+/// The recipient of a forwarded lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Heir {
     /// One participant of the same session.

@@ -1,4 +1,4 @@
-//! The link to a producer: who it is, what is asked of it and by which socket, and what of it the application is told.
+//! The link to a producer: its process and socket, the questions to it, and the notices of it.
 //!
 //! Messages are sent under the table's lock, without blocking, so that they leave in the order in which its rows
 //! changed.

@@ -1,4 +1,4 @@
-//! Who is the last to hold a lease.
+//! Finds the last holder of a lease.
 //!
 //! A lease's handles are counted in a word beside its slot, which outlives it and serves the slot's next lease.
 //!

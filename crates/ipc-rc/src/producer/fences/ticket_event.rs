@@ -1,4 +1,4 @@
-//! Points in a stream's order, for readers who are not known yet.
+//! Points in a stream's order, for readers that are not known yet.
 //!
 //! A grant to a participant writes a value into that participant's word at once. A ticket has no participant, so it
 //! keeps a [`TicketEvent`]: an event on the stream. When somebody claims the ticket, either the event is done and no

@@ -34,7 +34,7 @@ use channel::wire::message::{Granted, Outcome, TicketId};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Claims {
-    /// By the first who asks: for queues.
+    /// By the first participant that asks: for queues.
     Once,
     /// By the first participants, up to this number. The block is held until all have claimed.
     Times(NonZeroU32),

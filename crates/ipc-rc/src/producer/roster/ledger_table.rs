@@ -48,7 +48,7 @@ impl LedgerTable {
         self.used.fetch_max(place + 1, Ordering::Release);
     }
 
-    /// Returns a place's ledger, whosever it is.
+    /// Returns a place's ledger, of any participant.
     #[inline]
     pub fn get(&self, place: usize) -> Option<&Leases> {
         self.ledgers.get(place)?.get().map(|ledger| &**ledger)

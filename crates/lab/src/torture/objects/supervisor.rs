@@ -27,7 +27,7 @@ const TICK: Duration = Duration::from_millis(5);
 /// A process that does nothing for this long hangs: a commit may meet a stopped broker and a new keeper.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// Runs until the time is over, or until the control's fault shows, and says what was found and who crashed.
+/// Runs until the time is over, or until the control's fault shows, and says what was found and which process crashed.
 pub fn run(options: &TortureOptions, gpu: &Gpu) -> Result<(Report, Vec<String>), String> {
     let seed = options.seed.unwrap_or_else(chosen_seed);
     if !options.json {

@@ -76,7 +76,7 @@ impl Tally {
         self.highest[name].fetch_max(epoch, Ordering::AcqRel);
     }
 
-    /// Returns the highest epoch that was answered as committed: who asks from here on must find it, or a newer one.
+    /// Returns the highest epoch that was answered as committed: a later open must find it, or a newer one.
     pub fn highest(&self, name: usize) -> u64 {
         self.highest[name].load(Ordering::Acquire)
     }
