@@ -1,7 +1,7 @@
 //! The table of the driver's pools.
 //!
-//! A buffer that was given back carries a flag that its stream sets when it comes to that point. Each call that looks at
-//! a pool next sees it.
+//! A buffer that was given back carries a flag that its stream sets when it comes to that point. The next call that
+//! looks at a pool sees it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
