@@ -101,6 +101,8 @@ fn jobs_are_done_beside_what_people_use_today() {
         "camera-latency/2",
         "camera-cpu-producer/2",
         "camera-cpu-consumer/2",
+        "camera-host-latency/2",
+        "camera-host-cpu-consumer/2",
         "kv-latency/1",
         "kv-cpu-producer/1",
         "kv-cpu-consumer/1",

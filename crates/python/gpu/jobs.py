@@ -1,21 +1,31 @@
 """Jobs that people do with several processes and a GPU, beside PyTorch's own queues, in one run.
 
-    python jobs.py [--device cuda:0] [--ticks 2000] [--rounds 5] [--out FILE]
+    python jobs.py [--only camera kv weights broadcast] [--device cuda:0] [--ticks 2000] [--rounds 5] [--out FILE]
 
-A camera (frames of 4 MiB at 1 kHz), a KV cache (10,000 blocks of 64 KiB a second) and weights (1,000 tensors of 4 MiB, and 64 GiB in
-200, to four processes). Prints what is slower than PyTorch first. Every frame and tensor is counted, and a word of each is compared:
-one that is missing or wrong ends the run.
+A camera (frames of 4 MiB at 1 kHz), a KV cache (10,000 blocks of 64 KiB a second), weights (1,000 tensors of 4 MiB, and 64 GiB in
+200, to four processes), and weights to processes on other GPUs, beside a broadcast by NCCL (`broadcast.py`). Prints what is slower
+than PyTorch first. Every frame and tensor is counted, and a word of each is compared: one that is missing or wrong fails the job.
+
+`gpu-ipc bench --from FILE --svg PICTURE` draws what `--out` wrote.
 """
 
 import argparse
+import contextlib
 import json
-import statistics
+import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
+from report import failed, report, row, table, write
 from speed import MIB, PATIENCE, a_state_dict, hear
 
 import gpu_ipc
@@ -23,6 +33,8 @@ import gpu_ipc
 GIB = 1 << 30
 # Frames that may be in the other process' hands.
 POOL = 64
+# A broadcast takes less, or hangs.
+BROADCAST_SECONDS = 240
 
 
 def look(frames: list[torch.Tensor], number: int, sent: int, latencies: list[int]) -> None:
@@ -55,10 +67,10 @@ def subscribe(path: str, queue: Any, pipe: Any, device: str) -> None:
 
 
 def flow(device: str, nbytes: int, batch: int, ticks: int) -> dict[str, Any]:
-    """Send frames at 1,000 ticks a second, and return latencies and processor times in microseconds."""
+    """Send frames at 1,000 ticks a second, and return latencies, processor times for each frame, and frames a second."""
     context = torch.multiprocessing.get_context("spawn")
     queue, (pipe, other) = context.Queue(), context.Pipe()
-    result: dict[str, Any] = {"bytes": nbytes, "frames": ticks * batch}
+    result: dict[str, Any] = {}
     frames = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(POOL)]
     with gpu_ipc.Session(device) as session:
         process = context.Process(target=subscribe, args=(session.path, queue, other, device), daemon=True)
@@ -94,32 +106,79 @@ def flow(device: str, nbytes: int, batch: int, ticks: int) -> dict[str, Any]:
                 queue.put(None)
             latencies, theirs = hear(pipe)
             assert len(latencies) == ticks * batch, f"{len(latencies)} of {ticks * batch} frames came"
-            # The first pool is mapped.
-            ordered = sorted(latencies[min(POOL, len(latencies) // 2) :])
             result[how] = {
-                "latency": statistics.median(ordered) / 1000,
-                "latency p99": ordered[len(ordered) * 99 // 100] / 1000,
-                "producer's processor time a frame": taken / 1000 / len(latencies),
-                "consumer's processor time a frame": theirs / 1000 / len(latencies),
+                # The first pool is mapped.
+                "latency": latencies[min(POOL, len(latencies) // 2) :],
+                "cpu-producer": [taken / len(latencies)],
+                "cpu-consumer": [theirs / len(latencies)],
+                "rate": ticks * batch / elapsed,
             }
-            result[f"{how} frames a second"] = ticks * batch / elapsed
         process.join(PATIENCE)
     return result
 
 
-def table_of(jobs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """List every figure with its counterpart, what is slower than it first."""
-    rows = []
-    for job, result in jobs.items():
-        if isinstance(result["ours"], dict):
-            pairs = [(what, "us", ours, result["theirs"][what]) for what, ours in result["ours"].items()]
-        else:
-            pairs = [("time", "ms", result["ours"], result["theirs"])]
-        rows += [
-            {"what": f"{job}: {what}", "unit": unit, "ours": ours, "theirs": theirs, "ratio": ours / theirs}
-            for what, unit, ours, theirs in pairs
-        ]
-    return sorted(rows, key=lambda row: -row["ratio"])
+FLOW = {
+    "latency": "from the end of the producer's kernel until the consumer has read a word of the frame",
+    "cpu-producer": "the producer's processor time for each frame",
+    "cpu-consumer": "the consumer's processor time for each frame",
+}
+
+
+def flow_rows(job: str, device: str, nbytes: int, batch: int, ticks: int) -> list[dict[str, Any]]:
+    result = flow(device, nbytes, batch, ticks)
+    ours, theirs = result["ours"], result["theirs"]
+    rates = f"{ticks * batch} frames; {ours['rate']:.0f} a second, and {theirs['rate']:.0f} by PyTorch's queues"
+    return [
+        row(f"{job}-{what}/1", text, "queues", ours[what], theirs[what], at=1, note=rates if what == "latency" else None)
+        for what, text in FLOW.items()
+    ]
+
+
+def weights(device: str, tensors: int, nbytes: int, rounds: int) -> dict[str, Any]:
+    result = a_state_dict(device, tensors, nbytes, 4, rounds)
+    ours, theirs = ([1e6 * result[name], 1e6 * result[f"{name}_most"]] for name in ("ours", "theirs"))
+    note = f"the first round, which maps, took {result['ours_first']:.1f} ms, and {result['theirs_first']:.1f} by queues"
+    what = "a trainer's tensors to 4 processes, until the last has them all"
+    made = row(f"weights-time/{tensors}x{nbytes / MIB:.3g}MiB", what, "queues", ours[:1], theirs[:1], at=nbytes, note=note)
+    # The median is one of few rounds, of which the slowest is the 99th percentile.
+    for figure, (_, most) in ((made["ours"], ours), (made["baseline"], theirs)):
+        figure |= {"p99": most, "samples": rounds}
+    return made
+
+
+def weights_rows(device: str, rounds: int) -> list[dict[str, Any]]:
+    rows = [weights(device, 1000, 4 * MIB, rounds)]
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    # 64 GiB, or what the device has room for beside the processes' contexts.
+    whole = min(64 * GIB, (free - 8 * GIB) // (4 * GIB) * 4 * GIB)
+    if whole > 0:
+        rows.append(weights(device, 200, whole // 200 // 4096 * 4096, rounds))
+    return rows
+
+
+def broadcast_rows(rounds: int) -> list[dict[str, Any]]:
+    """Run the broadcast in processes of its own, all of which end with it: NCCL waits for a lost peer for ever."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "rows.json")
+        command = [sys.executable, str(Path(__file__).with_name("broadcast.py")), "--rounds", str(rounds), "--out", str(out)]
+        process = subprocess.Popen(command, start_new_session=True)
+        try:
+            assert process.wait(BROADCAST_SECONDS) == 0, f"broadcast.py ended with {process.returncode}"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return json.loads(out.read_text())
+
+
+def measured(job: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Do a job; what goes wrong is that job's alone."""
+    try:
+        return make()
+    except Exception as error:
+        traceback.print_exc()
+        return [failed(job, repr(error))]
 
 
 def main() -> int:
@@ -128,31 +187,23 @@ def main() -> int:
     parser.add_argument("--ticks", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out")
+    parser.add_argument("--only", nargs="+", metavar="JOB", help="camera, kv, weights, broadcast (default: all)")
     options = parser.parse_args()
-    jobs = {
-        "camera, 4 MiB at 1 kHz": flow(options.device, 4 * MIB, 1, options.ticks),
-        "KV, 10,000 x 64 KiB a second": flow(options.device, 64 << 10, 10, options.ticks),
-        "weights, 1,000 x 4 MiB to 4": a_state_dict(options.device, 1000, 4 * MIB, 4, options.rounds),
+    jobs: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "camera": lambda: flow_rows("camera", options.device, 4 * MIB, 1, options.ticks),
+        "kv": lambda: flow_rows("kv", options.device, 64 << 10, 10, options.ticks),
+        "weights": lambda: weights_rows(options.device, options.rounds),
+        "broadcast": lambda: broadcast_rows(options.rounds),
     }
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info(options.device)[0]
-    # 64 GiB, or what the device has room for beside the processes' contexts.
-    whole = min(64 * GIB, (free - 8 * GIB) // (4 * GIB) * 4 * GIB)
-    if whole > 0:
-        name = f"weights, {whole // GIB} GiB in 200 to 4"
-        jobs[name] = a_state_dict(options.device, 200, whole // 200 // 4096 * 4096, 4, options.rounds)
-    table = table_of(jobs)
-    device, version = torch.cuda.get_device_name(options.device), torch.__version__
-    slower = [f"{row['what']} {row['ratio']:.2f} x" for row in table if row["ratio"] > 1]
-    print(f"{device}; PyTorch {version}. Medians.\nSlower than PyTorch: {', '.join(slower) or 'nothing'}\n")
-    print("| what | gpu_ipc | PyTorch | ratio |\n|---|---|---|---|")
-    for row in table:
-        print(f"| {row['what']} | {row['ours']:.1f} {row['unit']} | {row['theirs']:.1f} {row['unit']} | {row['ratio']:.2f} |")
+    if unknown := set(options.only or []) - jobs.keys():
+        parser.error(f"no such job: {', '.join(sorted(unknown))}")
+    chosen = {name: make for name, make in jobs.items() if name in (options.only or jobs)}
+    whole = report(options.device, [row for name, make in chosen.items() for row in measured(name, make)])
+    print(table(whole))
     if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            json.dump({"device": device, "torch": version, "table": table, "jobs": jobs}, file, indent=1)
-    print(f"\npython-jobs: {len(table)} figures of {len(jobs)} jobs")
-    return 0
+        write(options.out, whole)
+    print(f"\npython-jobs: {len(whole['rows'])} figures of {len(chosen)} jobs")
+    return 0 if whole["ok"] else 1
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def a_state_dict(device: str, tensors: int, nbytes: int, readers: int, rounds: i
     result: dict[str, Any] = {"tensors": tensors, "bytes": nbytes, "readers": readers}
     for name, times in taken.items():
         result[name] = statistics.median(times[1:])
-        result[f"{name}_first"] = times[0]
+        result[f"{name}_first"], result[f"{name}_most"] = times[0], max(times[1:])
     return result
 
 

@@ -11,7 +11,7 @@ use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, BackendKind, SentBlock, Stream, To};
 
 use super::memory::{DeviceMemory, HostShared};
-use super::told::Told;
+use super::told::{By, Told};
 use super::worker::process_nanos;
 use super::{Worker, beside, reason};
 use crate::bench::fixture::{PATIENCE, Stage};
@@ -54,46 +54,55 @@ pub fn camera(stage: &Stage) -> Result<Vec<Row>, String> {
     let ticks = stage.choose(if is_host { 200 } else { 2_000 }, 30);
     let shape = Shape { name: "camera", bytes, batch: 1, ticks, pool: 8 };
     let consumers: &[u64] = if stage.quick { &[1, 2] } else { &[1, 8, 32] };
-    let rows = consumers.iter().map(|&consumers| rows(stage, shape, consumers));
+    let rows = consumers.iter().map(|&consumers| rows(stage, shape, consumers, &[By::Stream, By::Host]));
     Ok(rows.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 /// 10,000 blocks of 64 KiB a second, between two processes.
 pub fn kv(stage: &Stage) -> Result<Vec<Row>, String> {
     let ticks = stage.choose(2_000, 30);
-    rows(stage, Shape { name: "kv", bytes: 64 << 10, batch: 10, ticks, pool: 320 }, 1)
+    rows(stage, Shape { name: "kv", bytes: 64 << 10, batch: 10, ticks, pool: 320 }, 1, &[By::Stream])
 }
 
-fn rows(stage: &Stage, shape: Shape, consumers: u64) -> Result<Vec<Row>, String> {
-    let ours = shared(stage, shape, consumers)?;
+fn rows(stage: &Stage, shape: Shape, consumers: u64, ways: &[By]) -> Result<Vec<Row>, String> {
     let today = copied(stage, shape, consumers)?;
-    let note = format!(
-        "{} frames of {} to each; {:.0} a second, and {:.0} by copies{}",
-        shape.ticks * shape.batch,
-        size::show(shape.bytes),
-        ours.rate,
-        today.rate,
-        if stage.gpu.kind() == BackendKind::Host { "; the processors do the device's work too" } else { "" }
-    );
-    let row = |what: &str, text: &str| {
-        let row = Row::new(&format!("{}-{what}", shape.name), text, "the same by copies through shared host memory");
-        row.at(consumers, &consumers.to_string())
-    };
     let one = |nanos| Figures::of(vec![nanos], (shape.ticks * shape.batch) as usize);
-    let latency = row("latency", "from the end of the producer's kernel to the start of the consumer's");
-    Ok(vec![
-        beside(latency, Figures::of(ours.latencies, 1), Figures::of(today.latencies, 1)).note(note),
-        beside(
-            row("cpu-producer", "the producer's processor time for each frame"),
-            one(ours.producer_cpu),
-            one(today.producer_cpu),
-        ),
-        beside(
-            row("cpu-consumer", "a consumer's processor time for each frame"),
-            one(ours.consumer_cpu),
-            one(today.consumer_cpu),
-        ),
-    ])
+    let mut rows = Vec::new();
+    for &by in ways {
+        let ours = shared(stage, shape, consumers, by)?;
+        let note = format!(
+            "{} frames of {} to each; {:.0} a second, and {:.0} by copies{}",
+            shape.ticks * shape.batch,
+            size::show(shape.bytes),
+            ours.rate,
+            today.rate,
+            if stage.gpu.kind() == BackendKind::Host { "; the processors do the device's work too" } else { "" }
+        );
+        let (suffix, waits) = match by {
+            By::Stream => ("", ""),
+            By::Host => ("-host", ", where each consumer's CPU waits for the frame and for its kernel"),
+        };
+        let row = |what: &str, text: &str| {
+            let name = format!("{}{suffix}-{what}", shape.name);
+            let row = Row::new(&name, &format!("{text}{waits}"), "the same by copies through shared host memory");
+            row.at(consumers, &consumers.to_string())
+        };
+        let latency = row("latency", "from the end of the producer's kernel to the start of the consumer's");
+        rows.extend([
+            beside(latency, Figures::of(ours.latencies, 1), Figures::of(today.latencies.clone(), 1)).note(note),
+            beside(
+                row("cpu-producer", "the producer's processor time for each frame"),
+                one(ours.producer_cpu),
+                one(today.producer_cpu),
+            ),
+            beside(
+                row("cpu-consumer", "a consumer's processor time for each frame"),
+                one(ours.consumer_cpu),
+                one(today.consumer_cpu),
+            ),
+        ]);
+    }
+    Ok(rows)
 }
 
 /// Sleeps until a tick; a producer that is late goes on at once.
@@ -110,14 +119,14 @@ fn render(stage: &Stage, stream: &Stream, at: DevicePtr, bytes: u64, frame: u64)
 }
 
 /// By leases.
-fn shared(stage: &Stage, shape: Shape, consumers: u64) -> Result<Run, String> {
+fn shared(stage: &Stage, shape: Shape, consumers: u64, by: By) -> Result<Run, String> {
     let (session, stream) = (stage.session()?, stage.stream()?);
     let pool = (0..shape.pool).map(|_| session.alloc(shape.bytes)).collect::<gpu_ipc::Result<Vec<_>>>();
     let pool = pool.map_err(|e| explain(&e))?;
     let mut workers = (0..consumers).map(|_| Worker::start(stage, &session)).collect::<Result<Vec<_>, _>>()?;
     let count = shape.ticks * shape.batch;
     for worker in &mut workers {
-        worker.process.child.tell(&Told::Flow { bytes: shape.bytes, count })?;
+        worker.process.child.tell(&Told::Flow { bytes: shape.bytes, count, by })?;
     }
     let (cpu, begun) = (process_nanos(), Instant::now());
     let mut frames = (0..).zip(pool.iter().cycle());

@@ -10,7 +10,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::memory::{DeviceMemory, HostShared};
-use super::told::Told;
+use super::told::{By, Told};
 use super::{DESCRIPTOR, PACKET, contents};
 use crate::args::BenchConsumerOptions;
 use crate::bench::consumer::inherited;
@@ -37,7 +37,7 @@ fn serve(options: &BenchConsumerOptions) -> Result<(), String> {
     let worker = Worker { gpu, floor: &*floor, participant, stream, channel };
     while let Some(told) = child::next()? {
         let answer = match told {
-            Told::Flow { bytes, count } => worker.flow(bytes, count)?,
+            Told::Flow { bytes, count, by } => worker.flow(bytes, count, by)?,
             Told::Copies { bytes, count, fd, slots } => worker.copies(bytes, count, fd, slots)?,
             Told::Tensors { count } => worker.tensors(count)?,
             Told::CopiedTensors { count, bytes, fd } => worker.copied_tensors(count, bytes, fd)?,
@@ -56,21 +56,26 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    fn flow(&self, bytes: u64, count: u64) -> Result<Vec<u64>, String> {
+    fn flow(&self, bytes: u64, count: u64, by: By) -> Result<Vec<u64>, String> {
         let results = DeviceMemory::new(&self.stream, count * WORDS * 8)?;
         let (mut seen, before) = (0, process_nanos());
         let mut packet = vec![0; PACKET];
         while seen < count {
             let mut blocks = Vec::new();
-            for block in self.claims(&mut packet)? {
+            for block in self.claims(&mut packet, by)? {
                 let block = block?;
                 if block.len() != bytes {
                     return Err(format!("a frame has {} bytes, not {bytes}", block.len()));
                 }
                 self.look(&results, seen, block.device_ptr(), bytes)?;
-                block.used_on(&self.stream).map_err(|e| explain(&e))?;
+                if by == By::Stream {
+                    block.used_on(&self.stream).map_err(|e| explain(&e))?;
+                }
                 blocks.push(block);
                 seen += 1;
+            }
+            if by == By::Host {
+                self.stream.synchronize().map_err(|e| explain(&e))?;
             }
             ReceivedBlock::drop_many(blocks);
         }
@@ -101,7 +106,7 @@ impl Worker<'_> {
         let mut packet = vec![0; PACKET];
         let mut tensors = Vec::with_capacity(count as usize);
         while (tensors.len() as u64) < count {
-            for tensor in self.claims(&mut packet)? {
+            for tensor in self.claims(&mut packet, By::Stream)? {
                 tensors.push(tensor?);
             }
         }
@@ -130,11 +135,15 @@ impl Worker<'_> {
     }
 
     /// Claims what comes in the next packet.
-    fn claims(&self, packet: &mut [u8]) -> Result<Vec<Result<ReceivedBlock, String>>, String> {
+    fn claims(&self, packet: &mut [u8], by: By) -> Result<Vec<Result<ReceivedBlock, String>>, String> {
         let (descriptors, []) = self.packet(packet)?.as_chunks::<DESCRIPTOR>() else {
             return Err("a packet is not made of descriptors".to_owned());
         };
-        let claimed = self.participant.claim_many(descriptors, Wait::Stream(&self.stream), Some(PATIENCE));
+        let wait = match by {
+            By::Stream => Wait::Stream(&self.stream),
+            By::Host => Wait::Host,
+        };
+        let claimed = self.participant.claim_many(descriptors, wait, Some(PATIENCE));
         Ok(claimed.into_iter().map(|claimed| claimed.map_err(|e| e.to_string())).collect())
     }
 
