@@ -6,6 +6,7 @@
 
 mod agent;
 mod backend;
+mod consumer;
 mod faulty;
 mod hostile;
 mod limits;
@@ -26,7 +27,7 @@ fn main() {
         }
     }));
     if let Some(fault) = harness::role() {
-        return agent::run(fault);
+        return consumer::run(fault);
     }
     let here = [backend::CASES, limits::CASES, hostile::CASES, mapping::CASES].concat();
     let mut trials: Vec<Trial> = here.iter().map(|case| trial(case, true)).collect();

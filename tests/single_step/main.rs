@@ -8,6 +8,7 @@
 //! `GPU_IPC_INSTRUCTIONS=all` tries every one, which takes minutes; a number tries about that many of each call.
 
 mod agent;
+mod calls;
 mod consumer;
 mod counter;
 mod producer;
@@ -20,7 +21,7 @@ type Case = (&'static str, fn());
 
 fn main() {
     if let Some(call) = harness::role() {
-        return agent::run(call);
+        return calls::run(call);
     }
     let possible = trace::is_allowed();
     let cases = [consumer::CASES, producer::CASES, counter::CASES].concat();

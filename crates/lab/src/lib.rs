@@ -4,7 +4,8 @@
 //! 2. `bench`: measures what sharing costs beside the raw driver calls.
 //! 3. `steady`: does everything millions of times in one process, and finds what grows.
 //! 4. What they and the program's other commands share: `args`, `device` (which one), `child` (this program in other
-//!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks), `output`, `size`.
+//!    processes), `owner` (a keeper and its broker), `copier`, `pattern` (contents of blocks), `rng` (chance from a
+//!    seed), `vitals` (what a process takes), `output`, `size`.
 //!
 //! Not a part of the library: only the program uses it.
 
@@ -16,9 +17,11 @@ pub mod device;
 pub mod output;
 pub mod owner;
 pub mod pattern;
+pub mod rng;
 pub mod size;
 pub mod steady;
 pub mod torture;
+pub mod vitals;
 
 /// How a command ended, as an exit status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpu_api::{Access, Allocation, DevicePtr, GpuDescriptors, GpuHandles, GpuMemory, MemHandle, RawStream, Sharing};
 
-use super::{Runtime, Seen, expect, told};
+use super::runtime::{Runtime, Seen, expect, told};
 
 /// Enough to tell it from what a runtime takes for itself.
 const LEN: u64 = 256 << 20;

@@ -11,7 +11,7 @@ use gpu_api::{
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::{Runtime, Seen, expect, told};
+use super::runtime::{Runtime, Seen, expect, told};
 
 const BYTES: usize = 4096;
 const LEN: u64 = 2 << 20;

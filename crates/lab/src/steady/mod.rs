@@ -16,7 +16,7 @@ use gpu_ipc::BackendKind;
 use serde::Serialize;
 
 use crate::args::BackendChoice;
-use crate::torture::rng::Dice;
+use crate::rng::Dice;
 use crate::{Outcome, device, output};
 use control::{Leak, Leaks};
 pub use lender::{SteadyLenderOptions, run as run_lender};

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::torture::vitals::Vitals;
+use crate::vitals::Vitals;
 
 /// Looks that are not judged: everything may grow until it has been as large as it gets.
 const WARM: usize = 6;

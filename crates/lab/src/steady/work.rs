@@ -16,7 +16,7 @@ use crate::copier::Copier;
 use crate::device::explain;
 use crate::output;
 use crate::owner::Owner;
-use crate::torture::rng::Dice;
+use crate::rng::Dice;
 
 /// Cycles in a round.
 const ROUND: u64 = 256;

@@ -8,14 +8,14 @@ use gpu_ipc::{ClaimError, Error, Participant, ParticipantId, ReceivedBlock, Stat
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use super::Seat;
 use super::lender::QUARANTINE;
 use super::message::{self, Message};
-use super::rng::Dice;
+use super::seat::Seat;
 use super::shared_stats::{Board, Count, microseconds};
 use super::sides::{Borrower, Taken};
 use crate::copier::Copier;
 use crate::device::explain;
+use crate::rng::Dice;
 
 /// How long a claim may take: a producer may be stopped, or dead.
 const CLAIMING: Duration = Duration::from_secs(4);
@@ -36,22 +36,22 @@ pub struct Leases {
 
 impl Leases {
     /// Connects; `None` when that fails as it may.
-    pub fn open(place: &Seat, dice: &mut Dice) -> Result<Option<Leases>, String> {
-        let device = place.gpu()?;
+    pub fn open(seat: &Seat, dice: &mut Dice) -> Result<Option<Leases>, String> {
+        let device = seat.gpu()?;
         let copier = Copier::new(&device.gpu).map_err(|e| explain(&e))?;
-        if place.lasts.is_none() && dice.in_thousand(100) {
+        if seat.lasts.is_none() && dice.in_thousand(100) {
             few_files(dice)?;
         }
-        let path = message::session(&place.dir, place.producer);
+        let path = message::session(&seat.dir, seat.producer);
         let mut builder = Participant::builder(device.gpu.clone()).timeout(Some(CLAIMING));
         if dice.in_thousand(200) {
             builder = builder.mapping_cache(0, 0);
         }
         match builder.connect(path) {
-            Ok(participant) => Ok(Some(Leases { board: place.board, host: device.host, copier, participant })),
+            Ok(participant) => Ok(Some(Leases { board: seat.board, host: device.host, copier, participant })),
             Err(Error::Refused { .. } | Error::ProducerGone { .. } | Error::Deadline { .. }) => Ok(None),
             Err(error) if is_few_files(&error) => {
-                place.board.count(Count::FewFiles);
+                seat.board.count(Count::FewFiles);
                 Ok(None)
             }
             // It died, or is stopped and its backlog is full.

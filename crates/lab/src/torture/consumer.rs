@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use super::borrower::Leases;
 use super::control::Loans;
+use super::fork;
 use super::message::{Inbox, Message, Outbox};
-use super::rng::Dice;
+use super::seat::Seat;
 use super::shared_stats::{Board, Count, Phase};
 use super::sides::{Borrower, Taken};
-use super::vitals::{Course, Vitals};
-use super::{Seat, fork};
+use crate::rng::Dice;
+use crate::vitals::{Course, Vitals};
 
 /// Blocks that a consumer holds at a time.
 const MOST_HELD: usize = 16;
@@ -37,31 +38,31 @@ struct Lease<H> {
 }
 
 /// Lives until the run, or its producer, ends.
-pub fn run(place: &Seat) -> Result<(), String> {
-    let mut dice = Dice::new(place.seed, place.serial);
-    let me = place.board.member(place.slot);
+pub fn run(seat: &Seat) -> Result<(), String> {
+    let mut dice = Dice::new(seat.seed, seat.serial);
+    let me = seat.board.member(seat.slot);
     // Some have a child before they connect.
-    if place.control.is_none() && place.lasts.is_none() && dice.in_thousand(60) {
+    if seat.control.is_none() && seat.lasts.is_none() && dice.in_thousand(60) {
         me.forked.store(1, Ordering::Release);
         if fork::child(Duration::from_millis(dice.below(1500)), &[])? {
-            place.board.count(Count::Forks);
+            seat.board.count(Count::Forks);
         }
     }
     // Before it may have few descriptors.
     let sockets = |e: std::io::Error| format!("a socket cannot be made: {e}");
-    let boxes = (Inbox::open(&place.dir, place.serial).map_err(sockets)?, Outbox::new(&place.dir).map_err(sockets)?);
-    if place.control.is_some() {
-        return Consumer::serve(place, &mut Loans::open(place)?, boxes, dice);
+    let boxes = (Inbox::open(&seat.dir, seat.serial).map_err(sockets)?, Outbox::new(&seat.dir).map_err(sockets)?);
+    if seat.control.is_some() {
+        return Consumer::serve(seat, &mut Loans::open(seat)?, boxes, dice);
     }
-    match Leases::open(place, &mut dice)? {
-        Some(mut leases) => Consumer::serve(place, &mut leases, boxes, dice),
+    match Leases::open(seat, &mut dice)? {
+        Some(mut leases) => Consumer::serve(seat, &mut leases, boxes, dice),
         // The producer died, or there was no descriptor to spare.
         None => Ok(()),
     }
 }
 
 struct Consumer<'a, B: Borrower> {
-    place: &'a Seat,
+    seat: &'a Seat,
     board: &'static Board,
     borrower: &'a mut B,
     inbox: Inbox,
@@ -73,27 +74,27 @@ struct Consumer<'a, B: Borrower> {
 }
 
 impl<B: Borrower> Consumer<'_, B> {
-    fn serve(place: &Seat, borrower: &mut B, (inbox, outbox): (Inbox, Outbox), dice: Dice) -> Result<(), String> {
-        let me = place.board.member(place.slot);
-        me.producer.store(place.producer, Ordering::Relaxed);
+    fn serve(seat: &Seat, borrower: &mut B, (inbox, outbox): (Inbox, Outbox), dice: Dice) -> Result<(), String> {
+        let me = seat.board.member(seat.slot);
+        me.producer.store(seat.producer, Ordering::Relaxed);
         me.participant.store(borrower.participant(), Ordering::Relaxed);
-        me.serial.store(place.serial, Ordering::Release);
-        let board = place.board;
+        me.serial.store(seat.serial, Ordering::Release);
+        let board = seat.board;
         Consumer {
-            place,
+            seat,
             board,
             borrower,
             inbox,
             outbox,
             dice,
             leases: VecDeque::new(),
-            course: place.lasts.map(Course::new),
+            course: seat.lasts.map(Course::new),
         }
         .live()
     }
 
     fn live(mut self) -> Result<(), String> {
-        let me = self.board.member(self.place.slot);
+        let me = self.board.member(self.seat.slot);
         loop {
             me.beat.fetch_add(1, Ordering::Relaxed);
             if self.board.phase() == Phase::Work
@@ -121,13 +122,13 @@ impl<B: Borrower> Consumer<'_, B> {
                 }
                 me.ending.store(2, Ordering::Release);
             }
-            if self.place.control.is_none() && self.place.lasts.is_none() && !leaving && self.dice.in_thousand(1) {
+            if self.seat.control.is_none() && self.seat.lasts.is_none() && !leaving && self.dice.in_thousand(1) {
                 self.misbehave()?;
             }
         }
         if let Some(why) = self.course.as_ref().and_then(Course::grown) {
             self.board.count(Count::Grown);
-            crate::output::complain(&format!("consumer {}: {why}", self.place.serial));
+            crate::output::complain(&format!("consumer {}: {why}", self.seat.serial));
         }
         // Contents outlive their producer.
         while let Some(lease) = self.leases.pop_front() {
@@ -155,8 +156,8 @@ impl<B: Borrower> Consumer<'_, B> {
     fn look(&mut self, message: &Message, held: &B::Held, when: &str) -> Result<(), String> {
         if !self.borrower.is_intact(held, message)? {
             self.board.count(Count::EarlyReuse);
-            if self.place.control.is_none() {
-                let (serial, found) = (self.place.serial, self.borrower.describe(held, message));
+            if self.seat.control.is_none() {
+                let (serial, found) = (self.seat.serial, self.borrower.describe(held, message));
                 let Message { stamp, since, .. } = message;
                 crate::output::complain(&format!(
                     "consumer {serial}: block {stamp}, allocated at {since} us, had changed {when}: {found}"
@@ -169,7 +170,7 @@ impl<B: Borrower> Consumer<'_, B> {
     /// Looks at a block for the last time and lets it go, forwarding some before.
     fn end(&mut self, lease: Lease<B::Held>, leaving: bool) -> Result<(), String> {
         if !leaving && self.dice.in_thousand(50) {
-            let partners = self.board.partners(self.place.producer);
+            let partners = self.board.partners(self.seat.producer);
             if let Some(&(serial, participant)) = self.dice.one_of(&partners)
                 && let Some(message) = self.borrower.forward(&lease.held, participant, &lease.message)?
             {
@@ -182,7 +183,7 @@ impl<B: Borrower> Consumer<'_, B> {
 
     /// Does something that a program should not do, or that a framework does behind its back.
     fn misbehave(&mut self) -> Result<(), String> {
-        let me = self.board.member(self.place.slot);
+        let me = self.board.member(self.seat.slot);
         let exclusive = self.leases.iter().filter(|lease| !lease.shared);
         match self.dice.below(10) {
             // A child that does nothing, while this process lives on.
@@ -213,7 +214,7 @@ impl<B: Borrower> Consumer<'_, B> {
                 if armed {
                     self.board.count(Count::LateWrites);
                     if me.forked.load(Ordering::Acquire) == 0 {
-                        self.board.note_death(self.place.producer, self.borrower.participant());
+                        self.board.note_death(self.seat.producer, self.borrower.participant());
                     }
                     die();
                 }

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::message::{Message, Outbox};
-use super::rng::Dice;
+use super::options::Control;
+use super::seat::Seat;
 use super::shared_stats::{Board, Shared, map};
 use super::sides::{Borrower, Lender, Taken};
-use super::{Control, Seat};
+use crate::rng::Dice;
 
 const BLOCKS: usize = 256;
 const WORDS: usize = 8;
@@ -38,8 +39,8 @@ pub struct Cells([Cell; BLOCKS]);
 // SAFETY: its fields are arrays and `repr(C)` structs of atomic integers.
 unsafe impl Shared for Cells {}
 
-fn path(place: &Seat, producer: u64) -> PathBuf {
-    place.dir.join(format!("arena{producer}"))
+fn path(seat: &Seat, producer: u64) -> PathBuf {
+    seat.dir.join(format!("arena{producer}"))
 }
 
 /// The producer's side.
@@ -53,16 +54,16 @@ pub struct Arena {
 
 impl Arena {
     /// Makes the memory.
-    pub fn create(place: &Seat) -> Result<Arena, String> {
+    pub fn create(seat: &Seat) -> Result<Arena, String> {
         let making = |e: std::io::Error| format!("the control's memory cannot be made: {e}");
-        let path = path(place, place.serial);
+        let path = path(seat, seat.serial);
         let unfinished = path.with_extension("new");
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&unfinished).map_err(making)?;
         file.set_len(size_of::<Cells>() as u64).map_err(making)?;
         std::fs::rename(unfinished, path).map_err(making)?;
         let cells = map(&file).map_err(making)?;
-        let control = place.control.ok_or("only a control has such memory")?;
-        Ok(Arena { board: place.board, control, cells, free: (0..BLOCKS).collect(), lent: Vec::new() })
+        let control = seat.control.ok_or("only a control has such memory")?;
+        Ok(Arena { board: seat.board, control, cells, free: (0..BLOCKS).collect(), lent: Vec::new() })
     }
 
     fn is_back(&self, block: usize, since: Instant) -> bool {
@@ -136,11 +137,11 @@ pub struct Loan {
 
 impl Loans {
     /// Maps the producer's memory.
-    pub fn open(place: &Seat) -> Result<Loans, String> {
+    pub fn open(seat: &Seat) -> Result<Loans, String> {
         let opening = |e: std::io::Error| format!("the control's memory cannot be mapped: {e}");
-        let file = OpenOptions::new().read(true).write(true).open(path(place, place.producer)).map_err(opening)?;
-        let control = place.control.ok_or("only a control has such memory")?;
-        Ok(Loans { control, cells: map(&file).map_err(opening)?, serial: place.serial })
+        let file = OpenOptions::new().read(true).write(true).open(path(seat, seat.producer)).map_err(opening)?;
+        let control = seat.control.ok_or("only a control has such memory")?;
+        Ok(Loans { control, cells: map(&file).map_err(opening)?, serial: seat.serial })
     }
 }
 

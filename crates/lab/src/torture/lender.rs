@@ -11,13 +11,14 @@ use gpu_ipc::{After, BackendKind, Claims, Descriptor, Error, Gpu, ParticipantId,
 
 use super::audit::Audit;
 use super::message::{self, Message, Outbox};
-use super::rng::Dice;
+use super::options::PATIENCE;
+use super::seat::Seat;
 use super::shared_stats::{Board, Count, microseconds};
 use super::sides::Lender;
-use super::vitals::{Course, Vitals};
-use super::{PATIENCE, Seat};
 use crate::copier::Copier;
 use crate::device::explain;
+use crate::rng::Dice;
+use crate::vitals::{Course, Vitals};
 
 /// Regions are small, so that they come and go.
 const REGION_BYTES: u64 = 256 << 10;
@@ -54,15 +55,15 @@ struct Grant {
 
 impl Sessions {
     /// Opens a session for this producer.
-    pub fn open(place: &Seat) -> Result<Sessions, String> {
-        let gpu: Gpu = place.gpu()?.gpu;
-        let audit = Audit::new(gpu.clone(), REGION_BYTES, place.board).map_err(|e| explain(&e))?;
+    pub fn open(seat: &Seat) -> Result<Sessions, String> {
+        let gpu: Gpu = seat.gpu()?.gpu;
+        let audit = Audit::new(gpu.clone(), REGION_BYTES, seat.board).map_err(|e| explain(&e))?;
         let source: Arc<dyn RegionSource> = audit.clone();
         // So that others come as far as to be refused by who they are, the directory is what keeps them away, and not
         // the socket's mode.
         let session = Session::builder(gpu.clone())
             .allow_uids([NO_USER])
-            .socket(message::session(&place.dir, place.serial))
+            .socket(message::session(&seat.dir, seat.serial))
             .source(source)
             .time_to_live(Some(TIME_TO_LIVE))
             .quarantine(QUARANTINE)
@@ -71,19 +72,19 @@ impl Sessions {
             .map_err(|e| explain(&e))?;
         let copier = Copier::new(&gpu).map_err(|e| explain(&e))?;
         let mut sessions = Sessions {
-            board: place.board,
-            serial: place.serial,
+            board: seat.board,
+            serial: seat.serial,
             copier,
             audit,
             gpu,
             session,
             kept: VecDeque::new(),
-            is_small: place.is_small,
+            is_small: seat.is_small,
             course: None,
         };
-        if let Some(lasts) = place.lasts {
+        if let Some(lasts) = seat.lasts {
             // What is made once, at the first block, is no growth.
-            drop(sessions.block(&mut Dice::new(place.seed, place.serial), 0)?);
+            drop(sessions.block(&mut Dice::new(seat.seed, seat.serial), 0)?);
             sessions.copier.settle().map_err(|e| explain(&e))?;
             sessions.session.collect();
             sessions.session.trim().map_err(|e| explain(&e))?;

@@ -6,37 +6,37 @@ use super::control::Arena;
 use super::fork;
 use super::lender::Sessions;
 use super::message::Outbox;
-use super::rng::Dice;
+use super::options::PATIENCE;
+use super::seat::Seat;
 use super::shared_stats::{Board, Count, Phase};
 use super::sides::Lender;
-use super::{PATIENCE, Seat};
+use crate::rng::Dice;
 
 /// Lives until the run ends.
-pub fn run(place: &Seat) -> Result<(), String> {
-    match place.control {
-        None => serve(place, &mut Sessions::open(place)?),
-        Some(_) => serve(place, &mut Arena::create(place)?),
+pub fn run(seat: &Seat) -> Result<(), String> {
+    match seat.control {
+        None => serve(seat, &mut Sessions::open(seat)?),
+        Some(_) => serve(seat, &mut Arena::create(seat)?),
     }
 }
 
-fn serve(place: &Seat, lender: &mut impl Lender) -> Result<(), String> {
-    let board: &Board = place.board;
-    let me = board.member(place.slot);
-    let outbox = Outbox::new(&place.dir).map_err(|e| format!("a socket cannot be made: {e}"))?;
-    let mut dice = Dice::new(place.seed, place.serial);
+fn serve(seat: &Seat, lender: &mut impl Lender) -> Result<(), String> {
+    let board: &Board = seat.board;
+    let me = board.member(seat.slot);
+    let outbox = Outbox::new(&seat.dir).map_err(|e| format!("a socket cannot be made: {e}"))?;
+    let mut dice = Dice::new(seat.seed, seat.serial);
     // Consumers may connect from here on.
-    me.serial.store(place.serial, std::sync::atomic::Ordering::Release);
+    me.serial.store(seat.serial, std::sync::atomic::Ordering::Release);
     let beat = || me.beat.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let ending = || me.ending.load(std::sync::atomic::Ordering::Acquire) != 0;
     while board.phase() == Phase::Work && !ending() {
         beat();
-        let partners = board.partners(place.serial);
+        let partners = board.partners(seat.serial);
         for _ in 0..=dice.below(8) {
             lender.lend(&mut dice, &partners, &outbox)?;
         }
         lender.tend();
-        if dice.in_thousand(1) && place.control.is_none() && fork::child(Duration::from_millis(dice.below(1500)), &[])?
-        {
+        if dice.in_thousand(1) && seat.control.is_none() && fork::child(Duration::from_millis(dice.below(1500)), &[])? {
             board.count(Count::Forks);
         }
         std::thread::sleep(Duration::from_micros(200 + dice.below(2000)));
@@ -44,7 +44,7 @@ fn serve(place: &Seat, lender: &mut impl Lender) -> Result<(), String> {
     lender.let_go();
     me.ending.store(2, std::sync::atomic::Ordering::Release);
     let mut settling = None;
-    while board.phase() < Phase::Finish && !ending_alone(board, place) {
+    while board.phase() < Phase::Finish && !ending_alone(board, seat) {
         beat();
         lender.tend();
         // Everybody who lives has let go: what is still lent was let go of in vain.
@@ -54,7 +54,7 @@ fn serve(place: &Seat, lender: &mut impl Lender) -> Result<(), String> {
                 if held > 0 {
                     crate::output::complain(&format!(
                         "producer {}: {held} leases were released without effect",
-                        place.serial
+                        seat.serial
                     ));
                 }
                 board.add(Count::LeakedBlocks, held);
@@ -69,6 +69,6 @@ fn serve(place: &Seat, lender: &mut impl Lender) -> Result<(), String> {
 }
 
 /// A producer that ends before the run does, ends with its consumers still there.
-fn ending_alone(board: &Board, place: &Seat) -> bool {
-    place.control.is_none() && board.phase() == Phase::Work
+fn ending_alone(board: &Board, seat: &Seat) -> bool {
+    seat.control.is_none() && board.phase() == Phase::Work
 }

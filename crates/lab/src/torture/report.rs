@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Control;
+use super::options::Control;
 use crate::output;
 
 /// What a run found.

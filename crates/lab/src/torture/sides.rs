@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::message::{Message, Outbox};
-use super::rng::Dice;
+use crate::rng::Dice;
 
 /// How a producer gives out memory: by the library, or as a control does.
 pub trait Lender {

@@ -1,8 +1,7 @@
 //! The supervisor: starts the other processes, kills them, stops them, and waits for the end.
 
 use std::ffi::OsStr;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,14 +12,15 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::consumer::KILLED;
+use super::directory::Dir;
+use super::options::{Control, PATIENCE, TortureOptions};
 use super::process::{Process, Role, can_be_contained, command, free_slot};
 use super::report::Report;
-use super::rng::Dice;
 use super::shared_stats::{Board, Count, Phase};
 use super::visitor::can_be_nobody;
-use super::{Control, PATIENCE, TortureOptions};
 use crate::args::Vendor;
 use crate::output;
+use crate::rng::{Dice, chosen_seed};
 
 /// Producers at a time that are killed, or end. Two more live for the whole run, one of them on a small device,
 /// each with a consumer that does.
@@ -31,8 +31,6 @@ const VISITORS: usize = 2;
 const TICK: Duration = Duration::from_millis(5);
 /// A process that does nothing for this long hangs. A claim that meets a stopped producer takes seconds.
 const SILENCE: Duration = Duration::from_secs(45);
-/// The folder's name, before the number of the process that made it.
-const FOLDER: &str = "gpu-ipc-torture-";
 /// Why a run ended that a signal asked to.
 pub(super) const INTERRUPTED: &str = "it was interrupted, so nothing can be said of the run";
 /// A host device so small that it is full at times.
@@ -73,44 +71,6 @@ pub fn run(options: &TortureOptions, backend: Vendor, device: &str) -> Result<(R
         return Err(why);
     }
     Ok((torment.finished(), std::mem::take(&mut torment.crashes)))
-}
-
-pub(super) fn chosen_seed() -> u64 {
-    let mut bytes = [0; 8];
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    // Short enough to be typed.
-    u64::from_le_bytes(bytes) % 1_000_000_000
-}
-
-/// The directory of a run, which goes with it.
-pub(super) struct Dir(pub(super) PathBuf);
-
-impl Dir {
-    pub(super) fn new() -> Result<Dir, String> {
-        sweep(&std::env::temp_dir());
-        let path = std::env::temp_dir().join(format!("{FOLDER}{}", std::process::id()));
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|e| format!("{} cannot be made: {e}", path.display()))?;
-        Ok(Dir(path))
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Removes the folders of runs that were killed.
-fn sweep(parent: &Path) {
-    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(FOLDER)).and_then(|pid| pid.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            // Another user's stays.
-            let _ = std::fs::remove_dir_all(entry.path());
-        }
-    }
 }
 
 /// Notes the signals that ask for the end, so that the run's folder goes with it. A second one ends it at once.

@@ -17,10 +17,11 @@ use rustix::net::{
 use rustix::process::{PidfdFlags, Uid, getpid, pidfd_open};
 
 use super::borrower::is_few_files;
-use super::rng::Dice;
+use super::message;
+use super::seat::Seat;
 use super::shared_stats::{Board, Count, Phase};
-use super::{Seat, message};
 use crate::device::explain;
+use crate::rng::Dice;
 
 /// How long an honest connect may take: a producer may be stopped.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -40,19 +41,19 @@ pub fn can_be_nobody() -> bool {
 }
 
 /// Lives until its producer, or the run, ends.
-pub fn run(place: &Seat) -> Result<(), String> {
-    let me = place.board.member(place.slot);
+pub fn run(seat: &Seat) -> Result<(), String> {
+    let me = seat.board.member(seat.slot);
     let visitor = Visitor {
-        board: place.board,
-        gpu: place.gpu()?.gpu,
-        path: message::session(&place.dir, place.producer),
+        board: seat.board,
+        gpu: seat.gpu()?.gpu,
+        path: message::session(&seat.dir, seat.producer),
         own: pidfd_open(getpid(), PidfdFlags::empty()).map_err(|e| format!("pidfd_open: {e}"))?,
     };
-    let mut dice = Dice::new(place.seed, place.serial);
+    let mut dice = Dice::new(seat.seed, seat.serial);
     // Nobody's partner: nothing is lent to it.
     me.producer.store(0, Ordering::Relaxed);
-    me.serial.store(place.serial, Ordering::Release);
-    while place.board.phase() == Phase::Work {
+    me.serial.store(seat.serial, Ordering::Release);
+    while seat.board.phase() == Phase::Work {
         let beat = || me.beat.fetch_add(1, Ordering::Relaxed);
         beat();
         let there = match dice.below(100) {

@@ -9,7 +9,7 @@ use gpu_ipc::backend::{Access, DevicePtr, RawEvent, RawStream, StreamOp, WordPtr
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{Floor, Foreign, Opened};
+use super::calls::{Floor, Foreign, Opened};
 use crate::device::explain;
 
 /// The calls of a backend.

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUipc
 use gpu_ipc::backend::{DevicePtr, RawEvent, RawStream, WordPtr};
 use gpu_ipc::{Gpu, Stream};
 
-use super::{Floor, Foreign, Opened};
+use super::calls::{Floor, Foreign, Opened};
 use crate::device::explain;
 
 type MemoryHandle = u64;

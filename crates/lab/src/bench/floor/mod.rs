@@ -1,69 +1,16 @@
 //! Floors: the calls that the work cannot do without, as nakedly as a program could make them.
 //!
-//! On NVIDIA they are calls of the driver itself (`cuda`), on everything else those of the backend (`backend`).
+//! `calls` lists them. On NVIDIA they are calls of the driver itself (`cuda`), on everything else those of the backend
+//! (`backend`).
 
 mod backend;
+mod calls;
 #[cfg(feature = "cuda")]
 mod cuda;
 
-use std::fmt;
-use std::os::fd::OwnedFd;
-
-use gpu_ipc::backend::{DevicePtr, MemHandle, RawEvent, RawStream, WordPtr};
 use gpu_ipc::{BackendKind, Gpu};
 
-/// A region of another process, as a bare program would be told of it.
-#[derive(Debug)]
-pub enum Foreign {
-    /// A file descriptor, and the bytes.
-    Fd(OwnedFd, u64),
-    /// A vendor's handle.
-    Handle(MemHandle),
-}
-
-/// Calls that are timed beside ours. Every stream, event and word that they are given is alive.
-pub trait Floor: fmt::Debug {
-    /// Queues one write of a word.
-    fn write(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<(), String>;
-
-    /// Queues this many writes to one word in one call.
-    fn writes(&self, stream: RawStream, word: WordPtr, value: u64, count: usize) -> Result<(), String>;
-
-    /// Queues a wait for a word.
-    fn wait(&self, stream: RawStream, word: WordPtr, value: u64) -> Result<(), String>;
-
-    /// Records an event.
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), String>;
-
-    /// Queues a wait for an event.
-    fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<(), String>;
-
-    /// Waits until all that is queued is done.
-    fn settle(&self, stream: RawStream) -> Result<(), String>;
-
-    /// Queues a fill of device memory.
-    fn fill(&self, stream: RawStream, to: DevicePtr, len: u64) -> Result<(), String>;
-
-    /// Queues a kernel that writes the device's time, in nanoseconds, to a word of its memory.
-    fn stamp(&self, stream: RawStream, to: DevicePtr) -> Result<(), String>;
-
-    /// Does something to a stream, and returns the nanoseconds that the stream took for it.
-    fn stretch(&self, stream: RawStream, work: &mut dyn FnMut() -> Result<(), String>) -> Result<f64, String>;
-
-    /// Maps a region of another process.
-    fn open(&self, foreign: &Foreign) -> Result<Opened, String>;
-
-    /// Unmaps it.
-    fn close(&self, opened: Opened) -> Result<(), String>;
-}
-
-/// A region that is mapped.
-#[derive(Clone, Copy, Debug)]
-pub struct Opened {
-    address: u64,
-    len: u64,
-    is_fd: bool,
-}
+pub use calls::{Floor, Foreign};
 
 /// Chooses the floor of a device, for use on this thread alone.
 pub fn of(gpu: &Gpu) -> Result<Box<dyn Floor>, String> {

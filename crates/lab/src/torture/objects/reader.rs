@@ -2,33 +2,34 @@
 
 use gpu_ipc::broker::{Client, ObjectError, Reader};
 
+use super::contents::{NAMES, PART_BYTES, PARTS, STILL, name_of, part_of, stamp_of, still_of};
+use super::seat::{Seat, forgive};
 use super::tally::Count;
-use super::{NAMES, PART_BYTES, PARTS, Place, STILL, forgive, name_of, part_of, stamp_of, still_of};
 use crate::owner::connect;
 use crate::pattern;
-use crate::torture::rng::Dice;
+use crate::rng::Dice;
 
 /// Reads until everybody is to end.
-pub fn run(place: &Place) -> Result<(), String> {
-    let mut dice = Dice::new(place.seed, place.serial);
-    let client = connect(&place.gpu, &place.broker, "torture reader")?;
-    while !place.tally.ends() {
-        place.tally.beat(place.slot);
-        read(place, &client, &mut dice)?;
+pub fn run(seat: &Seat) -> Result<(), String> {
+    let mut dice = Dice::new(seat.seed, seat.serial);
+    let client = connect(&seat.gpu, &seat.broker, "torture reader")?;
+    while !seat.tally.ends() {
+        seat.tally.beat(seat.slot);
+        read(seat, &client, &mut dice)?;
     }
     Ok(())
 }
 
-fn read(place: &Place, client: &Client, dice: &mut Dice) -> Result<(), String> {
-    let tally = place.tally;
+fn read(seat: &Seat, client: &Client, dice: &mut Dice) -> Result<(), String> {
+    let tally = seat.tally;
     let name = dice.below(NAMES as u64) as usize;
     let highest = tally.highest(name);
-    let Some(mut reader) = found(place, name, highest, client.open(&name_of(name)))? else { return Ok(()) };
-    compare(place, name, &reader)?;
+    let Some(mut reader) = found(seat, name, highest, client.open(&name_of(name)))? else { return Ok(()) };
+    compare(seat, name, &reader)?;
     tally.count(Count::Opens);
     let at = reader.device_ptr("p0");
     for _ in 0..dice.below(6) {
-        tally.beat(place.slot);
+        tally.beat(seat.slot);
         let (before, highest) = (reader.epoch().0, tally.highest(name));
         if dice.in_thousand(200) {
             // Its lease keeps the memory, whatever becomes of the name meanwhile.
@@ -36,19 +37,19 @@ fn read(place: &Place, client: &Client, dice: &mut Dice) -> Result<(), String> {
             if forgive(reader.wake())?.is_none() {
                 return Ok(());
             }
-            compare(place, name, &reader)?;
+            compare(seat, name, &reader)?;
             tally.count(Count::Wakes);
             continue;
         }
         let moved = reader.advance();
-        let Some(moved) = found(place, name, 0, moved.map(|moved| (moved, reader.epoch().0)))? else { continue };
+        let Some(moved) = found(seat, name, 0, moved.map(|moved| (moved, reader.epoch().0)))? else { continue };
         if moved.1 < highest {
             tally.count(Count::Lost);
         }
         if reader.epoch().0 < before || reader.device_ptr("p0") != at {
             tally.count(Count::Backwards);
         }
-        compare(place, name, &reader)?;
+        compare(seat, name, &reader)?;
         if moved.0 {
             tally.count(Count::Advances);
         }
@@ -74,7 +75,7 @@ impl Found for (bool, u64) {
 }
 
 fn found<T: Found>(
-    place: &Place,
+    seat: &Seat,
     name: usize,
     highest: u64,
     result: Result<T, ObjectError>,
@@ -82,21 +83,21 @@ fn found<T: Found>(
     let found = match result {
         Err(ObjectError::NotFound { .. }) => {
             // Nobody removes a name: it is there from its first commit on.
-            if place.tally.highest(name).min(highest) > 0 {
-                place.tally.count(Count::Lost);
+            if seat.tally.highest(name).min(highest) > 0 {
+                seat.tally.count(Count::Lost);
             }
             return Ok(None);
         }
         other => forgive(other)?,
     };
     if found.as_ref().is_some_and(|found| found.epoch() < highest) {
-        place.tally.count(Count::Lost);
+        seat.tally.count(Count::Lost);
     }
     Ok(found)
 }
 
 /// Compares every byte with what the stamp says.
-fn compare(place: &Place, name: usize, reader: &Reader) -> Result<(), String> {
+fn compare(seat: &Seat, name: usize, reader: &Reader) -> Result<(), String> {
     let stamp = u64::from_le_bytes(reader.layout().user().try_into().map_err(|_| "an object without a stamp")?);
     let mut bytes = vec![0; PART_BYTES as usize];
     let mut is_whole = true;
@@ -106,7 +107,7 @@ fn compare(place: &Place, name: usize, reader: &Reader) -> Result<(), String> {
         is_whole &= pattern::matches(&bytes, stamp);
     }
     if !is_whole {
-        place.tally.count(Count::Mixed);
+        seat.tally.count(Count::Mixed);
     }
     Ok(())
 }

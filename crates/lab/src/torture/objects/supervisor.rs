@@ -9,14 +9,15 @@ use gpu_ipc::Gpu;
 use gpu_ipc::broker::Client;
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::contents::NAMES;
 use super::report::Report;
+use super::seat::Role;
 use super::tally::{Count, Tally};
-use super::{NAMES, Role};
 use crate::output;
 use crate::owner::Owner;
-use crate::torture::rng::Dice;
-use crate::torture::supervisor::{Dir, chosen_seed};
-use crate::torture::{Control, PATIENCE, TortureOptions};
+use crate::rng::{Dice, chosen_seed};
+use crate::torture::directory::Dir;
+use crate::torture::options::{Control, PATIENCE, TortureOptions};
 
 const WRITERS: usize = 2;
 const READERS: usize = 4;

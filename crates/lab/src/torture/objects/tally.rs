@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::NAMES;
+use super::contents::NAMES;
 use crate::torture::shared_stats::{Shared, map};
 
 /// Processes at a time, at most.

@@ -2,35 +2,36 @@
 
 use gpu_ipc::broker::{Client, CreateOptions, ObjectError, Writer};
 
+use super::contents::{NAMES, PART_BYTES, PARTS, STILL, layout, name_of, part_of, stamp_of, still_of};
+use super::seat::{Seat, forgive};
 use super::tally::Count;
-use super::{NAMES, PART_BYTES, PARTS, Place, STILL, forgive, layout, name_of, part_of, stamp_of, still_of};
 use crate::owner::connect;
 use crate::pattern;
-use crate::torture::rng::Dice;
+use crate::rng::Dice;
 
 /// One of this many writers asks for its commit before it writes.
 const HASTY: u64 = 300;
 
 /// Puts until everybody is to end.
-pub fn run(place: &Place) -> Result<(), String> {
-    let mut dice = Dice::new(place.seed, place.serial);
-    let client = connect(&place.gpu, &place.broker, "torture writer")?;
+pub fn run(seat: &Seat) -> Result<(), String> {
+    let mut dice = Dice::new(seat.seed, seat.serial);
+    let client = connect(&seat.gpu, &seat.broker, "torture writer")?;
     let mut number = 0;
-    while !place.tally.ends() {
-        place.tally.beat(place.slot);
+    while !seat.tally.ends() {
+        seat.tally.beat(seat.slot);
         number += 1;
-        put(place, &client, &mut dice, place.serial << 32 | number)?;
+        put(seat, &client, &mut dice, seat.serial << 32 | number)?;
     }
     Ok(())
 }
 
-fn put(place: &Place, client: &Client, dice: &mut Dice, stamp: u64) -> Result<(), String> {
+fn put(seat: &Seat, client: &Client, dice: &mut Dice, stamp: u64) -> Result<(), String> {
     let name = dice.below(NAMES as u64) as usize;
     let takes = dice.in_thousand(500);
     let Some((mut writer, taken)) = create(client, name, stamp, takes)? else { return Ok(()) };
     if dice.in_thousand(HASTY) {
         writer.ask_before_the_writes_have_ended();
-        place.tally.count(Count::Hasty);
+        seat.tally.count(Count::Hasty);
     }
     let mut bytes = vec![0; PART_BYTES as usize];
     let parts = (0..PARTS).map(|part| (part_of(part), stamp_of(stamp, part)));
@@ -52,10 +53,10 @@ fn put(place: &Place, client: &Client, dice: &mut Dice, stamp: u64) -> Result<()
         committed => forgive(committed)?,
     };
     if let Some(epoch) = committed {
-        place.tally.committed(name, epoch.0);
-        place.tally.count(Count::Commits);
+        seat.tally.committed(name, epoch.0);
+        seat.tally.count(Count::Commits);
         if taken {
-            place.tally.count(Count::Taken);
+            seat.tally.count(Count::Taken);
         }
     }
     Ok(())

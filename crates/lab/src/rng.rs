@@ -38,6 +38,14 @@ impl Dice {
     }
 }
 
+/// Takes a seed from the system.
+pub fn chosen_seed() -> u64 {
+    let mut bytes = [0; 8];
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    // Short enough to be typed.
+    u64::from_le_bytes(bytes) % 1_000_000_000
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

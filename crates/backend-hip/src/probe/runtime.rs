@@ -1,0 +1,85 @@
+//! What a side of a step works with: the runtime, a device, a stream, and the other side.
+
+use std::sync::{Arc, mpsc};
+
+use gpu_api::{DeviceId, DevicePtr, Error, GpuCopies, GpuDevices, GpuStreams, RawStream};
+
+use super::channel::Channel;
+use crate::backend::HipBackend;
+
+/// What became of one side of a step; the text says why not.
+pub(super) type Seen = Result<(), String>;
+
+/// One side of a step, as it sees itself.
+pub(super) struct Runtime {
+    pub(super) hip: Arc<HipBackend>,
+    pub(super) device: DeviceId,
+    pub(super) stream: RawStream,
+    pub(super) channel: Channel,
+}
+
+impl Runtime {
+    /// Writes eight bytes and waits for it.
+    pub(super) fn write(&self, to: DevicePtr, value: u64) -> Seen {
+        let bytes = value.to_le_bytes();
+        // SAFETY: `copy_to_device` asks for a live stream and ranges that are valid until it is done: this process has
+        // the memory and waits.
+        unsafe { self.hip.copy_to_device(self.stream, to, bytes.as_ptr(), bytes.len()) }.map_err(told)?;
+        self.synchronize(self.stream)
+    }
+
+    /// Reads eight bytes.
+    pub(super) fn read(&self, from: DevicePtr) -> Result<u64, String> {
+        self.read_by(self.stream, from)
+    }
+
+    /// Reads eight bytes by a stream.
+    pub(super) fn read_by(&self, stream: RawStream, from: DevicePtr) -> Result<u64, String> {
+        let mut bytes = [0; 8];
+        // SAFETY: `copy_to_host` asks for a live stream and ranges that are valid until it is done: this process has
+        // the memory and waits.
+        unsafe { self.hip.copy_to_host(stream, bytes.as_mut_ptr(), from, bytes.len()) }.map_err(told)?;
+        self.synchronize(stream)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Returns the free bytes of the device.
+    pub(super) fn free_bytes(&self) -> Result<u64, String> {
+        Ok(self.hip.memory_info(self.device).map_err(told)?.free_bytes)
+    }
+
+    /// Holds up a stream until the result is dropped.
+    pub(super) fn hold(&self, stream: RawStream) -> Result<mpsc::Sender<()>, String> {
+        let (go, gate) = mpsc::channel::<()>();
+        let wait = Box::new(move || {
+            // An error is the sign: the other end was dropped.
+            let _ = gate.recv();
+        });
+        // SAFETY: `host_function` asks for a live stream that nobody captures: until the process ends.
+        unsafe { self.hip.host_function(stream, wait) }.map_err(told)?;
+        Ok(go)
+    }
+
+    pub(super) fn synchronize(&self, stream: RawStream) -> Seen {
+        // SAFETY: `synchronize_stream` asks for a live stream: none is destroyed before the process ends.
+        unsafe { self.hip.synchronize_stream(stream) }.map_err(told)
+    }
+
+    pub(super) fn is_idle(&self, stream: RawStream) -> Result<bool, String> {
+        // SAFETY: `query_stream` asks for a live stream: none is destroyed before the process ends.
+        unsafe { self.hip.query_stream(stream) }.map_err(told)
+    }
+}
+
+/// Says what an error says, its cause included.
+pub(super) fn told(error: Error) -> String {
+    match std::error::Error::source(&error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
+/// Makes a reason of what should have been.
+pub(super) fn expect(what: &str, holds: bool) -> Seen {
+    if holds { Ok(()) } else { Err(format!("not so: {what}")) }
+}
