@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -181,6 +181,17 @@ impl Host {
         let pid = until(&format!("the broker of {}", self.name), || self.kept())?;
         send(pid as u32, Signal::KILL);
         Ok(pid)
+    }
+
+    /// Kills the keeper and starts another, which the broker gives everything. Both are never dead at a time.
+    ///
+    /// # Errors
+    ///
+    /// There is none to be killed, or no other one comes.
+    pub fn kill_keeper(&mut self) -> Result<(), String> {
+        until(&format!("the keeper of {}", self.name), || self.kept())?;
+        self.keeper = None;
+        self.keep()
     }
 
     /// Waits until another broker than this serves.
@@ -372,6 +383,22 @@ impl Host {
         status.as_array().into_iter().flatten().filter_map(figure).sum()
     }
 
+    /// Counts the leases of objects of a name that its gateways have given, as they wrote after a moment: what was
+    /// granted before is among them, or has ended.
+    pub fn leases_of(&self, name: &str, after: SystemTime) -> Option<usize> {
+        let written = |gateway: &Value| {
+            let state = self.dir.join(format!("gateway-{}", gateway["incarnation"].as_str()?));
+            std::fs::metadata(state).ok()?.modified().ok()
+        };
+        let all = self.status()?;
+        all.as_array()?.iter().all(|gateway| written(gateway).is_some_and(|at| at > after)).then_some(())?;
+        let (status, list) = (self.status()?, self.list()?);
+        let named = list["objects"].as_array()?.iter().filter(|row| row["name"] == name);
+        let objects: Vec<&Value> = named.map(|row| &row["identity"]).collect();
+        let leases = status.as_array()?.iter().filter_map(|gateway| gateway["leases"].as_array()).flatten();
+        Some(leases.filter(|lease| objects.contains(&&lease["identity"])).count())
+    }
+
     /// The last lines that its processes said.
     pub fn log(&self) -> String {
         let text = std::fs::read(self.dir.join("log")).unwrap_or_default();
@@ -398,6 +425,21 @@ impl Host {
     }
 }
 
+impl Drop for Host {
+    /// A broker lives on without its keeper; this ends it, and one that waits to take its place.
+    fn drop(&mut self) {
+        self.keeper = None;
+        let dir = self.dir.as_os_str().as_encoded_bytes();
+        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+            if pid > 1 && line.split(|&byte| byte == 0).any(|argument| argument == dir) {
+                send(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
 /// How an object is pulled.
 #[derive(Clone, Debug)]
 pub struct Pulling {
@@ -416,6 +458,14 @@ pub struct Pulling {
 impl Default for Pulling {
     fn default() -> Pulling {
         Pulling { step: None, attempts: 40, stall_s: 60, confirms: true, more: Vec::new() }
+    }
+}
+
+impl Pulling {
+    /// Adds arguments.
+    pub fn and(mut self, arguments: &[&str]) -> Pulling {
+        self.more.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self
     }
 }
 

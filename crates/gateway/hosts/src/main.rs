@@ -31,6 +31,8 @@ use world::Means;
 
 /// This machine forbids what a run needs: not run, and not passed.
 const NOT_RUN: u8 = 75;
+/// Steps within which the control is caught: memory is used again under a pull in twenty of them.
+const CONTROL_STEPS: u64 = 600;
 
 #[derive(Parser)]
 #[command(about = "Several hosts on one machine, and everything that goes wrong between them")]
@@ -55,9 +57,12 @@ enum Command {
     Random {
         #[command(flatten)]
         tested: Tested,
-        /// For how long
-        #[arg(long, default_value_t = 30)]
-        seconds: u64,
+        /// For how long at most [default: 30; with --control, without end]
+        #[arg(long)]
+        seconds: Option<u64>,
+        /// For how many steps at most [default: without end; with --control, 600]
+        #[arg(long)]
+        steps: Option<u64>,
         /// Where chance begins; else anywhere
         #[arg(long)]
         seed: Option<u64>,
@@ -102,10 +107,13 @@ fn main() -> ExitCode {
         Command::Cases { only, tested, at_a_time } => {
             tested.programs().and_then(|programs| cage::run(|place| cases(only.as_deref(), programs, place, at_a_time)))
         }
-        Command::Random { tested, seconds, seed, control } => tested.programs().and_then(|programs| {
+        Command::Random { tested, seconds, steps, seed, control } => tested.programs().and_then(|programs| {
             let anywhere = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() % 1_000_000);
-            let (seed, time) = (seed.unwrap_or_else(anywhere), Duration::from_secs(seconds));
-            cage::run(|place| random(&random::Plan { seed, time, confirms: !control }, programs, place))
+            let seed = seed.unwrap_or_else(anywhere);
+            let (time, most) = if control { (u64::from(u32::MAX), CONTROL_STEPS) } else { (30, u64::MAX) };
+            let time = Duration::from_secs(seconds.unwrap_or(time));
+            let plan = random::Plan { seed, time, steps: steps.unwrap_or(most), confirms: !control };
+            cage::run(|place| random(&plan, programs, place))
         }),
     };
     outcome.unwrap_or_else(|why| {
@@ -120,7 +128,7 @@ fn random(plan: &random::Plan, programs: Programs, place: &Path) -> ExitCode {
         eprintln!("hosts: NOT RUN: {why}");
         return ExitCode::from(NOT_RUN);
     }
-    println!("hosts: seed {}, {} s, confirmed: {}", plan.seed, plan.time.as_secs(), plan.confirms);
+    println!("hosts: at random from seed {}{}", plan.seed, if plan.confirms { "" } else { ", without confirmations" });
     let outcome = random::run(&Means { programs, place: place.to_owned() }, plan);
     let passed = match &outcome {
         Ok(_) => plan.confirms,

@@ -1,22 +1,37 @@
 //! Everything at random: commits, removals and pulls on three hosts, while processes are killed and stopped, brokers
-//! are killed, gateways are replaced and links go down. A seed repeats the order of what is done, not what the kernel
-//! does.
+//! and keepers are killed, gateways are replaced, links go down, and a relay delays, cuts and truncates. A seed repeats
+//! the order of what is done, not what the kernel does.
+//!
+//! One step in [`REUSE_EVERY`] is no chance: a pull is stopped in its middle until its lease has ended and its object's
+//! name and memory are another's. So a pull that commits without a confirmation is caught in some hundred steps.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant, SystemTime};
 
 use gateway::host::step::STEPS;
 use gateway::plan::Dice;
 use rustix::process::Signal;
 
-use crate::host::{Process, Pulling, Serving, until};
+use crate::cases::STALLS_AFTER;
+use crate::host::{Process, Pulling, Serving, WATCHDOG, until};
+use crate::relay::{Fault, Relay};
 use crate::world::{Means, World};
 
 const HOSTS: u8 = 3;
 /// Names and their homes.
 const NAMES: [(&str, usize); 2] = [("a", 0), ("b", 1)];
-/// Of every object, so that one fits in the place of another.
-const BYTES: usize = 2 << 20;
+/// The name whose memory is used again while a pull of it is stopped, and its home.
+const REUSED: (&str, usize) = ("reused", 0);
+/// Steps from one such use to the next.
+const REUSE_EVERY: u64 = 30;
+/// Of every object, so that one fits in the place of another. Several times what the origin copies at once and what
+/// connections hold, so that a pull that stops in its middle has not got the rest already.
+const BYTES: usize = 8 << 20;
+/// How much later each piece of a read comes while memory is used again: so the middle lasts longer than the moment
+/// until the signal stops the process.
+const SLOWLY: Duration = Duration::from_millis(2);
 /// Pulls at a time: one more and two cores do nothing but start processes.
 const MOST_PULLS: usize = 4;
 /// Shorter than most stops.
@@ -29,8 +44,10 @@ const MOST_MS: u64 = 1_500;
 pub struct Plan {
     /// Where chance begins.
     pub seed: u64,
-    /// For how long.
+    /// For how long at most.
     pub time: Duration,
+    /// For how many steps at most.
+    pub steps: u64,
     /// Pulls commit only what was confirmed; those of the control do not.
     pub confirms: bool,
 }
@@ -51,6 +68,9 @@ struct Chaos {
     /// Until when a host's gateway is stopped, and its link down.
     stopped: BTreeMap<usize, Instant>,
     down: BTreeMap<usize, Instant>,
+    /// A relay before a host, and until when it is there.
+    relay: Option<(Relay, Instant)>,
+    steps: u64,
     done: BTreeMap<&'static str, u64>,
 }
 
@@ -68,16 +88,19 @@ pub fn run(means: &Means, plan: &Plan) -> Result<String, String> {
         pulls: Vec::new(),
         stopped: BTreeMap::new(),
         down: BTreeMap::new(),
+        relay: None,
+        steps: 0,
         done: BTreeMap::new(),
     };
     let started = Instant::now();
     let mut found = Ok(());
-    while found.is_ok() && started.elapsed() < plan.time {
+    while found.is_ok() && started.elapsed() < plan.time && chaos.steps < plan.steps {
         found = chaos.step();
     }
     let found = found.and_then(|()| chaos.settle());
     let figures: Vec<String> = chaos.done.iter().map(|(what, times)| format!("{times} {what}")).collect();
-    let figures = format!("seed {}, {:.0} s: {}", plan.seed, started.elapsed().as_secs_f64(), figures.join(", "));
+    let (seconds, figures) = (started.elapsed().as_secs_f64(), figures.join(", "));
+    let figures = format!("seed {}, {seconds:.0} s, {} steps: {figures}", plan.seed, chaos.steps);
     found.map(|()| figures.clone()).map_err(|why| format!("{figures}: {why}\n{}", chaos.world.log()))
 }
 
@@ -90,6 +113,12 @@ fn over(hosts: &mut BTreeMap<usize, Instant>, now: Instant) -> Vec<usize> {
     let over = hosts.iter().filter(|(_, until)| **until <= now).map(|(host, _)| *host).collect();
     hosts.retain(|_, until| *until > now);
     over
+}
+
+/// Says whether a process ended as none should: by a panic, or by a signal that nobody sent.
+fn crashed(status: ExitStatus) -> bool {
+    let killed = Some(Signal::KILL.as_raw());
+    status.code() == Some(101) || (status.signal().is_some() && status.signal() != killed)
 }
 
 impl Chaos {
@@ -106,28 +135,38 @@ impl Chaos {
     }
 
     fn step(&mut self) -> Result<(), String> {
+        self.steps += 1;
+        if self.steps.is_multiple_of(REUSE_EVERY) {
+            return self.reuse();
+        }
         let (name, home) = NAMES[self.dice.below(NAMES.len() as u64) as usize];
         match self.dice.below(100) {
-            0..20 => match self.world.put(home, name, BYTES) {
+            0..18 => match self.world.put(home, name, BYTES) {
                 Ok(_) => self.count("commits", 1),
                 // Its broker was killed.
                 Err(_) => self.count("commits not answered", 1),
             },
-            20..28 => {
+            18..26 => {
                 let removed = self.world.hosts[home].remove(name);
                 self.count("removals", removed.is_ok().into());
             }
-            28..68 => self.pull(name, home)?,
-            68..72 => self.kill_pull(),
-            72..77 => self.stop_pull(),
-            77..82 => self.replace_gateway()?,
-            82..87 => self.stop_gateway(),
-            87..91 => {
+            26..63 => self.pull(name, home)?,
+            63..67 => self.kill_pull(),
+            67..72 => self.stop_pull(),
+            72..77 => self.replace_gateway()?,
+            77..82 => self.stop_gateway(),
+            82..86 => {
                 let host = self.host();
                 self.world.hosts[host].kill_broker()?;
                 self.count("brokers killed", 1);
             }
-            91..95 => self.cut()?,
+            86..88 => {
+                let host = self.host();
+                self.world.hosts[host].kill_keeper()?;
+                self.count("keepers killed", 1);
+            }
+            88..91 => self.cut()?,
+            91..95 => self.put_relay()?,
             _ => {
                 let read = self.world.check()?;
                 self.count("objects compared", read as u64);
@@ -199,8 +238,99 @@ impl Chaos {
         Ok(())
     }
 
-    /// Lets go on what was stopped long enough, and looks after pulls that have ended.
+    /// Puts a relay before a host for a while, in the place of one that is there. Connections that the host has end,
+    /// and it makes none itself meanwhile.
+    fn put_relay(&mut self) -> Result<(), String> {
+        let (host, until) = (self.host(), self.soon());
+        let after = 1 << self.dice.below(23) as usize;
+        let fault = match self.dice.below(3) {
+            0 => Fault::Cut(after),
+            1 => Fault::Truncate(after),
+            _ => Fault::Delay(Duration::from_millis(1 + self.dice.below(20))),
+        };
+        self.relay = None;
+        let relay = Relay::before(&self.world.hosts[host].network)?;
+        relay.set(fault);
+        self.relay = Some((relay, until));
+        self.count("relays", 1);
+        Ok(())
+    }
+
+    /// A pull is stopped in its middle until its lease has ended and its object's name and memory are another's, whose
+    /// lease lives. Other pulls go on meanwhile; stopped gateways and links that are down do not stay so.
+    fn reuse(&mut self) -> Result<(), String> {
+        let (name, home) = REUSED;
+        let first = 1 + self.dice.below(u64::from(HOSTS) - 1) as usize;
+        let second = usize::from(HOSTS) - first;
+        self.go_on(Instant::now() + 2 * WATCHDOG)?;
+        let relay = Relay::before(&self.world.hosts[home].network)?;
+        relay.set(Fault::Delay(SLOWLY));
+        let Ok(old) = self.world.put(home, name, BYTES) else { return Ok(()) };
+        let Some(mut pull) = self.half(first, name)? else { return Ok(()) };
+        let stopped = SystemTime::now();
+        self.wait("the end of the lease", |chaos| {
+            let leases = chaos.world.hosts[home].leases_of(name, stopped)?;
+            (leases == 0).then_some(())
+        })?;
+        let removed = self.world.hosts[home].remove(name);
+        if removed.and_then(|()| self.world.put(home, name, BYTES)).is_ok() {
+            // The origin maps the new object for another replica, where it had the old one, for as long as this pull
+            // renews.
+            let stalls = Pulling::default().and(&["--stall-after", STALLS_AFTER]);
+            let mut other = self.world.hosts[second].pull(name, &stalls)?;
+            self.wait("the other lease", |chaos| {
+                let leased = chaos.world.hosts[home].leases_of(name, stopped)? > 0;
+                (leased || other.ended().is_some()).then_some(())
+            })?;
+            pull.signal(Signal::CONT);
+            let mut ended = vec![self.wait("the end of the pull that was stopped", |_| pull.ended())?];
+            ended.extend(other.ended());
+            drop(other);
+            self.count("memory used again under a pull", 1);
+            if let Some(ended) = ended.into_iter().find(|ended| crashed(*ended)) {
+                return Err(format!("FINDING: a pull crashed: {ended}"));
+            }
+            self.world.check_of(name)?;
+            if self.confirms && self.world.shows(first, &old) {
+                return Err(format!("FINDING: {old:?} was committed after its lease had ended"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a pull and waits until it has stopped itself in the middle; nothing if it ends before.
+    fn half(&mut self, host: usize, name: &str) -> Result<Option<Process>, String> {
+        let step = Some("stop:pull.half_read".to_owned());
+        let pulling = Pulling { step, confirms: self.confirms, ..Pulling::default() };
+        // Its second attempt does not wait for a pull that never ends.
+        let mut pull = self.world.hosts[host].pull(name, &pulling.and(&["--wait-s", "1"]))?;
+        self.wait("the middle of a pull", |_| (pull.is_stopped() || pull.ended().is_some()).then_some(()))?;
+        Ok(pull.ended().is_none().then_some(pull))
+    }
+
+    /// Waits for something while everything else goes on.
+    fn wait<T>(&mut self, what: &str, mut look: impl FnMut(&Chaos) -> Option<T>) -> Result<T, String> {
+        let over = Instant::now() + WATCHDOG;
+        loop {
+            if let Some(seen) = look(self) {
+                return Ok(seen);
+            }
+            if Instant::now() >= over {
+                return Err(format!("{what}: not within {} s", WATCHDOG.as_secs()));
+            }
+            self.go_on(Instant::now())?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Lets go on what was stopped long enough, and looks after processes that have ended.
     fn go_on(&mut self, now: Instant) -> Result<(), String> {
+        self.relay = self.relay.take().filter(|(_, until)| *until > now);
+        for host in &mut self.world.hosts {
+            if let Some(ended) = host.gateway.as_mut().and_then(Process::ended) {
+                return Err(format!("FINDING: the gateway of {} ended by itself: {ended}", host.name));
+            }
+        }
         for host in over(&mut self.down, now) {
             self.world.hosts[host].network.link(true)?;
         }
@@ -212,6 +342,9 @@ impl Chaos {
         let mut ended = Vec::new();
         for running in &mut self.pulls {
             if let Some(status) = running.pull.ended() {
+                if crashed(status) {
+                    return Err(format!("FINDING: a pull on host {} crashed: {status}", running.host));
+                }
                 ended.push(status.success());
                 continue;
             }
@@ -237,7 +370,7 @@ impl Chaos {
 
     /// Ends all faults; then everything must work, and leave nothing.
     fn settle(&mut self) -> Result<(), String> {
-        let later = Instant::now() + Duration::from_secs(3_600);
+        let later = Instant::now() + 2 * WATCHDOG;
         self.go_on(later)?;
         for running in &mut self.pulls {
             let what = format!("the end of a pull on {}", self.world.hosts[running.host].name);
@@ -248,6 +381,10 @@ impl Chaos {
             })?;
         }
         self.go_on(later)?;
+        // Leases that a loaded machine renews in time, however loaded it is.
+        for host in &mut self.world.hosts {
+            host.serve_again(&Serving::default())?;
+        }
         let read = self.world.check()?;
         self.count("objects compared", read as u64);
         for (name, home) in NAMES {

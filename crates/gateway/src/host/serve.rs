@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use gpu_ipc::broker::{Epoch, Identity, ObjectError, Reader, Selector};
+use gpu_ipc::broker::{Epoch, Identity, Reader, Selector};
 use serde::Serialize;
 use zenoh::Wait;
 use zenoh::liveliness::LivelinessToken;
@@ -269,8 +269,9 @@ impl Server {
         };
         let opened = self.local.client.open_one(&selector);
         let reader = opened.map_err(|e| {
-            let again = if matches!(e, ObjectError::NotFound { .. }) { Again::Never } else { Again::Later };
-            (e.to_string(), again)
+            // Also for what is not there: an announcement may be older than the object's removal, and its successor's
+            // comes with the next look at the broker.
+            (e.to_string(), Again::Later)
         })?;
         if reader.name() != wanted.name {
             let why = format!("this identity has the name {}, and not {}", reader.name(), wanted.name);

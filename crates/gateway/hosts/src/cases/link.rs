@@ -39,7 +39,7 @@ pub fn down_and_up(means: &Means) -> Result<String, String> {
 pub fn down_for_good(means: &Means) -> Result<String, String> {
     let mut world = World::create(means, 2, &Serving { lease_ms: Some(2_000), ..Serving::default() })?;
     let object = world.put(ORIGIN, "model", BYTES)?;
-    let pulling = Pulling { stall_s: 1, ..Pulling::default() };
+    let pulling = Pulling { stall_s: 5, ..Pulling::default() };
     let mut pull = stopped_at(&world, REPLICA, &object, "pull.half_read", &pulling)?;
     world.hosts[REPLICA].network.link(false)?;
     pull.signal(Signal::CONT);

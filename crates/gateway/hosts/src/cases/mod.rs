@@ -7,6 +7,8 @@ mod relay;
 mod steps;
 mod stop;
 
+pub use stop::STALLS_AFTER;
+
 use crate::world::Means;
 
 /// A case: what it saw, or what it found.

@@ -27,7 +27,7 @@ fn in_the_read(fault: Fault) -> bool {
 const AFTER: [usize; 6] = [60, 900, 4_000, 100_000, BYTES / 2, BYTES - 1];
 
 pub fn delays_cuts_and_truncates(means: &Means) -> Result<String, String> {
-    let mut world = World::create(means, 2, &Serving { lease_ms: Some(2_000), ..Serving::default() })?;
+    let mut world = World::create(means, 2, &Serving { lease_ms: Some(5_000), ..Serving::default() })?;
     let relay = Relay::before(&world.hosts[ORIGIN].network)?;
     let faults = AFTER.iter().flat_map(|&after| [Fault::Cut(after), Fault::Truncate(after)]);
     let faults: Vec<Fault> = faults.chain([Fault::Delay(Duration::from_millis(20))]).collect();
@@ -35,11 +35,10 @@ pub fn delays_cuts_and_truncates(means: &Means) -> Result<String, String> {
         let object = world.put(ORIGIN, &format!("model-{round}"), BYTES)?;
         let read = in_the_read(*fault);
         let mut pull = if read {
-            let pulling = Pulling { stall_s: 5, ..Pulling::default() };
-            stopped_at(&world, REPLICA, &object, "pull.granted", &pulling)?
+            stopped_at(&world, REPLICA, &object, "pull.granted", &Pulling::default())?
         } else {
             relay.set(*fault);
-            world.hosts[REPLICA].pull(&object.name, &Pulling { stall_s: 5, ..Pulling::default() })?
+            world.hosts[REPLICA].pull(&object.name, &Pulling::default())?
         };
         if read {
             relay.set(*fault);
