@@ -131,6 +131,13 @@ impl Agent {
         Agent(Child::start(&Role::Agent))
     }
 
+    /// Lets it take this process' descriptors: where Yama lets only a parent do so (`ptrace_scope` 1), it lets the
+    /// process that is named here.
+    pub fn may_take_descriptors(&self) {
+        // SAFETY: `prctl(PR_SET_PTRACER)` takes a process' number; without Yama it is refused, and not needed.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(self.pid())) };
+    }
+
     /// Has it open a message, and returns why it does not.
     #[track_caller]
     pub fn cannot(&mut self, command: &Command) -> String {
