@@ -45,12 +45,13 @@ mod stream;
 
 pub use channel::wire::descriptor;
 pub use channel::wire::descriptor::{Descriptor, LeaseId, SessionId};
+pub use consumer::builder::ParticipantBuilder;
 pub use consumer::claim_error::ClaimError;
 pub use consumer::connecting::Connecting;
 pub use consumer::graph::GraphBlocks;
 pub use consumer::inspect::{SessionReport, inspect, sessions, snapshot};
 pub use consumer::notice::Notice;
-pub use consumer::participant::{Participant, ParticipantBuilder};
+pub use consumer::participant::Participant;
 pub use consumer::received_block::{ReceivedBlock, State};
 pub use consumer::wait::Wait;
 pub use contents::{Contents, SentSlice};

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gpu_api::{Error, Result};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::consumer::participant::{Participant, ParticipantBuilder};
+use crate::consumer::builder::ParticipantBuilder;
+use crate::consumer::participant::Participant;
 use channel::os::thread;
 
 /// A connection that is being made. Readable, as [`AsFd`], when [`try_finish`](Connecting::try_finish) has a result.

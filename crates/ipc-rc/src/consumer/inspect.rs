@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use gpu_api::{BackendKind, DeviceUuid, Error, Holder, Result};
 use rustix::event::PollFlags;
 
-use crate::consumer::connection::questions::{Answer, Interest, Key, Look, No, Question, Questions, Unsent};
+use crate::consumer::connection::question::{Answer, Key, No, Question};
+use crate::consumer::connection::questions::{Interest, Look, Questions, Unsent};
 use crate::producer::report::Stats;
 use channel::os::process;
 use channel::os::socket::{self, ReceiveOutcome, SendOutcome};

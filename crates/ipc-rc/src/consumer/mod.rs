@@ -4,7 +4,7 @@
 //!
 //! | step | where |
 //! |---|---|
-//! | connect | [`participant`], [`connecting`], [`connection`] |
+//! | connect | [`builder`], [`connecting`], [`participant`], [`connection`] |
 //! | claim: redeem a ticket, wait or queue a wait, map, take the lease | [`claim`], [`redeem`], [`mappings`], [`leases`] |
 //! | use: address, slices, state; in a graph | [`received_block`], [`graph`] |
 //! | drop: release by CPU, or by a release queue once the GPU is done | [`leases`] |
@@ -13,6 +13,7 @@
 //! | what the application is told | [`notice`] |
 //! | look at a session from outside | [`inspect`] |
 
+pub(crate) mod builder;
 pub(crate) mod claim;
 pub(crate) mod claim_error;
 pub(crate) mod connecting;

@@ -2,253 +2,22 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpu_api::{Access, Error, Gpu, ParticipantId, Result};
-use rustix::event::PollFlags;
+use gpu_api::{Error, Gpu, ParticipantId, Result};
 
+use crate::consumer::builder::ParticipantBuilder;
 use crate::consumer::claim_error::ClaimError;
 use crate::consumer::connection::asking::Patience;
-use crate::consumer::connection::link::{Facts, Link, Welcome};
+use crate::consumer::connection::link::Link;
 use crate::consumer::leases::holdings::Holdings;
-use crate::consumer::mappings::mapping_cache::Cache;
 use crate::consumer::notice::Notice;
 use crate::consumer::received_block::ReceivedBlock;
-use crate::consumer::service::Service;
 use crate::consumer::wait::Wait;
-use channel::os::process;
-use channel::os::socket::{self, Connecting, ReceiveOutcome, SendOutcome};
-use channel::os::thread;
-use channel::shared::counter_file::CounterFile;
-use channel::trace_point;
 use channel::wire::descriptor::SessionId;
-use channel::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
-
-/// Opens a [`Participant`]: how it maps memory, how long it waits, what it calls itself.
-///
-/// # Examples
-///
-/// ```
-/// # use backend_host::{HostBackend, HostConfig};
-/// # use gpu_api::{DeviceId, Gpu};
-/// # let dir = tempfile::tempdir()?;
-/// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
-/// use std::time::Duration;
-///
-/// use ipc_rc::{Participant, Session};
-///
-/// let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
-/// let participant = Participant::builder(gpu)
-///     .name("viewer") // for people: `gpu-ipc ls` shows it
-///     .timeout(Some(Duration::from_secs(10)))
-///     .mapping_cache(1 << 30, 16) // what stays mapped without being used
-///     .connect(session.socket_path())?;
-/// assert_eq!(session.wait_for_participants(1, None)?, [participant.id()]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct ParticipantBuilder {
-    gpu: Gpu,
-    access: Access,
-    timeout: Option<Duration>,
-    cache: Cache,
-    name: String,
-}
-
-impl ParticipantBuilder {
-    /// Maps regions read-only, where the device can: a write then faults.
-    ///
-    /// # Portability
-    ///
-    /// Memory that is shared by 64-byte handles is always mapped read-write; `connect` refuses the wish on a device
-    /// that cannot map read-only. A participant in the producer's own process uses the producer's mapping, which stays
-    /// writable.
-    #[must_use]
-    pub fn read_only(mut self) -> Self {
-        self.access = Access::ReadOnly;
-        self
-    }
-
-    /// Sets how long to wait for the producer's welcome: 30 s unless said; `None` for ever.
-    #[must_use]
-    pub fn timeout(mut self, time: Option<Duration>) -> Self {
-        self.timeout = time;
-        self
-    }
-
-    /// Limits idle mappings by bytes and by number of regions. Mappings in use do not count. The default is the bytes
-    /// of the device, and 1,024 regions.
-    #[must_use]
-    pub fn mapping_cache(mut self, bytes: u64, regions: usize) -> Self {
-        self.cache = Cache { bytes, regions };
-        self
-    }
-
-    /// Gives the participant a name for people: the producer's reports show it instead of the command that this process
-    /// runs. The first 32 bytes count.
-    #[must_use]
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
-
-    /// Connects to a producer's session and starts the participant's thread.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Connect`] when no process listens there or the socket cannot be reached, [`Error::Refused`] with the
-    /// producer's reason, [`Error::Deadline`] when it does not answer, [`Error::Mismatch`] for another protocol
-    /// version.
-    pub fn connect(self, path: impl AsRef<Path>) -> Result<Participant> {
-        let deadline = self.deadline();
-        self.check()?;
-        // The socket first: a child that is forked while the others are counted has a copy of it, and so keeps the
-        // proof of this process' death from being complete. The connection last: the session waits for no hello.
-        let socket = Connecting::new()?;
-        let kin = Kin::find(&self.gpu)?;
-        let socket = socket.connect_within(path.as_ref(), deadline)?;
-        self.join(socket, &kin, deadline)
-    }
-
-    /// Joins by a connection that exists: passed on by another process that connected, or one end of a
-    /// socket pair whose other end the session [accepts](crate::Session::accept).
-    ///
-    /// Every other copy of it must be closed: as long as one is open, this process' death is not proven.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] for anything but a Unix socket of whole packets; otherwise as
-    /// [`connect`](ParticipantBuilder::connect).
-    pub fn connect_by(self, connection: impl Into<OwnedFd>) -> Result<Participant> {
-        let deadline = self.deadline();
-        self.check()?;
-        let socket = connection.into();
-        socket::take_over(&socket)?;
-        let kin = Kin::find(&self.gpu)?;
-        self.join(socket, &kin, deadline)
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.timeout.and_then(|t| Instant::now().checked_add(t))
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.access == Access::ReadOnly && !self.gpu.caps().read_only {
-            return Err(Error::Unsupported {
-                what: "mapping read-only",
-                why: format!("{} cannot", self.gpu.info().name),
-                remedy: "connect without `read_only`",
-            });
-        }
-        Ok(())
-    }
-
-    fn join(self, socket: OwnedFd, kin: &Kin, deadline: Option<Instant>) -> Result<Participant> {
-        let mut fds: Vec<BorrowedFd<'_>> = vec![kin.own.as_fd()];
-        fds.extend(kin.descendants.iter().map(AsFd::as_fd));
-        let hello = ToProducer::Hello {
-            backend: self.gpu.kind(),
-            device: self.gpu.uuid(),
-            descendants: u16::try_from(kin.descendants.len()).unwrap_or(u16::MAX),
-            name: self.name.clone(),
-        };
-        let mut bytes = [0; MOST_BYTES];
-        let len = hello.encode(&mut bytes);
-        trace_point!("hello");
-        match socket::send(socket.as_fd(), &bytes[..len], &fds) {
-            // One that has hung up may have said why.
-            Ok(SendOutcome::Sent | SendOutcome::HungUp) => {}
-            Ok(SendOutcome::Full) => {
-                return Err(refused("the producer closed the connection", "start it, or look at its log"));
-            }
-            Err(source) => return Err(Error::system("sendmsg", "raise RLIMIT_NOFILE", source)),
-        }
-        let welcome = self.welcome(socket, deadline)?;
-        let holdings = Arc::new(Holdings::new(Link::new(welcome)?, self.cache));
-        let started = Service::new(holdings.clone())
-            .and_then(|service| thread::start("gpu-ipc-participant", move || service.run()));
-        if let Err(error) = started {
-            // SAFETY: `unregister` asks that no operation on their words is unfinished, and for one call: nothing was
-            // granted that anybody could have claimed, and no thread runs that calls it too.
-            if let Err(error) = unsafe { holdings.link.files.unregister(&self.gpu) } {
-                tracing::warn!(%error, "a counter file stays registered, and so mapped");
-                std::mem::forget(holdings);
-            }
-            return Err(error);
-        }
-        Ok(Participant(Arc::new(Handle { holdings: ManuallyDrop::new(holdings) })))
-    }
-
-    fn welcome(&self, socket: OwnedFd, deadline: Option<Instant>) -> Result<Welcome> {
-        let mut bytes = [0; MOST_BYTES];
-        let mut fds = Vec::new();
-        let len = loop {
-            match socket::receive(socket.as_fd(), &mut bytes, &mut fds) {
-                Ok(ReceiveOutcome::Packet(len)) => break len,
-                Ok(ReceiveOutcome::HungUp) => {
-                    return Err(refused("the producer closed the connection", "look at its log"));
-                }
-                Ok(ReceiveOutcome::Empty) => {
-                    socket::wait_ready(socket.as_fd(), PollFlags::IN, "the producer's welcome", deadline)?;
-                }
-                Err(source) => return Err(Error::system("recvmsg", "raise RLIMIT_NOFILE", source)),
-            }
-        };
-        let message = ToParticipant::decode(&bytes[..len], fds.len())?;
-        match message {
-            ToParticipant::Refused { code, why } => Err(refused(&why, code.remedy())),
-            ToParticipant::Welcome { session, participant, pid, slots, max_slots } => {
-                let mut fds = fds.into_iter();
-                let (Some(producer_pidfd), Some(file)) = (fds.next(), fds.next()) else {
-                    return Err(refused("the welcome came without its file descriptors", "raise RLIMIT_NOFILE"));
-                };
-                if !process::is_pidfd(producer_pidfd.as_fd())? {
-                    return Err(refused(
-                        "the welcome's first descriptor is not a pidfd",
-                        "connect to a session of gpu-ipc",
-                    ));
-                }
-                let facts = Facts {
-                    backend: self.gpu.kind(),
-                    gpu: self.gpu.clone(),
-                    access: self.access,
-                    session,
-                    id: participant,
-                    producer_pid: match process::pid_of(producer_pidfd.as_fd())? {
-                        0 => pid,
-                        seen => seen,
-                    },
-                    is_own_process: process::same_process(producer_pidfd.as_fd())?,
-                    producer_pidfd,
-                };
-                Ok(Welcome { facts, socket, file: CounterFile::open(file, slots)?, max_slots })
-            }
-            _ => Err(refused("its first message is not a welcome", "build both sides from one version")),
-        }
-    }
-}
-
-/// The processes whose ends prove that this one's work on the device has ended.
-#[derive(Debug)]
-struct Kin {
-    own: OwnedFd,
-    descendants: Vec<OwnedFd>,
-}
-
-impl Kin {
-    fn find(gpu: &Gpu) -> Result<Kin> {
-        let descendants = process::descendants_holding(gpu.backend().device_files())?;
-        Ok(Kin { own: process::own_pidfd()?, descendants })
-    }
-}
-
-fn refused(why: &str, remedy: &'static str) -> Error {
-    Error::Refused { why: why.to_owned(), remedy }
-}
 
 /// A consumer's connection to one producer's session.
 ///
@@ -264,9 +33,11 @@ struct Handle {
 impl Participant {
     /// Begins to connect from a device.
     pub fn builder(gpu: Gpu) -> ParticipantBuilder {
-        let cache = Cache { bytes: gpu.info().total_bytes, regions: 1024 };
-        let timeout = Some(Duration::from_secs(30));
-        ParticipantBuilder { gpu, access: Access::ReadWrite, timeout, cache, name: String::new() }
+        ParticipantBuilder::new(gpu)
+    }
+
+    pub(super) fn of(holdings: Arc<Holdings>) -> Participant {
+        Participant(Arc::new(Handle { holdings: ManuallyDrop::new(holdings) }))
     }
 
     fn holdings(&self) -> &Arc<Holdings> {

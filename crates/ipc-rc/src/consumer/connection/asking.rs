@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use crate::consumer::connection::hear::Heard;
 use crate::consumer::connection::link::{Link, Locked, SOCKET};
-use crate::consumer::connection::questions::{Interest, Key, Look, Question, Questions};
+use crate::consumer::connection::question::{Key, Question};
+use crate::consumer::connection::questions::{Interest, Look, Questions};
 
 /// For how long a claim waits.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use gpu_api::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::consumer::connection::link::Link;
-use crate::consumer::connection::questions::{Answer, Key, No};
+use crate::consumer::connection::question::{Answer, Key, No};
 use crate::consumer::notice::Notice;
 use channel::os::socket::{self, ReceiveOutcome};
 use channel::trace_point;

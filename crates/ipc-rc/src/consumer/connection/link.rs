@@ -14,7 +14,8 @@ use std::time::Instant;
 use gpu_api::{Access, BackendKind, ForkGuard, Gpu, ParticipantId, RegionId, Result};
 
 use crate::consumer::connection::files::Files;
-use crate::consumer::connection::questions::{Key, Question, Questions, Unsent};
+use crate::consumer::connection::question::{Key, Question};
+use crate::consumer::connection::questions::{Questions, Unsent};
 use crate::consumer::notice::Notice;
 use crate::notices::Notices;
 use channel::os::poller::Poller;

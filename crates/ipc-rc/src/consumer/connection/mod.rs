@@ -4,4 +4,5 @@ pub(crate) mod asking;
 pub(crate) mod files;
 pub(crate) mod hear;
 pub(crate) mod link;
+pub(crate) mod question;
 pub(crate) mod questions;

@@ -43,15 +43,14 @@
 //! lost, delayed, repeated or refused; `ci/mutants.d/questions-*.patch` weaken this file, and each fails it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use gpu_api::{Access, DeviceUuid, RegionId};
+use gpu_api::RegionId;
 
-use channel::wire::descriptor::Descriptor;
+use crate::consumer::connection::question::{Answer, Key, No, Question};
 use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{Heir, MOST_TICKETS, Outcome, Place, RefusalCode, ReportPage, TicketId, ToProducer};
+use channel::wire::message::{MOST_TICKETS, Outcome, ToProducer};
 
 /// The time after which a question is repeated first, and the longest between two repeats.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -59,86 +58,6 @@ const REPEAT: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 const SOON: Duration = Duration::from_millis(10);
 /// How long a question is kept for a claim that would have had to wait.
 pub(crate) const KEPT: Duration = Duration::from_secs(30);
-
-/// What a question is about.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Key {
-    Region(RegionId),
-    Ticket(TicketId),
-    File(u32),
-    /// By a number of the participant's own: two wishes are never the same.
-    Forward(u64),
-    /// All of it: the participant goes.
-    Goodbye,
-    /// What the session holds, from a place on. This and the next are asked on connections of their own.
-    Report(u32),
-    /// What the session's source of regions looks like.
-    Snapshot,
-}
-
-/// What is asked.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Question {
-    /// How to map the region, by the right of a lease.
-    Map { access: Access, lease: LeaseAddress },
-    /// Whether the producer has noted that the region is not mapped.
-    Unmapped,
-    /// What the ticket gives.
-    Ticket,
-    /// For the counter file.
-    File,
-    /// For a descriptor for somebody else.
-    Forward { lease: LeaseAddress, heir: Heir, user: Box<[u8; 64]> },
-    /// Whether the producer has noted that the participant goes.
-    Goodbye,
-    /// For a page of what the session holds.
-    Report,
-    /// For a snapshot.
-    Snapshot,
-}
-
-impl Question {
-    /// Says whether this can be the answer: what a producer says is input.
-    fn is_answered_by(&self, said: &Result<Answer, No>) -> bool {
-        matches!(
-            (self, said),
-            (Question::Map { .. }, Ok(Answer::Region { .. }) | Err(_))
-                | (Question::Ticket, Ok(Answer::Ticket(_)))
-                | (Question::File, Ok(Answer::Done) | Err(_))
-                | (Question::Forward { .. }, Ok(Answer::Forwarded(_)) | Err(_))
-                | (Question::Unmapped | Question::Goodbye, Ok(Answer::Done))
-                | (Question::Report, Ok(Answer::Report(_)))
-                | (Question::Snapshot, Ok(Answer::Snapshot { .. }) | Err(_))
-        )
-    }
-}
-
-/// What the producer said.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    Region {
-        len: u64,
-        device: DeviceUuid,
-        place: Place,
-        fd: Option<OwnedFd>,
-    },
-    Ticket(Outcome),
-    Forwarded(Box<Descriptor>),
-    Report(Box<ReportPage>),
-    Snapshot {
-        len: u64,
-        file: Option<OwnedFd>,
-    },
-    /// What was asked for has arrived, or was taken note of.
-    Done,
-}
-
-/// The producer's no.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct No {
-    pub code: RefusalCode,
-    pub why: String,
-}
 
 /// What a claimant finds.
 #[derive(Debug)]

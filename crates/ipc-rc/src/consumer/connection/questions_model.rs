@@ -10,9 +10,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use channel::shared::slot::Generation;
-use channel::wire::descriptor::{Fields, GrantKind, SessionId};
-use channel::wire::message::{Granted, NUMBERS, TicketAnswer, ToParticipant};
-use gpu_api::{BackendKind, DevicePtr, ParticipantId};
+use channel::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
+use channel::wire::message::{
+    Granted, Heir, NUMBERS, Place, RefusalCode, ReportPage, TicketAnswer, TicketId, ToParticipant,
+};
+use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, ParticipantId};
 use proptest::prelude::*;
 
 use super::*;

@@ -22,7 +22,8 @@ use gpu_api::{Error, RegionId, Result};
 
 use crate::consumer::connection::asking::{Asking, Patience};
 use crate::consumer::connection::link::Link;
-use crate::consumer::connection::questions::{Answer, Key, Look, No, Question};
+use crate::consumer::connection::question::{Answer, Key, No, Question};
+use crate::consumer::connection::questions::Look;
 use crate::consumer::mappings::mapping::{Entered, Home, Mapping, Opened};
 use crate::consumer::mappings::ranges::Ranges;
 use crate::consumer::mappings::span::{Pieces, Spans};
