@@ -59,9 +59,10 @@ impl<U: SubAllocator> Core<U> {
         let step = self.upstream.granularity().max(UNIT);
         let taken = self.state().counters.taken();
         let room = self.options.limit.saturating_sub(taken) / step * step;
-        let Some(need) = fit.bytes().checked_next_multiple_of(step).filter(|&need| need <= room) else {
-            return Err(self.out_of_memory(fit, "the limit is reached"));
-        };
+        // What merges with the last region goes on where that ends. A whole region is asked for first all the same.
+        let there = if self.upstream.merges() { self.state().heap.free_at_end(fit) } else { 0 };
+        let need = (fit.bytes() - there).checked_next_multiple_of(step).filter(|&need| need <= room);
+        let Some(need) = need else { return Err(self.out_of_memory(fit, "the limit is reached")) };
         let (asked, next) = self.next_region(grower, fit);
         // With the bytes for a start that is not aligned, if there is room for them.
         let asked = asked.max(fit.bytes_anywhere().unwrap_or(need));
@@ -75,7 +76,11 @@ impl<U: SubAllocator> Core<U> {
                 state.counters.grown(extent.len);
                 let placed = self.fit_in(&mut state, request, fit);
                 self.wake(state);
-                placed.ok_or_else(|| self.out_of_memory(fit, "the region is not aligned as was asked"))
+                if placed.is_none() && self.options.collect_regions {
+                    // It lies apart from the bytes that it was to go on from, or is not aligned.
+                    self.give_regions_back_quietly(grower);
+                }
+                placed.ok_or_else(|| self.out_of_memory(fit, "what upstream gave does not hold it where it lies"))
             }
             Err((unfit, token)) => {
                 drop(state);
@@ -208,13 +213,7 @@ impl<U: SubAllocator> Core<U> {
             return false;
         }
         let state = self.state();
-        let idle: u64 = state
-            .heap
-            .idle_regions()
-            .filter(|region| region.parts.iter().all(|(_, token)| self.upstream.may_free(token)))
-            .map(|region| region.reserved())
-            .sum();
-        let idle = idle + state.heap.idle_tails();
+        let idle = state.heap.idle_bytes(|token| self.upstream.may_free(token));
         idle > 0 && self.options.limit.saturating_sub(state.counters.taken() - idle) >= fit.bytes()
     }
 

@@ -324,9 +324,19 @@ impl<T> Heap<T> {
         parts.filter(|(extent, _)| extent.base < end && start < extent.end()).map(|(_, token)| token.clone()).collect()
     }
 
-    /// Lists the regions that no chunk is in use of.
-    pub(crate) fn idle_regions(&self) -> impl Iterator<Item = &Region<T>> + '_ {
-        self.regions.numbers().filter(|&number| self.is_idle(number)).map(|number| &self.regions[number])
+    /// Returns the bytes that [`remove_idle`](Heap::remove_idle) and [`remove_tails`](Heap::remove_tails) would take out.
+    pub(crate) fn idle_bytes(&self, may_go: impl Fn(&T) -> bool) -> u64 {
+        let of_region = |number| {
+            let region = &self.regions[number];
+            if self.is_idle(number) && region.parts.iter().all(|(_, token)| may_go(token)) {
+                return region.reserved();
+            }
+            let last = &self.chunks[region.last];
+            let is_free = |extent: &Extent| last.standing() == Standing::Free && last.start() <= extent.base / UNIT;
+            let tail = region.parts[1..].iter().rev();
+            tail.take_while(|(extent, token)| is_free(extent) && may_go(token)).map(|(extent, _)| extent.len).sum()
+        };
+        self.regions.numbers().map(of_region).sum()
     }
 
     /// Takes out the regions that no chunk is in use of and `may_go` agrees to.
@@ -351,9 +361,17 @@ impl<T> Heap<T> {
         gone
     }
 
-    /// Returns the bytes of the last part of a merged region, for all of them, if no chunk is in use of it.
-    pub(crate) fn idle_tails(&self) -> u64 {
-        self.regions.numbers().filter_map(|number| self.idle_tail(number)).map(|(extent, _)| extent.len).sum()
+    /// Returns how many bytes of a request the free chunk at the very end would hold if more came behind it: fewer than
+    /// all, and none where that chunk has no aligned start.
+    pub(crate) fn free_at_end(&self, fit: Fit) -> u64 {
+        let Some(number) = self.regions.numbers().last() else { return 0 };
+        let last = &self.chunks[self.regions[number].last];
+        if last.standing() != Standing::Free {
+            return 0;
+        }
+        let start = last.start().next_multiple_of(fit.align);
+        let end = last.start() + u64::from(last.units);
+        end.saturating_sub(start).min(u64::from(fit.units) - 1) * UNIT
     }
 
     /// Returns the last of several parts of a region if it is all free.
