@@ -1,114 +1,322 @@
-//! Measures reads by NIXL between two processes: as the gateway does them, beside NIXL with each range in one request.
+//! Measures reads by NIXL between two processes with each kind of memory, and a plain copy between the two devices.
 //!
 //!     UCX_TLS=tcp GPU_IPC_NIXL=$(ci/nixl-wheel) \
 //!         cargo bench --manifest-path crates/gateway/Cargo.toml --bench nixl_reads -- [MIB]...
 //!
-//! Both go over the same connection, in turns. A row is the median of its rounds, with every byte looked at once.
+//! `--from cuda:0 --to cuda:1` reads from one GPU to another. A read is given to NIXL whole, and cut as the gateway
+//! cuts it, in turns over the same connection. A figure is the median of its rounds after the first, which makes the
+//! connection; every byte is looked at once.
 
 use std::error::Error;
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::process::{ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use clap::{Parser, ValueEnum};
 use gateway::transport::nixl::Nixl;
 use gateway::transport::{Pair, Peer, Place, Progress, RemoteSpan, Span, Transport};
+use gpu_ipc::backend::{DevicePtr, HostMemory, Sharing};
+use gpu_ipc::{BackendKind, Gpu, Stream, detect};
 
-const ROUNDS: usize = 9;
-const ORIGIN: &str = "GPU_IPC_NIXL_READS_ORIGIN";
+/// Rounds of a size, the first and uncounted one among them.
+const ROUNDS: usize = 10;
+/// After this time no round is begun.
+const ENOUGH: Duration = Duration::from_secs(4);
+/// A size is left out when the one before took longer than this.
+const SLOW: Duration = Duration::from_millis(1500);
+/// More pinned memory than this is not taken.
+const MOST_PINNED: u64 = 256 << 20;
+/// Bytes looked at or written at a time.
+const CHUNK: u64 = 16 << 20;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-fn main() -> Outcome<()> {
-    // Cargo adds an option of its own.
-    let sizes = std::env::args().skip(1).filter(|size| size != "--bench");
-    let sizes: Vec<u64> = sizes.map(|size| size.parse()).collect::<Result<_, _>>()?;
-    let sizes = if sizes.is_empty() { vec![1, 64, 256] } else { sizes };
-    let largest = sizes.iter().max().map_or(0, |&mib| mib << 20);
-    // Leaked: a transfer may outlast everything else.
-    let memory: &'static mut [u8] = Box::leak(vec![0; usize::try_from(largest)?].into_boxed_slice());
-    let here = Span { address: memory.as_ptr() as u64, bytes: largest, place: Place::Host };
-    if std::env::var_os(ORIGIN).is_some() {
-        return serve(memory, here);
+#[derive(Parser)]
+struct Options {
+    /// The sizes to read, in MiB.
+    #[arg(default_values_t = [1, 64, 256])]
+    mib: Vec<u64>,
+    /// The device to read from.
+    #[arg(long, default_value = "host:0")]
+    from: String,
+    /// The device to read to.
+    #[arg(long, default_value = "host:0")]
+    to: String,
+    /// Prints the figures as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Serves memory of this kind to the process that started this one.
+    #[arg(long, hide = true)]
+    origin: Option<Kind>,
+    /// Cargo's own.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What memory is taken by.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// `cuMemCreate` with a descriptor, as objects are.
+    Virtual,
+    /// `cudaMalloc`.
+    Plain,
+    /// Pinned memory of the host.
+    Pinned,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Virtual => "virtual",
+            Kind::Plain => "plain",
+            Kind::Pinned => "pinned",
+        }
     }
 
+    fn most(self) -> u64 {
+        if self == Kind::Pinned { MOST_PINNED } else { u64::MAX }
+    }
+}
+
+struct Row {
+    what: &'static str,
+    mib: u64,
+    whole: f64,
+    pieces: f64,
+}
+
+fn main() -> Outcome<()> {
+    let options = Options::parse();
+    let largest = options.mib.iter().max().map_or(0, |mib| mib << 20);
+    if let Some(kind) = options.origin {
+        return serve(&device(&options.from)?, kind, largest.min(kind.most()));
+    }
+    let gpu = device(&options.to)?;
+    // On the host one kind is as another.
+    let kinds: &[Kind] =
+        if gpu.kind() == BackendKind::Host { &[Kind::Virtual] } else { &[Kind::Plain, Kind::Virtual, Kind::Pinned] };
+    let mut rows = Vec::new();
+    for &kind in kinds {
+        if let Err(error) = reads(&options, &gpu, kind, &mut rows) {
+            eprintln!("nixl_reads: {} memory: {error}", kind.name());
+        }
+    }
+    if options.from != options.to {
+        copies(&options, &gpu, &mut rows)?;
+    }
+    if options.json {
+        let row = |Row { what, mib, whole, pieces }: &Row| {
+            serde_json::json!({ "what": what, "mib": mib, "whole": whole, "pieces": pieces })
+        };
+        println!("{}", serde_json::Value::from(rows.iter().map(row).collect::<Vec<_>>()));
+        return Ok(());
+    }
+    println!("{:>12} {:>8} {:>12} {:>12} {:>7}", "memory", "MiB", "pieces GB/s", "whole GB/s", "ratio");
+    for Row { what, mib, whole, pieces } in rows {
+        println!("{what:>12} {mib:>8} {pieces:>12.3} {whole:>12.3} {:>7.2}", pieces / whole);
+    }
+    Ok(())
+}
+
+/// Reads all sizes from a process of its own.
+fn reads(options: &Options, gpu: &Gpu, kind: Kind, rows: &mut Vec<Row>) -> Outcome<()> {
+    let sizes: Vec<u64> = options.mib.iter().map(|mib| mib << 20).filter(|bytes| *bytes <= kind.most()).collect();
+    let Some(&largest) = sizes.iter().max() else { return Ok(()) };
+    let here = take(gpu, kind, largest)?;
     let mut origin = Command::new(std::env::current_exe()?)
-        .args(sizes.iter().map(u64::to_string))
-        .env(ORIGIN, "1")
+        .args(options.mib.iter().map(u64::to_string))
+        .args(["--from", &options.from, "--origin", kind.name()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
     let mut output = origin.stdout.take().ok_or("no pipe")?;
-    let mut head = [0; 16];
-    output.read_exact(&mut head)?;
-    let (address, length) = (u64::from_le_bytes(head[..8].try_into()?), u64::from_le_bytes(head[8..].try_into()?));
-    let mut metadata = vec![0; usize::try_from(length)?];
+    let address = number(&mut output)?;
+    let place = match number(&mut output)? {
+        0 => Place::Host,
+        ordinal => Place::Device(u32::try_from(ordinal - 1)?),
+    };
+    let mut metadata = vec![0; usize::try_from(number(&mut output)?)?];
     output.read_exact(&mut metadata)?;
 
-    let mut nixl = Nixl::start("reads-replica", None)?;
-    // SAFETY: `register`: the memory is leaked.
+    let mut nixl = Nixl::start(&format!("reads-replica-{}", kind.name()), None)?;
+    // SAFETY: `register`: the memory is never freed.
     let _registration = unsafe { nixl.register(&[here]) }?;
     let ours = nixl.load_peer(&metadata)?;
     nixl.set_pieces(u64::MAX, 1);
     let raw = nixl.load_peer(&metadata)?;
-    println!("{:>8} {:>14} {:>14} {:>7}", "MiB", "gateway GB/s", "raw GB/s", "ratio");
-    for mib in sizes {
-        let bytes = mib << 20;
-        let pair = Pair { from: RemoteSpan { address, bytes, place: Place::Host }, to: Span { bytes, ..here } };
-        let mut speeds = [Vec::new(), Vec::new()];
-        for round in 0..=ROUNDS {
-            for (peer, speeds) in [&*ours, &*raw].into_iter().zip(&mut speeds) {
-                let speed = read(peer, pair)?;
-                // The first makes the connection and touches the pages.
-                if round > 0 {
-                    speeds.push(speed);
+    for bytes in sizes {
+        let pair = Pair { from: RemoteSpan { address, bytes, place }, to: Span { bytes, ..here } };
+        let mut times = [Vec::new(), Vec::new()];
+        let begun = Instant::now();
+        for round in 0..ROUNDS {
+            for (peer, times) in [&*ours, &*raw].into_iter().zip(&mut times) {
+                let time = read(peer, pair)?;
+                if round > 0 || begun.elapsed() > ENOUGH {
+                    times.push(time);
                 }
             }
+            if begun.elapsed() > ENOUGH {
+                break;
+            }
         }
-        // SAFETY: `from_raw_parts`: the leaked memory, into which no transfer is under way.
-        let arrived = unsafe { std::slice::from_raw_parts(here.address as *const u8, usize::try_from(bytes)?) };
-        if let Some(at) = (0..arrived.len()).find(|&at| arrived[at] != contents(at)) {
-            return Err(format!("byte {at} of {bytes} is {}", arrived[at]).into());
+        check(gpu, here, bytes)?;
+        let [pieces, whole] = times.map(median);
+        let speed = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
+        rows.push(Row { what: kind.name(), mib: bytes >> 20, whole: speed(whole), pieces: speed(pieces) });
+        if whole > SLOW {
+            break;
         }
-        let [ours, raw] = speeds.map(|mut speeds| {
-            speeds.sort_by(f64::total_cmp);
-            speeds[speeds.len() / 2]
-        });
-        println!("{mib:>8} {ours:>14.3} {raw:>14.3} {:>7.2}", ours / raw);
     }
     drop(origin.stdin.take());
     origin.wait()?;
     Ok(())
 }
 
-/// Reads once, and returns GB/s.
-fn read(peer: &dyn Peer, pair: Pair) -> Outcome<f64> {
+/// Copies all sizes from one device to the other, in this process.
+fn copies(options: &Options, to: &Gpu, rows: &mut Vec<Row>) -> Outcome<()> {
+    let from = device(&options.from)?;
+    to.backend().enable_peer_access(to.device(), from.device())?;
+    from.backend().enable_peer_access(from.device(), to.device())?;
+    let largest = options.mib.iter().max().map_or(0, |mib| mib << 20);
+    let (source, target) = (take(&from, Kind::Plain, largest)?, take(to, Kind::Plain, largest)?);
+    fill(&from, source)?;
+    let stream = Stream::create(to)?;
+    for bytes in options.mib.iter().map(|mib| mib << 20) {
+        let mut times = Vec::new();
+        for round in 0..ROUNDS {
+            let begun = Instant::now();
+            let (to_at, from_at) = (DevicePtr(target.address), DevicePtr(source.address));
+            // SAFETY: `copy`: both are allocations of that length that are never freed, and the stream lives.
+            unsafe { to.backend().copy(stream.raw(), to_at, from_at, bytes) }?;
+            stream.synchronize()?;
+            if round > 0 {
+                times.push(begun.elapsed());
+            }
+        }
+        check(to, target, bytes)?;
+        let speed = bytes as f64 / median(times).as_secs_f64() / 1e9;
+        rows.push(Row { what: "peer copy", mib: bytes >> 20, whole: speed, pieces: speed });
+    }
+    Ok(())
+}
+
+/// Reads once, and returns how long it took.
+fn read(peer: &dyn Peer, pair: Pair) -> Outcome<Duration> {
     let begun = Instant::now();
-    // SAFETY: `read`: the destination is leaked memory, which nobody looks at before the transfer has ended.
+    // SAFETY: `read`: the destination is never freed, and nobody looks at it before the transfer has ended.
     let mut transfer = unsafe { peer.read(&[pair]) }?;
     while transfer.poll()? != Progress::Done {
         std::thread::yield_now();
     }
-    Ok(pair.to.bytes as f64 / begun.elapsed().as_secs_f64() / 1e9)
+    Ok(begun.elapsed())
 }
 
-fn contents(at: usize) -> u8 {
-    (at.wrapping_mul(0x9E37_79B1) >> 13) as u8
-}
-
-/// Offers the memory until the other process closes the pipe.
-fn serve(memory: &mut [u8], here: Span) -> Outcome<()> {
-    for (at, byte) in memory.iter_mut().enumerate() {
-        *byte = contents(at);
-    }
-    let nixl = Nixl::start("reads-origin", None)?;
-    // SAFETY: `register`: the memory is leaked.
+/// Offers memory until the other process closes the pipe.
+fn serve(gpu: &Gpu, kind: Kind, bytes: u64) -> Outcome<()> {
+    let here = take(gpu, kind, bytes)?;
+    fill(gpu, here)?;
+    let nixl = Nixl::start(&format!("reads-origin-{}", kind.name()), None)?;
+    // SAFETY: `register`: the memory is never freed.
     let _registration = unsafe { nixl.register(&[here]) }?;
     let metadata = nixl.metadata()?;
+    let place = match here.place {
+        Place::Host => 0,
+        Place::Device(ordinal) => u64::from(ordinal) + 1,
+    };
     let mut output = std::io::stdout().lock();
-    output.write_all(&here.address.to_le_bytes())?;
-    output.write_all(&(metadata.len() as u64).to_le_bytes())?;
+    for number in [here.address, place, metadata.len() as u64] {
+        output.write_all(&number.to_le_bytes())?;
+    }
     output.write_all(&metadata)?;
     output.flush()?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
+}
+
+fn number(from: &mut ChildStdout) -> Outcome<u64> {
+    let mut bytes = [0; 8];
+    from.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn device(name: &str) -> Outcome<Gpu> {
+    let found = detect()?;
+    let named = |gpu: &&Gpu| format!("{}:{}", gpu.kind(), gpu.device().0) == name;
+    Ok(found.gpus().iter().find(named).cloned().ok_or_else(|| format!("no device {name}"))?)
+}
+
+/// Takes memory that is never freed: a transfer may outlast everything else.
+fn take(gpu: &Gpu, kind: Kind, bytes: u64) -> Outcome<Span> {
+    let place = match (gpu.kind(), kind) {
+        (BackendKind::Host, _) | (_, Kind::Pinned) => Place::Host,
+        _ => Place::Device(gpu.device().0),
+    };
+    let sharing = if kind == Kind::Plain { Sharing::Handle } else { Sharing::Fd };
+    let address = if kind == Kind::Pinned {
+        let memory = HostMemory { pinned: true, numa_node: None };
+        gpu.backend().host_alloc(gpu.device(), usize::try_from(bytes)?, memory)?.0 as u64
+    } else {
+        gpu.backend().alloc(gpu.device(), bytes, sharing)?.base.0
+    };
+    Ok(Span { address, bytes, place })
+}
+
+/// Writes what [`check`] looks for.
+fn fill(gpu: &Gpu, span: Span) -> Outcome<()> {
+    let stream = Stream::create(gpu)?;
+    let mut chunk = vec![0; usize::try_from(CHUNK)?];
+    let mut at = 0;
+    while at < span.bytes {
+        let bytes = usize::try_from(CHUNK.min(span.bytes - at))?;
+        contents(&mut chunk[..bytes], at);
+        let to = span.address + at;
+        if span.place == Place::Host {
+            // SAFETY: `copy_nonoverlapping`: the span is mapped, is nobody else's, and is no vector of this process.
+            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), to as *mut u8, bytes) };
+        } else {
+            // SAFETY: `copy_to_device`: the span is the device's, and both stay until the stream is done.
+            unsafe { gpu.backend().copy_to_device(stream.raw(), DevicePtr(to), chunk.as_ptr(), bytes) }?;
+            stream.synchronize()?;
+        }
+        at += bytes as u64;
+    }
+    Ok(())
+}
+
+/// Looks at every byte.
+fn check(gpu: &Gpu, span: Span, bytes: u64) -> Outcome<()> {
+    let stream = Stream::create(gpu)?;
+    let (mut right, mut found) = (vec![0; usize::try_from(CHUNK)?], vec![0; usize::try_from(CHUNK)?]);
+    let mut at = 0;
+    while at < bytes {
+        let length = usize::try_from(CHUNK.min(bytes - at))?;
+        contents(&mut right[..length], at);
+        let from = span.address + at;
+        if span.place == Place::Host {
+            // SAFETY: `copy_nonoverlapping`: the span is mapped, no transfer writes to it, and it is no vector here.
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, found.as_mut_ptr(), length) };
+        } else {
+            // SAFETY: `copy_to_host`: the span is the device's, and both stay until the stream is done.
+            unsafe { gpu.backend().copy_to_host(stream.raw(), found.as_mut_ptr(), DevicePtr(from), length) }?;
+            stream.synchronize()?;
+        }
+        if found[..length] != right[..length] {
+            return Err(format!("bytes {at} to {} of {bytes} are wrong", at + length as u64).into());
+        }
+        at += length as u64;
+    }
+    Ok(())
+}
+
+/// Makes the bytes of a place, a multiple of 8, and after it: no two words of 8 bytes are equal.
+fn contents(into: &mut [u8], from: u64) {
+    for (index, word) in into.chunks_mut(8).enumerate() {
+        let value = (from / 8 + index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
 }
