@@ -56,6 +56,33 @@ fn names_a_test_of_a_file(words: &BTreeSet<String>) -> bool {
     words.iter().any(|word| !word.is_empty() && is_there(word))
 }
 
+/// Every step of a block's life names files that are there, with one change of folder at most.
+#[test]
+fn a_blocks_life_leads_from_file_to_file() {
+    let text = read("docs/DESIGN.md");
+    let life = text.split("\n## ").find(|part| part.starts_with("One block's life")).expect("the section");
+    let rows: Vec<&str> = life.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() > 10, "{rows:?}");
+    for row in rows {
+        let places = row.rsplit('|').nth(1).expect("a column");
+        let folders: Vec<&str> = places.split(" to ").collect();
+        assert!(folders.len() <= 2, "more than one change of folder: {row}");
+        for place in folders {
+            let (folder, files) = place.split_once(':').unwrap_or(("", place));
+            let folder = folder.trim().trim_matches('`');
+            let files: Vec<&str> = files.split('`').skip(1).step_by(2).collect();
+            assert!(!files.is_empty(), "no file: {row}");
+            for file in files {
+                let path = format!("{folder}{file}");
+                let (first, rest) = path.split_once('/').expect("a folder");
+                let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+                let there = [top.join("ipc-rc/src").join(&path), top.join(first).join("src").join(rest)];
+                assert!(there.iter().any(|path| path.is_file()), "{path} is not there: {row}");
+            }
+        }
+    }
+}
+
 /// Every row of the death table names its cases, every case that it names is in a list of its folder, and every case of
 /// a death is in the table.
 #[test]

@@ -1,9 +1,10 @@
 //! Memory by where it comes from: which way it is made, freed and closed.
 
+use gpu_api::vendor::memory_table::Way;
 use gpu_api::{Allocation, DeviceId, DevicePtr, GpuDevices, GpuMemory, Result, Sharing};
 
 use crate::backend::CudaBackend;
-use crate::memory::{Origin, Way};
+use crate::memory::Origin;
 
 // SAFETY: the condition of `GpuMemory`: `alloc` hands on what `cuMemAlloc`, or `cuMemAddressReserve` and `cuMemMap`,
 // gave; the driver gives no address twice.

@@ -1,8 +1,9 @@
 //! The backend itself: the driver, and what was made with it. Each of its traits is kept in the module that does its
 //! work.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::is_culib_present;
 use gpu_api::vendor::device_table::DeviceTable;
@@ -32,6 +33,8 @@ use crate::sys::Symbols;
 pub struct CudaBackend {
     pub(crate) driver: Driver,
     pub(crate) memory: Memory,
+    /// The pools that were not destroyed.
+    pub(crate) pools: Mutex<BTreeSet<u64>>,
     pub(crate) hosts: HostTable,
     pub(crate) events: DeviceTable,
     pub(crate) streams: StreamTable,
@@ -81,6 +84,7 @@ impl CudaBackend {
         Ok(Arc::new(CudaBackend {
             driver: Driver::start(symbols)?,
             memory: Memory::default(),
+            pools: Mutex::default(),
             hosts: HostTable::default(),
             events: DeviceTable::default(),
             streams: StreamTable::default(),
@@ -103,6 +107,7 @@ impl Drop for CudaBackend {
             return;
         }
         let nothing_left = self.memory.is_empty()
+            && self.pools().is_empty()
             && self.hosts.is_empty()
             && self.events.is_empty()
             && self.streams.is_empty()

@@ -4,7 +4,7 @@ use gpu_api::{Allocation, DeviceId, DevicePtr, GpuHandles, MemHandle, Result, ro
 
 use crate::backend::CudaBackend;
 use crate::error::{INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS};
-use crate::memory::{Entry, Origin};
+use crate::memory::Origin;
 use crate::sys::{CUipcMemHandle, IPC_LAZY_PEER_ACCESS};
 
 // SAFETY: the condition of `GpuHandles`: a handle is what `cuIpcGetMemHandle` gave, and is opened by its own call.
@@ -37,7 +37,7 @@ unsafe impl GpuHandles for CudaBackend {
         })?;
         match self.driver_range(&scope, DevicePtr(base)) {
             Ok(range) => {
-                self.memory.opened(base, range.len, device);
+                self.memory.opened(base, range.len, device, Origin::Opened { times: 1 });
                 Ok(DevicePtr(base))
             }
             Err(error) => {
@@ -67,7 +67,7 @@ impl CudaBackend {
         if code != SUCCESS {
             return Err(scope.allocation_error(symbol.name, code, len));
         }
-        self.memory.insert(base, Entry { len: size as u64, device, origin: Origin::Plain, leaked: false });
+        self.memory.insert(base, size as u64, device, Origin::Plain);
         Ok(Allocation { base: DevicePtr(base), len: size as u64 })
     }
 

@@ -36,7 +36,7 @@ impl CudaBackend {
         if !matches!(code, SUCCESS | PEER_ACCESS_ALREADY_ENABLED) {
             return Err(scope.error(symbol.name, code));
         }
-        for (base, len, access) in self.memory.virtual_on(peer) {
+        for (base, len, access) in self.memory.mapped_on(peer) {
             mapping::open(&scope, (base, len as usize), ordinal, access, &[])?;
         }
         let reach = Reach { reaching: ordinal, memory_of: peer };

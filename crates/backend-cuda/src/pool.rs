@@ -1,8 +1,11 @@
 //! Pools of the driver's, in stream order (`cuMemAllocFromPoolAsync`), and managed memory (`cuMemAllocManaged`).
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::{MutexGuard, PoisonError};
 
+use gpu_api::vendor::memory_table::Way;
 use gpu_api::{
     Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuPools, GpuStreams, PoolUsage, RawPool, RawStream, Result,
     refuse_capture, round_up,
@@ -11,7 +14,7 @@ use gpu_api::{
 use crate::backend::CudaBackend;
 use crate::call;
 use crate::error::SUCCESS;
-use crate::memory::{Entry, Origin, Way};
+use crate::memory::Origin;
 use crate::sys::{ALLOCATION_PINNED, LOCATION_DEVICE, Location, MEMORY_GLOBAL, PoolHandle, PoolProperties, pool};
 
 fn handle(pool: RawPool) -> PoolHandle {
@@ -48,7 +51,7 @@ unsafe impl GpuPools for CudaBackend {
             let _ = unsafe { self.destroy_pool(made) };
             return Err(error);
         }
-        self.memory.pool_made(made.handle);
+        self.pools().insert(made.handle);
         Ok(made)
     }
 
@@ -59,7 +62,7 @@ unsafe impl GpuPools for CudaBackend {
             // stays (manual).
             unsafe { function(handle(raw)) }
         })?;
-        self.memory.pool_gone(raw.handle);
+        self.pools().remove(&raw.handle);
         Ok(())
     }
 
@@ -78,7 +81,7 @@ unsafe impl GpuPools for CudaBackend {
         if code != SUCCESS {
             return Err(scope.allocation_error(symbol.name, code, len));
         }
-        self.memory.insert(base, Entry { len, device: raw.device, origin: Origin::Pool, leaked: false });
+        self.memory.insert(base, len, raw.device, Origin::Pool);
         Ok(Allocation { base: DevicePtr(base), len })
     }
 
@@ -128,12 +131,16 @@ unsafe impl GpuPools for CudaBackend {
         if code != SUCCESS {
             return Err(scope.allocation_error(symbol.name, code, len));
         }
-        self.memory.insert(base, Entry { len: size as u64, device, origin: Origin::Managed, leaked: false });
+        self.memory.insert(base, size as u64, device, Origin::Managed);
         Ok(Allocation { base: DevicePtr(base), len: size as u64 })
     }
 }
 
 impl CudaBackend {
+    pub(crate) fn pools(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Sets a property of a live pool, whose value has the first four or all eight of the bytes, by the property.
     fn set(&self, raw: RawPool, attribute: u32, mut value: u64) -> Result<()> {
         let scope = self.driver.on_device(raw.device)?;

@@ -2,12 +2,13 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use gpu_api::vendor::memory_table::Way;
 use gpu_api::vendor::peer_table::reaching;
 use gpu_api::{Access, AddressRange, DeviceId, DevicePtr, Error, GpuRanges, GpuStore, RawMemory, Result, round_up};
 
 use crate::backend::CudaBackend;
 use crate::mapping;
-use crate::memory::{Entry, Origin, Way};
+use crate::memory::Origin;
 use crate::physical::{Physical, wrong_length};
 
 // SAFETY: the condition of `GpuStore`: `cuMemCreate` gives memory that is nobody else's, and the driver counts its
@@ -79,7 +80,7 @@ unsafe impl GpuRanges for CudaBackend {
             let _ = unsafe { mapping::unmap(&scope, at.0, size) };
             return Err(error);
         }
-        self.memory.insert(at.0, Entry { len, device, origin: Origin::Piece { access }, leaked: false });
+        self.memory.insert(at.0, len, device, Origin::Piece { access });
         Ok(())
     }
 

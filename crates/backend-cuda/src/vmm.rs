@@ -80,7 +80,7 @@ impl CudaBackend {
         building.open(ordinal, Access::ReadWrite, &reaching(&peers, device))?;
         physical.give_back()?;
         let base = building.keep();
-        self.memory.insert(base, Entry { len: size as u64, device, origin: Origin::Virtual, leaked: false });
+        self.memory.insert(base, size as u64, device, Origin::Virtual);
         Ok(Allocation { base: DevicePtr(base), len: size as u64 })
     }
 
@@ -114,7 +114,7 @@ impl CudaBackend {
         all.into_iter().try_for_each(Physical::give_back)?;
         let base = building.keep();
         let origin = Origin::Imported { access, piece: piece as u64 };
-        self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
+        self.memory.insert(base, size as u64, device, origin);
         Ok(DevicePtr(base))
     }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use gpu_api::vendor::memory_table::Way;
 use gpu_api::{Access, Allocation, DeviceId, DevicePtr, GpuDescriptors, GpuDevices, GpuMemory, Result, Sharing};
 
 use crate::backend::HipBackend;
@@ -25,7 +26,7 @@ unsafe impl GpuMemory for HipBackend {
     }
 
     unsafe fn free(&self, base: DevicePtr) -> Result<()> {
-        let entry = self.memory.take(base, true)?;
+        let entry = self.memory.take(base, Way::Free)?;
         let result = match entry.origin {
             // SAFETY: `unmap_virtual` asks for an entry out of the table that nothing touches: our caller vouches.
             Origin::Virtual { handle } => unsafe { self.unmap_virtual(base, &entry, handle) },
@@ -39,7 +40,7 @@ unsafe impl GpuMemory for HipBackend {
     }
 
     unsafe fn close(&self, base: DevicePtr) -> Result<()> {
-        let entry = self.memory.take(base, false)?;
+        let entry = self.memory.take(base, Way::Close)?;
         // Before the address can be handed out again; closed once the runtime is through with it.
         let given = match entry.origin {
             Origin::Imported { .. } | Origin::External { .. } => self.memory.take_descriptor(base.0),

@@ -88,7 +88,7 @@ impl HipBackend {
         }
         self.memory.keep_descriptor(base, given);
         let origin = Origin::External { object: object.expose_provenance() };
-        self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
+        self.memory.insert(base, size as u64, device, origin);
         Ok(DevicePtr(base))
     }
 

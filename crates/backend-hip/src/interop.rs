@@ -12,7 +12,7 @@
 use gpu_api::{AddressRange, DevicePtr, Error, RawStream, Result};
 
 use crate::backend::HipBackend;
-use crate::memory::{Entry, Origin};
+use crate::memory::Origin;
 use crate::stream::require;
 use crate::version::MemoryType;
 
@@ -78,7 +78,7 @@ impl HipBackend {
         let device = found.and_then(|found| self.driver.numbered(found.device));
         let device = device.ok_or_else(|| refused(format!("{ptr}, which is not device memory")))?;
         let range = self.driver_range(&scope, ptr)?;
-        self.memory.insert(range.base.0, Entry { len: range.len, device, origin: Origin::Adopted, leaked: false });
+        self.memory.insert(range.base.0, range.len, device, Origin::Adopted);
         Ok(range)
     }
 

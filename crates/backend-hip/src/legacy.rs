@@ -10,7 +10,7 @@ use crate::error::{
     INVALID_CONTEXT, INVALID_DEVICE_POINTER, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS,
 };
 use crate::kernel;
-use crate::memory::{Entry, Origin};
+use crate::memory::Origin;
 use crate::sys::Handle;
 
 /// Where AMD's runtime writes the process number of the exporting process into a handle.
@@ -101,7 +101,7 @@ impl HipBackend {
         if code != SUCCESS {
             return Err(scope.allocation_error(symbol.name, code, len));
         }
-        self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
+        self.memory.insert(base, size as u64, device, origin);
         Ok(Allocation { base: DevicePtr(base), len: size as u64 })
     }
 

@@ -1,17 +1,16 @@
-//! The table of what this backend allocated, opened and imported.
+//! Where this backend's memory came from, and what is kept beside the table of it.
 //!
-//! The runtime's calls differ by where memory came from, and it does not tell well: the table does. Nothing is
-//! counted in it but how often one handle was opened, because the runtime counts that too. An exported handle is kept:
-//! an allocation is exported once, before anybody can open it, because the runtime stands no export of an allocation
-//! that is being opened, and each export may pin the memory anew.
+//! An exported handle is kept: an allocation is exported once, before anybody can open it, because the runtime stands
+//! no export of an allocation that is being opened, and each export may pin the memory anew.
 
-use std::collections::{BTreeMap, HashMap, btree_map};
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpu_api::{Access, AddressRange, DeviceId, DevicePtr, Error, MemHandle, Result};
+use gpu_api::vendor::memory_table::{self, MemoryTable, Way};
+use gpu_api::{Access, AddressRange, DeviceId, DevicePtr, MemHandle, Result};
 
 /// Where memory came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,22 +45,30 @@ pub(crate) enum Origin {
     },
 }
 
-impl Origin {
-    /// Says whether this process allocated it: it is freed, not closed.
-    pub(crate) fn is_own(self) -> bool {
-        matches!(self, Origin::Plain | Origin::DmaBuf | Origin::Virtual { .. })
+impl memory_table::Origin for Origin {
+    fn way(&self) -> Way {
+        match self {
+            Origin::Plain | Origin::DmaBuf | Origin::Virtual { .. } => Way::Free,
+            Origin::Opened { .. } | Origin::Imported { .. } | Origin::External { .. } => Way::Close,
+            Origin::Adopted => Way::Never,
+        }
+    }
+
+    fn times(&mut self) -> Option<&mut u32> {
+        if let Origin::Opened { times } = self { Some(times) } else { None }
+    }
+
+    fn mapped(&self) -> Option<Access> {
+        match *self {
+            Origin::Virtual { .. } => Some(Access::ReadWrite),
+            Origin::Imported { access, .. } => Some(access),
+            _ => None,
+        }
     }
 }
 
 /// One allocation or mapping.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
-    pub(crate) len: u64,
-    pub(crate) device: DeviceId,
-    pub(crate) origin: Origin,
-    /// A free or close of it failed: nobody knows what is left, and nothing touches it again.
-    pub(crate) leaked: bool,
-}
+pub(crate) type Entry = memory_table::Entry<Origin>;
 
 /// A descriptor that the runtime was given, and the file that it is.
 #[derive(Debug)]
@@ -94,10 +101,11 @@ fn named(fd: &OwnedFd) -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// Everything that has not been given back, by its base.
+/// Everything that has not been given back, and what the runtime must be given or asked once for it.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    entries: Mutex<BTreeMap<u64, Entry>>,
+    table: MemoryTable<Origin>,
+    /// What was exported of allocations in the table; held while one is taken out or a handle is kept.
     handles: Mutex<HashMap<u64, MemHandle>>,
     /// Descriptors that the runtime has by their numbers, by the base of what was imported from them.
     given: Mutex<HashMap<u64, Given>>,
@@ -107,71 +115,41 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Notes an allocation or mapping.
-    pub(crate) fn insert(&self, base: u64, entry: Entry) {
-        self.lock().insert(base, entry);
+    pub(crate) fn insert(&self, base: u64, len: u64, device: DeviceId, origin: Origin) {
+        self.table.insert(base, len, device, origin);
     }
 
     /// Notes that a handle was opened, perhaps once more.
     pub(crate) fn opened(&self, base: u64, len: u64, device: DeviceId) {
-        let mut entries = self.lock();
-        match entries.get_mut(&base) {
-            Some(Entry { origin: Origin::Opened { times }, leaked: false, .. }) => *times += 1,
-            _ => {
-                entries.insert(base, Entry { len, device, origin: Origin::Opened { times: 1 }, leaked: false });
-            }
-        }
+        self.table.opened(base, len, device, Origin::Opened { times: 1 });
     }
 
     /// Finds what an address lies in.
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<(AddressRange, Entry)> {
-        let entries = self.lock();
-        let (&base, &entry) = entries.range(..=ptr.0).next_back()?;
-        (ptr.0 - base < entry.len).then_some((AddressRange { base: DevicePtr(base), len: entry.len }, entry))
+        self.table.find(ptr)
     }
 
-    /// Takes out what is about to be given back: `own` for a free, else for a close.
-    ///
-    /// It is taken out before the driver is called, because the driver may hand the same address out again before
-    /// that call has returned to us.
-    pub(crate) fn take(&self, base: DevicePtr, own: bool) -> Result<Entry> {
-        let must =
-            if own { "the base of what `alloc` gave" } else { "the base of what `open_handle` or `import_fd` gave" };
-        let refused = |got: String| Error::Invalid { what: "the address", got, must };
-        let mut entries = self.lock();
-        let entry = entries
-            .get_mut(&base.0)
-            .ok_or_else(|| refused(format!("{base}, which is not the base of an allocation")))?;
-        if entry.leaked {
-            return Err(refused(format!("{base}, which an earlier error leaked")));
-        }
-        if entry.origin == Origin::Adopted {
-            return Err(refused(format!("{base}, which another library allocated")));
-        }
-        if entry.origin.is_own() != own {
-            let whose = if own { "another process'" } else { "this process' own" };
-            return Err(refused(format!("{base}, which is {whose} memory")));
-        }
-        let taken = *entry;
-        match &mut entry.origin {
-            Origin::Opened { times } if *times > 1 => *times -= 1,
-            _ => {
-                entries.remove(&base.0);
-                // Before the address can be handed out again.
-                self.handles().remove(&base.0);
-            }
-        }
+    /// Takes out what is about to be given back, and its handle, before the address can be handed out again.
+    pub(crate) fn take(&self, base: DevicePtr, way: Way) -> Result<Entry> {
+        let mut handles = self.handles();
+        let taken = self.table.take(base, way)?;
+        handles.remove(&base.0);
         Ok(taken)
     }
 
     /// Takes out what was adopted; says whether it was there.
     pub(crate) fn disown(&self, base: DevicePtr) -> bool {
-        let mut entries = self.lock();
-        let adopted = entries.get(&base.0).is_some_and(|entry| entry.origin == Origin::Adopted);
-        if adopted {
-            entries.remove(&base.0);
-            self.handles().remove(&base.0);
-        }
-        adopted
+        self.take(base, Way::Never).is_ok()
+    }
+
+    /// Puts back what could not be given back, for good.
+    pub(crate) fn leak(&self, base: DevicePtr, taken: Entry) {
+        self.table.leak(base, taken);
+    }
+
+    /// Lists live virtual memory on a device, own and imported: the bases, the lengths, and what may be done with each.
+    pub(crate) fn mapped_on(&self, device: DeviceId) -> Vec<(u64, u64, Access)> {
+        self.table.mapped_on(device)
     }
 
     /// Keeps a descriptor for as long as what was imported from it stays.
@@ -191,45 +169,13 @@ impl Memory {
 
     /// Keeps the handle of an allocation that is in the table.
     pub(crate) fn keep_handle(&self, base: DevicePtr, handle: MemHandle) {
-        let entries = self.lock();
-        if entries.contains_key(&base.0) {
-            self.handles().insert(base.0, handle);
+        let mut handles = self.handles();
+        if self.table.find(base).is_some_and(|(range, _)| range.base == base) {
+            handles.insert(base.0, handle);
         }
     }
 
-    /// Puts back what could not be given back, for good.
-    pub(crate) fn leak(&self, base: DevicePtr, taken: Entry) {
-        match self.lock().entry(base.0) {
-            btree_map::Entry::Vacant(place) => {
-                place.insert(Entry { leaked: true, ..taken });
-            }
-            // The other times that the same handle was opened.
-            btree_map::Entry::Occupied(mut place) if matches!(taken.origin, Origin::Opened { times: 2.. }) => {
-                place.get_mut().leaked = true;
-            }
-            // A younger allocation at an address that was given back after all.
-            btree_map::Entry::Occupied(_) => {}
-        }
-    }
-
-    /// Lists live virtual memory on a device, own and imported: the bases, the lengths, and what may be done with each.
-    pub(crate) fn virtual_on(&self, device: DeviceId) -> Vec<(u64, u64, Access)> {
-        let entries = self.lock();
-        let live = entries.iter().filter(|(_, entry)| entry.device == device && !entry.leaked);
-        live.filter_map(|(&base, entry)| match entry.origin {
-            Origin::Virtual { .. } => Some((base, entry.len, Access::ReadWrite)),
-            Origin::Imported { access, .. } => Some((base, entry.len, access)),
-            _ => None,
-        })
-        .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
-        // Nothing between lock and unlock can panic half-way through a change.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Taken after the entries where both are.
+    /// Taken before the table where both are.
     fn handles(&self) -> MutexGuard<'_, HashMap<u64, MemHandle>> {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -239,72 +185,39 @@ impl Memory {
 mod tests {
     use super::*;
 
-    fn entry(origin: Origin) -> Entry {
-        Entry { len: 0x1000, device: DeviceId(0), origin, leaked: false }
-    }
+    const BASE: DevicePtr = DevicePtr(0x10000);
 
-    #[test]
-    fn an_address_is_found_inside_its_allocation_only() {
+    fn memory(origin: Origin) -> Memory {
         let memory = Memory::default();
-        memory.insert(0x10000, entry(Origin::Plain));
-        assert!(memory.find(DevicePtr(0xffff)).is_none());
-        assert_eq!(memory.find(DevicePtr(0x10000)).map(|(range, _)| range.base), Some(DevicePtr(0x10000)));
-        assert_eq!(memory.find(DevicePtr(0x10fff)).map(|(range, _)| range.base), Some(DevicePtr(0x10000)));
-        assert!(memory.find(DevicePtr(0x11000)).is_none());
-    }
-
-    #[test]
-    fn memory_is_freed_by_free_and_closed_by_close() {
-        let memory = Memory::default();
-        memory.insert(0x10000, entry(Origin::Virtual { handle: 1 }));
-        memory.insert(0x20000, entry(Origin::Imported { handle: 2, access: Access::ReadWrite }));
-        assert!(memory.take(DevicePtr(0x10000), false).is_err());
-        assert!(memory.take(DevicePtr(0x20000), true).is_err());
-        assert!(memory.take(DevicePtr(0x10000), true).is_ok());
-        assert!(memory.take(DevicePtr(0x10000), true).is_err());
-        assert!(memory.take(DevicePtr(0x20000), false).is_ok());
-        assert!(memory.find(DevicePtr(0x10000)).is_none() && memory.find(DevicePtr(0x20000)).is_none());
-    }
-
-    #[test]
-    fn a_handle_opened_twice_is_closed_twice() {
-        let memory = Memory::default();
-        memory.opened(0x10000, 0x1000, DeviceId(0));
-        memory.opened(0x10000, 0x1000, DeviceId(0));
-        assert!(memory.take(DevicePtr(0x10000), false).is_ok());
-        assert!(memory.take(DevicePtr(0x10000), false).is_ok());
-        assert!(memory.take(DevicePtr(0x10000), false).is_err());
+        memory.insert(BASE.0, 0x1000, DeviceId(0), origin);
+        memory
     }
 
     #[test]
     fn a_handle_goes_with_its_memory() {
         let memory = Memory::default();
-        let base = DevicePtr(0x10000);
-        memory.keep_handle(base, MemHandle([1; 64]));
-        assert!(memory.handle(base).is_none(), "kept for memory that is not there");
-        memory.insert(base.0, entry(Origin::Plain));
-        memory.keep_handle(base, MemHandle([1; 64]));
-        assert_eq!(memory.handle(base).map(|handle| handle.0), Some([1; 64]));
-        assert!(memory.take(base, true).is_ok());
-        assert!(memory.handle(base).is_none(), "a later allocation at the address would get it");
+        memory.keep_handle(BASE, MemHandle([1; 64]));
+        assert!(memory.handle(BASE).is_none(), "kept for memory that is not there");
+        for (origin, way) in [(Origin::Plain, Way::Free), (Origin::Adopted, Way::Never)] {
+            memory.insert(BASE.0, 0x1000, DeviceId(0), origin);
+            memory.keep_handle(BASE, MemHandle([1; 64]));
+            assert_eq!(memory.handle(BASE).map(|handle| handle.0), Some([1; 64]));
+            assert!(memory.take(BASE, way).is_ok());
+            assert!(memory.handle(BASE).is_none(), "a later allocation at the address would get it");
+        }
     }
 
     #[test]
     fn what_was_adopted_is_neither_freed_nor_closed() {
-        let memory = Memory::default();
-        let base = DevicePtr(0x10000);
-        memory.insert(base.0, entry(Origin::Adopted));
-        assert!(memory.take(base, true).is_err() && memory.take(base, false).is_err());
-        assert!(memory.disown(base) && !memory.disown(base));
+        let memory = memory(Origin::Adopted);
+        assert!(memory.take(BASE, Way::Free).is_err() && memory.take(BASE, Way::Close).is_err());
+        assert!(memory.disown(BASE) && !memory.disown(BASE));
     }
 
     #[test]
-    fn what_leaked_stays_and_is_never_taken_again() {
-        let memory = Memory::default();
-        memory.insert(0x10000, entry(Origin::Plain));
-        let taken = memory.take(DevicePtr(0x10000), true).expect("it is there");
-        memory.leak(DevicePtr(0x10000), taken);
-        assert!(memory.take(DevicePtr(0x10000), true).is_err());
-        assert!(memory.find(DevicePtr(0x10000)).is_some_and(|(_, entry)| entry.leaked));
+    fn only_what_was_adopted_is_disowned() {
+        let memory = memory(Origin::Plain);
+        memory.keep_handle(BASE, MemHandle([1; 64]));
+        assert!(!memory.disown(BASE) && memory.handle(BASE).is_some());
     }
 }

@@ -39,7 +39,7 @@ impl HipBackend {
         let peers = self.peers.read();
         let base = building.finish(size, ordinal, Access::ReadWrite, &reaching(&peers, device))?;
         let origin = Origin::Virtual { handle: handle.expose_provenance() };
-        self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
+        self.memory.insert(base, size as u64, device, origin);
         Ok(Allocation { base: DevicePtr(base), len: size as u64 })
     }
 
@@ -96,7 +96,7 @@ impl HipBackend {
             self.memory.keep_descriptor(base, given);
         }
         let origin = Origin::Imported { handle: handle.expose_provenance(), access };
-        self.memory.insert(base, Entry { len: size as u64, device, origin, leaked: false });
+        self.memory.insert(base, size as u64, device, origin);
         Ok(DevicePtr(base))
     }
 
