@@ -50,6 +50,14 @@ impl Recipient {
     pub fn pidfd(pid: u32, pidfd: OwnedFd) -> Recipient {
         Recipient::Process(Arc::new(Process { pid, pidfd, gone: Mutex::new(None) }))
     }
+
+    /// Returns the process, if one was named.
+    pub(crate) fn named(self) -> Option<Arc<Process>> {
+        match self {
+            Recipient::Unknown => None,
+            Recipient::Process(process) => Some(process),
+        }
+    }
 }
 
 impl Process {

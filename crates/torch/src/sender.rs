@@ -1,6 +1,5 @@
 //! To PyTorch: send a block as a storage, keep it while it is counted, have it back.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -12,21 +11,15 @@ use gpu_api::{
 };
 use ipc_rc::{After, SentBlock, Stream};
 
-use crate::counter_file::{CounterFile, SLOTS};
 use crate::fields::Fields;
-use crate::recipient::{Process, Recipient};
+use crate::ledger::{Collected, Kept, Ledger, Outstanding, SendId};
+use crate::recipient::Recipient;
 use crate::releases::same_gpu;
 use crate::segment_handle::{Chunks, ExpandableSegment};
 
 /// How many sends may have an event of their own; those beyond wait for their stream, as PyTorch's do. Drivers give out
 /// a few thousand (3,896 on an H200, driver 580), PyTorch in the same process among the takers.
 const MAX_EVENTS: usize = 1000;
-/// How many sends each send looks at on the way, so that one who never collects does not keep everything.
-const LOOK: usize = 4;
-
-/// Numbers a send of a sender; never used again there.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
-pub struct SendId(pub u64);
 
 /// What was sent: what the receiver needs, by any transport.
 #[derive(Clone, Debug)]
@@ -40,77 +33,12 @@ pub struct Sending {
     pub uuid: DeviceUuid,
 }
 
-/// What a collect brought back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Collected {
-    /// Sends that their receivers let go of.
-    pub released: u64,
-    /// Sends whose recipient is gone, counter and all.
-    pub abandoned: u64,
-    /// The bytes of both.
-    pub bytes: u64,
-}
-
-/// A send that is still counted.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Outstanding {
-    /// Which.
-    pub id: SendId,
-    /// The process it was sent to; `None` when it was not said.
-    pub pid: Option<u32>,
-    /// Bytes.
-    pub bytes: u64,
-    /// Since when.
-    pub age: Duration,
-    /// The process is gone: the next collect after the quarantine takes it back.
-    pub gone: bool,
-}
-
-#[derive(Debug)]
-struct Sent {
-    file: Arc<CounterFile>,
-    slot: u32,
-    block: Arc<SentBlock>,
-    event: Option<RawEvent>,
-    process: Option<Arc<Process>>,
-    since: Instant,
-    /// What keeps the descriptors open that the receiver takes out of this process.
-    kept: Kept,
-}
-
-/// What a send keeps besides its block, until its receiver lets go.
-#[derive(Debug)]
-#[expect(dead_code, reason = "kept for its drop")]
-enum Kept {
-    /// Nothing: the name is the driver's handle.
-    Nothing,
-    /// The descriptor of a region on its own.
-    Descriptor(Arc<OwnedFd>),
-    /// The pieces of a range that the block lies in, whose own descriptors are named.
-    Pieces(Vec<Arc<Region>>),
-}
-
 /// How PyTorch finds a block's memory.
 struct Name {
     handle: Vec<u8>,
     /// The first byte of what the handle stands for.
     base: DevicePtr,
     kept: Kept,
-}
-
-#[derive(Debug, Default)]
-struct Ledger {
-    /// The file that counters are given out of, and the next one.
-    current: Option<(Arc<CounterFile>, u32)>,
-    sent: BTreeMap<u64, Sent>,
-    next: u64,
-    /// Up to where the last send looked.
-    cursor: u64,
-    events: usize,
-    /// One descriptor a region, by its base, while a send of it is counted.
-    exports: BTreeMap<u64, Weak<OwnedFd>>,
 }
 
 /// Sends blocks to PyTorch processes.
@@ -235,7 +163,7 @@ impl Sender {
                 });
             }
         };
-        let counted = self.count(block, to, event.map(|(event, _)| event), kept);
+        let counted = self.ledger().count(block, to, event.map(|(event, _)| event), kept);
         let (id, file, slot) = match counted {
             Ok(counted) => counted,
             Err(error) => {
@@ -358,44 +286,9 @@ impl Sender {
         self.ledger().events -= 1;
     }
 
-    /// Takes the next counter, in a file of its own after each 10,000, and sets it before anybody can know of it.
-    fn count(
-        &self,
-        block: &Arc<SentBlock>,
-        to: Recipient,
-        event: Option<RawEvent>,
-        kept: Kept,
-    ) -> Result<(SendId, Arc<CounterFile>, u32)> {
-        let mut ledger = self.ledger();
-        let (file, slot) = match ledger.current.take() {
-            Some(current) => current,
-            None => (Arc::new(CounterFile::create()?), 0),
-        };
-        file.grant(slot);
-        // A used-up file stays with its sends, and goes with the last.
-        if slot + 1 < SLOTS {
-            ledger.current = Some((file.clone(), slot + 1));
-        }
-        let process = match to {
-            Recipient::Unknown => None,
-            Recipient::Process(process) => Some(process),
-        };
-        let id = ledger.next;
-        ledger.next += 1;
-        let (block, since) = (block.clone(), Instant::now());
-        let sent = Sent { file: file.clone(), slot, block, event, process, since, kept };
-        ledger.sent.insert(id, sent);
-        Ok((SendId(id), file, slot))
-    }
-
     /// Looks at a few sends, in turn.
     fn look(&self) {
-        let ledger = self.ledger();
-        let from = ledger.cursor;
-        let ids: Vec<u64> = ledger.sent.range(from..).map(|(&id, _)| id).take(LOOK).collect();
-        drop(ledger);
-        let next = if ids.len() < LOOK { 0 } else { ids[LOOK - 1] + 1 };
-        self.ledger().cursor = next;
+        let ids = self.ledger().few();
         self.take_back(&ids);
     }
 
@@ -406,36 +299,12 @@ impl Sender {
         if self.pid != std::process::id() {
             return Collected::default();
         }
-        let ids: Vec<u64> = self.ledger().sent.keys().copied().collect();
+        let ids = self.ledger().all();
         self.take_back(&ids)
     }
 
     fn take_back(&self, ids: &[u64]) -> Collected {
-        let mut collected = Collected::default();
-        let mut ended = Vec::new();
-        let mut ledger = self.ledger();
-        // Asked once each, however much was sent to one process.
-        let mut gone: Vec<(Arc<Process>, bool)> = Vec::new();
-        for id in ids {
-            let Some(sent) = ledger.sent.get(id) else { continue };
-            let released = sent.file.count(sent.slot) <= 0;
-            let abandoned = !released
-                && sent.process.as_ref().is_some_and(|process| {
-                    if let Some((_, gone)) = gone.iter().find(|(known, _)| Arc::ptr_eq(known, process)) {
-                        return *gone;
-                    }
-                    let is = process.gone_since().is_some_and(|since| since.elapsed() >= self.quarantine);
-                    gone.push((process.clone(), is));
-                    is
-                });
-            if released || abandoned {
-                collected.released += u64::from(released);
-                collected.abandoned += u64::from(abandoned);
-                collected.bytes += sent.block.len();
-                ended.extend(ledger.sent.remove(id));
-            }
-        }
-        drop(ledger);
+        let (collected, ended) = self.ledger().take_ended(ids, self.quarantine);
         // Without the lock: a block's end calls its session and perhaps an allocator, a file's end unlinks.
         for sent in ended {
             self.destroy(sent.event);
@@ -446,17 +315,7 @@ impl Sender {
     /// Says which process has a send of [`Recipient::Unknown`], so that its death brings the memory back; whether the
     /// send is outstanding. With [`Recipient::Unknown`] the send is held until [`Sender::reclaim`] again.
     pub fn sent_to(&self, id: SendId, to: Recipient) -> bool {
-        let process = match to {
-            Recipient::Unknown => None,
-            Recipient::Process(process) => Some(process),
-        };
-        match self.ledger().sent.get_mut(&id.0) {
-            Some(sent) if self.pid == std::process::id() => {
-                sent.process = process;
-                true
-            }
-            _ => false,
-        }
+        self.pid == std::process::id() && self.ledger().sent_to(id, to)
     }
 
     /// Takes back a send that nobody has or will open, and says whether it was outstanding.
@@ -469,7 +328,7 @@ impl Sender {
         if self.pid != std::process::id() {
             return false;
         }
-        let sent = self.ledger().sent.remove(&id.0);
+        let sent = self.ledger().take(id);
         match sent {
             Some(sent) => {
                 self.destroy(sent.event);
@@ -481,15 +340,7 @@ impl Sender {
 
     /// Lists what is still counted, oldest first.
     pub fn outstanding(&self) -> Vec<Outstanding> {
-        let ledger = self.ledger();
-        let describe = |(&id, sent): (&u64, &Sent)| Outstanding {
-            id: SendId(id),
-            pid: sent.process.as_ref().map(|process| process.pid()),
-            bytes: sent.block.len(),
-            age: sent.since.elapsed(),
-            gone: sent.process.as_ref().is_some_and(|process| process.gone_since().is_some()),
-        };
-        ledger.sent.iter().map(describe).collect()
+        self.ledger().outstanding()
     }
 
     /// Collects until nothing is outstanding, and says whether it came to that.
@@ -500,7 +351,7 @@ impl Sender {
             if self.collect() != Collected::default() {
                 pause = Duration::from_micros(50);
             }
-            if self.ledger().sent.is_empty() {
+            if self.ledger().is_empty() {
                 return true;
             }
             if start.elapsed() >= timeout {
@@ -514,20 +365,20 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.pid == std::process::id() {
-            let ids: Vec<u64> = ledger.sent.keys().copied().collect();
+        let is_own = self.pid == std::process::id();
+        if is_own {
+            let ids = self.ledger().all();
             self.take_back(&ids);
         }
-        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let sent = std::mem::take(&mut ledger.sent);
-        if !sent.is_empty() && self.pid == std::process::id() {
+        // Without the lock: in a forked child it may be held for good.
+        let sent = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner).take_all();
+        if !sent.is_empty() && is_own {
             tracing::warn!(
                 sends = sent.len(),
                 "a sender ends before its receivers: the memory stays until this process ends"
             );
         }
-        for (_, sent) in sent {
+        for sent in sent {
             // Somebody may be using it; only the file's count is ours to give back.
             std::mem::forget((sent.block, sent.kept));
         }
