@@ -6,7 +6,7 @@
 //! 2. [`SubAllocator`]: where regions come from. [`DeviceMemory`], [`GrowingMemory`], [`ManagedMemory`], [`Shareable`],
 //!    [`HostPages`]: a backend's; [`HostHeap`], [`NodePages`]: the system's; [`Simulated`]: addresses without memory
 //!    behind them; [`Visited`]: any of them, with a [`RegionVisitor`].
-//! 3. [`Bfc`]: best fit with coalescing over any upstream.
+//! 3. [`Bfc`]: best fit with coalescing over any upstream; [`ThreadHeaps`]: a heap for each thread.
 //!    [`Recorded`]: work on a stream, after which memory is free.
 //! 4. [`Trim`]: returning kept memory on request. [`Relief`], [`Relieved`]: the way from 'nothing is free' to an error
 //!    that explains itself.
@@ -45,6 +45,7 @@ mod shareable;
 mod simulated;
 pub mod snapshot;
 mod sync;
+mod thread_heaps;
 mod trace;
 mod upstream;
 mod visited;
@@ -75,6 +76,7 @@ pub use request::{Placed, Request};
 pub use shareable::Shareable;
 pub use simulated::Simulated;
 pub use snapshot::Snapshot;
+pub use thread_heaps::ThreadHeaps;
 pub use trace::{Replayed, Step, Trace};
 pub use upstream::{Extent, RoomListener, SubAllocator};
 pub use visited::{RegionVisitor, Visited};

@@ -7,6 +7,7 @@ mod hostile;
 mod random;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -277,6 +278,23 @@ fn best_fit_over<U: SubAllocator>(seed: u64, upstream: U, at_end: impl FnOnce(&U
     })
 }
 
+fn thread_heaps_over<U: SubAllocator>(seed: u64, upstream: U, at_end: impl FnOnce(&U) + 'static) -> Subject {
+    // More heaps than threads, as many, and fewer.
+    let count = NonZeroUsize::new([2, 4, 7][seed as usize % 3]).expect("some");
+    let heaps = Arc::new(ThreadHeaps::new(options(seed), count, upstream));
+    Subject::new(heaps.clone(), move || {
+        for _ in 0..1000 {
+            let _ = Allocator::trim(&*heaps);
+            if heaps.stats().bytes_reserved == 0 {
+                break;
+            }
+        }
+        assert_eq!(heaps.stats().bytes_reserved, 0);
+        assert_eq!(heaps.snapshot().expect("regions").pending_bytes, 0);
+        at_end(heaps.upstream());
+    })
+}
+
 fn pool_over<U: SubAllocator>(seed: u64, upstream: U, at_end: impl FnOnce(&U) + 'static) -> Subject {
     let bfc = Arc::new(Bfc::new(options(seed), upstream));
     let options =
@@ -339,6 +357,17 @@ fn best_fit_over_memory_that_grows_in_place() {
 fn best_fit_over_managed_memory() {
     let upstream = || ManagedMemory::new(device()).expect("memory");
     check("managed", 5_000, |seed| best_fit_over(seed, upstream(), |_| ()));
+}
+
+#[test]
+fn a_heap_for_each_thread() {
+    check("thread heaps", 5_000, |seed| thread_heaps_over(seed, simulated(seed), is_empty));
+}
+
+#[test]
+fn a_heap_for_each_thread_over_a_hostile_upstream() {
+    let make = |seed| thread_heaps_over(seed, Hostile::new(seed), Hostile::at_end).hostile();
+    check("thread heaps, hostile", 5_000, make);
 }
 
 #[test]

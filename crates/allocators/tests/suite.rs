@@ -2,6 +2,7 @@
 
 mod random;
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,6 +43,10 @@ const ALLOCATORS: &[(&str, Make)] = &[
     ("bfc over shareable memory", || Arc::new(bfc(Shareable::new(DeviceMemory::new(host()).expect("memory"))))),
     ("bfc over plain host memory", || Arc::new(bfc(pages(false)))),
     ("bfc over pinned host memory", || Arc::new(bfc(pages(true)))),
+    ("a heap for each thread", || {
+        let memory = DeviceMemory::new(host()).expect("memory");
+        Arc::new(ThreadHeaps::new(BfcOptions::new("heaps").limit(ROOM), NonZeroUsize::new(3).expect("three"), memory))
+    }),
     ("the driver's pool", || Arc::new(DriverPool::new("driver", host(), ROOM).expect("a pool"))),
     ("the driver's pool with relief", || {
         let pool = DriverPool::new("driver", host(), u64::MAX).expect("a pool");

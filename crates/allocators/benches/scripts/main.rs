@@ -8,7 +8,7 @@
 //! | bm_alloc_and_free | TensorFlow's: one of 4 KiB, and back; the figure is for the two |
 //! | bm_alloc_batch_then_free | TensorFlow's: 1,000 of 256 B to 32 KiB, then all back; for each one of them |
 //! | bm_allocation_delayed | TensorFlow's: each goes back after 100 more; for each one of them |
-//! | threads | one, two and four do pairs, each with 1,000 live chunks of its own, on one allocator |
+//! | threads | one, two and four do pairs, each with N live chunks of its own, on one allocator |
 //!
 //! Each figure is the least and the median over batches of 1,000 pairs (of those of the first script, the second half),
 //! or over whole replays. Waste is what the
@@ -24,7 +24,7 @@
 //! `--least`, which is nearer to the truth on a machine that others use too.
 //!
 //! Pass `--quick` for fewer rounds, `--ours` to leave the others out, `--live N` for pairs of one size alone, `--live
-//! 0` for everything but pairs, `--threads` for threads alone.
+//! 0` for everything but pairs, `--threads` for threads alone, 1,000 live each, or `--live N`.
 
 mod subjects;
 mod table;
@@ -35,7 +35,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use allocators::{Log, Request, Step, Trace};
-use subjects::{Common, Nothing, Offset, Ours, Range, SameJob, Subject};
+use subjects::{ByThread, Common, Nothing, Offset, Ours, Range, SameJob, Subject};
 use table::{Column, ROWS, Shown};
 
 const BATCH: usize = 1000;
@@ -297,17 +297,17 @@ fn waste_of<S: Subject>(subject: &mut S, steps: &[Step]) -> f64 {
 /// Some threads on one allocator, in rounds that all begin together; the figure is the time of the thread that takes
 /// longest, for each of its pairs. It has the waits of every thread in it, which a median over short batches would
 /// hide.
-fn threads(common: &impl Common, threads: u64, batches: usize) -> Figures {
+fn threads(common: &dyn Common, threads: u64, live: usize, batches: usize) -> Figures {
     /// Batches of a round.
     const ROUND: usize = 10;
     let barrier = Barrier::new(threads as usize);
     let work = |thread: u64| {
         let mut random = Sequence(3 + 2 * thread);
-        let mut held: Vec<u64> = (0..BATCH).map(|_| common.take(random.size())).collect();
+        let mut held: Vec<u64> = (0..live).map(|_| common.take(random.size())).collect();
         let mut nanos = Vec::with_capacity(batches / ROUND);
         for _ in 0..batches / ROUND {
             let plan: Vec<(usize, u64)> =
-                (0..ROUND * BATCH).map(|_| ((random.next() % BATCH as u64) as usize, random.size())).collect();
+                (0..ROUND * BATCH).map(|_| ((random.next() % live as u64) as usize, random.size())).collect();
             barrier.wait();
             let start = Instant::now();
             for &(at, bytes) in &plan {
@@ -348,29 +348,35 @@ fn compare(script: &impl Script, field: Field) -> Column {
     column[0] = report(0, script.run(Ours::new));
     column[1] = report(1, script.run(Ours::slack));
     column[2] = report(2, script.run(Ours::cutting));
+    column[3] = report(3, script.run(ByThread::new));
     if only_ours {
         return column;
     }
-    column[3] = report(3, script.run(|| SameJob::new(Offset::new(live))));
+    column[4] = report(4, script.run(|| SameJob::new(Offset::new(live))));
     let nothing = script.run(|| SameJob::new(Nothing::new()));
-    column[5] = report(5, Figures { waste: None, ..nothing });
-    column[6] = report(6, script.run(|| Offset::new(live)));
+    column[6] = report(6, Figures { waste: None, ..nothing });
+    column[7] = report(7, script.run(|| Offset::new(live)));
     // Its list is searched from end to end.
     if live <= 10_000 {
-        column[4] = report(4, script.run(|| SameJob::new(Range::new())));
-        column[7] = report(7, script.run(Range::new));
+        column[5] = report(5, script.run(|| SameJob::new(Range::new())));
+        column[8] = report(8, script.run(Range::new));
     }
     column
 }
 
-fn compare_threads(count: u64, batches: usize, only_ours: bool) -> Column {
-    let name = format!("threads, {count}");
+fn compare_threads(count: u64, batches: usize, field: Field) -> Column {
+    let Field { only_ours, live } = field;
+    let name = format!("threads, {count}, {live} live");
     let report = |row, figures| report(&name, row, figures);
     let mut column: Column = Default::default();
-    column[0] = report(0, threads(&Ours::new(), count, batches));
+    let run = |common: &dyn Common| threads(common, count, live, batches);
+    column[0] = report(0, run(&Ours::new()));
+    column[3] = report(3, run(&ByThread::new()));
     if !only_ours {
-        column[3] = report(3, threads(&SameJob::new(Offset::new(2000 * count as usize)), count, batches));
-        column[4] = report(4, threads(&SameJob::new(Range::new()), count, batches));
+        column[4] = report(4, run(&SameJob::new(Offset::new(2 * live * count as usize))));
+        if live <= 1000 {
+            column[5] = report(5, run(&SameJob::new(Range::new())));
+        }
     }
     column
 }
@@ -413,7 +419,8 @@ fn main() {
     let mut beside = Vec::new();
     if only_threads || only_live.is_none_or(|only| only == 0) {
         let heading = |count| if count == 1 { "one thread".to_owned() } else { format!("{count} threads") };
-        beside = [1, 2, 4].map(|count| (heading(count), compare_threads(count, batches, only_ours))).into();
+        let field = Field { only_ours, live: only_live.filter(|&live| live > 0).unwrap_or(1000) };
+        beside = [1, 2, 4].map(|count| (heading(count), compare_threads(count, batches, field))).into();
     }
     let which = match shown {
         Shown::Median => "Medians",

@@ -1,9 +1,10 @@
 //! The allocators that are compared.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::Mutex;
 
-use allocators::{Bfc, BfcOptions, Growth, Placed, Request, Simulated};
+use allocators::{Allocator, Bfc, BfcOptions, Growth, Placed, Request, Simulated, ThreadHeaps};
 
 const UNIT: u64 = 256;
 /// Bytes that everything fits in. No power of two, which every first cut would take the rest below.
@@ -46,6 +47,33 @@ impl Subject for Ours {
 
     fn alloc(&mut self, bytes: u64) -> Placed {
         self.0.alloc(Request::new(bytes)).expect("room")
+    }
+
+    fn free(&mut self, chunk: Placed) {
+        self.0.free(chunk.address).expect("in use");
+    }
+
+    fn end(chunk: &Placed) -> u64 {
+        chunk.address + chunk.bytes - Simulated::BASE
+    }
+}
+
+/// This crate's with a heap for each processor.
+pub struct ByThread(ThreadHeaps<Simulated>);
+
+impl ByThread {
+    pub fn new() -> ByThread {
+        let heaps = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let options = BfcOptions::new("heaps").limit(ROOM).growth(Growth::Whole);
+        ByThread(ThreadHeaps::new(options, heaps, Simulated::new()))
+    }
+}
+
+impl Subject for ByThread {
+    type Chunk = Placed;
+
+    fn alloc(&mut self, bytes: u64) -> Placed {
+        self.0.place(Request::new(bytes)).expect("room")
     }
 
     fn free(&mut self, chunk: Placed) {
@@ -182,6 +210,16 @@ pub trait Common: Sync {
 impl Common for Ours {
     fn take(&self, bytes: u64) -> u64 {
         self.0.alloc(Request::new(bytes)).expect("room").address
+    }
+
+    fn give(&self, address: u64) {
+        self.0.free(address).expect("in use");
+    }
+}
+
+impl Common for ByThread {
+    fn take(&self, bytes: u64) -> u64 {
+        self.0.place(Request::new(bytes)).expect("room").address
     }
 
     fn give(&self, address: u64) {

@@ -6,10 +6,11 @@ use std::fs;
 use crate::Figures;
 
 /// The rows, in the order in which allocators are run with a script.
-pub const ROWS: [&str; 8] = [
+pub const ROWS: [&str; 9] = [
     "**`Bfc`**",
     "`Bfc`, share 1 (TensorFlow's rule)",
     "`Bfc`, share 0",
+    "**`ThreadHeaps`**",
     "`offset-allocator`, same job",
     "`range-alloc`, same job",
     "nothing, same job",

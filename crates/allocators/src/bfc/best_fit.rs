@@ -89,6 +89,12 @@ impl<U: SubAllocator> Bfc<U> {
     /// [`Error::Invalid`](gpu_api::Error::Invalid) for an address that is not handed out; nothing changes then.
     pub fn free(&self, address: u64) -> Result<()> {
         self.core.upstream.check_owner()?;
+        if self.try_free(address) { Ok(()) } else { Err(foreign(address)) }
+    }
+
+    /// Takes an allocation back; says `false` for an address that is not handed out. For the process that made it.
+    #[inline]
+    pub(crate) fn try_free(&self, address: u64) -> bool {
         self.free_in(self.core.state(), address)
     }
 
@@ -100,21 +106,22 @@ impl<U: SubAllocator> Bfc<U> {
     pub(crate) fn free_if(&self, address: u64, is_meant: impl FnOnce(&Placed<U::Token>) -> bool) -> Result<()> {
         self.core.upstream.check_owner()?;
         let state = self.core.state();
-        match state.heap.get(address) {
+        let is_freed = match state.heap.get(address) {
             Some(handed) if is_meant(&placed(&state.heap, handed)) => self.free_in(state, address),
-            _ => Err(foreign(address)),
-        }
+            _ => false,
+        };
+        if is_freed { Ok(()) } else { Err(foreign(address)) }
     }
 
     #[inline]
-    fn free_in(&self, mut state: MutexGuard<'_, BfcState<U::Token>>, address: u64) -> Result<()> {
-        let Some((id, handed)) = state.heap.withdraw(address) else { return Err(foreign(address)) };
+    fn free_in(&self, mut state: MutexGuard<'_, BfcState<U::Token>>, address: u64) -> bool {
+        let Some((id, handed)) = state.heap.withdraw(address) else { return false };
         state.counters.freed(handed.bytes, handed.asked);
         state.scopes.freed(handed.bytes);
         // Work of an earlier owner's may be left, when its stream got the bytes before it had finished.
         self.core.withdrawn(&mut state, id);
         self.core.wake(state);
-        Ok(())
+        true
     }
 
     /// Takes an allocation back whose bytes may be used again once `done` says so, and by `stream` at once.

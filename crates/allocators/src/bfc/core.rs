@@ -1,5 +1,6 @@
 //! The heap under its lock: hand out, take back, wait. What all of a [`Bfc`](super::Bfc) works on.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use super::pending::{Pending, ask};
 use super::stats::{AllocatorStats, Counters, Scopes};
 use super::window::Window;
 use crate::keepers::Keepers;
-use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, lock_briefly};
+use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, PoisonError, lock_briefly};
 use crate::upstream::RoomListener;
 use crate::{Placed, Request, SubAllocator};
 
@@ -55,6 +56,8 @@ impl Grower {
 pub(crate) struct BfcState<T> {
     pub(crate) heap: Heap<T>,
     pub(crate) counters: Counters,
+    /// Bytes in use beyond which an allocation says that it is `over`: the heap is one of several.
+    ceiling: u64,
     pub(crate) pending: Pending,
     pub(crate) scopes: Scopes,
     /// What is kept together for the request that has waited longest.
@@ -100,6 +103,8 @@ pub(crate) struct Core<U: SubAllocator> {
     pub(crate) grower: Mutex<Grower>,
     pub(crate) state: Mutex<BfcState<U::Token>>,
     freed: Condvar,
+    /// Whether an allocation went beyond the ceiling. Written under the lock.
+    over: AtomicBool,
     pub(crate) keepers: Keepers,
 }
 
@@ -109,6 +114,7 @@ impl<U: SubAllocator> Core<U> {
         let state = BfcState {
             heap: Heap::new(options.slack(), options.max_slack_share, options.max_split),
             counters: Counters::default(),
+            ceiling: u64::MAX,
             pending: Pending::default(),
             scopes: Scopes::default(),
             window: None,
@@ -119,8 +125,9 @@ impl<U: SubAllocator> Core<U> {
             turns: 0,
         };
         let grower = Mutex::new(Grower::new(&options));
-        let (state, freed, keepers) = (Mutex::new(state), Condvar::new(), Keepers::default());
-        let core = Arc::new(Core { options, upstream, grower, state, freed, keepers });
+        let (state, freed, over) = (Mutex::new(state), Condvar::new(), AtomicBool::new(false));
+        let keepers = Keepers::default();
+        let core = Arc::new(Core { options, upstream, grower, state, freed, over, keepers });
         let listener: Weak<dyn RoomListener> = Arc::<Core<U>>::downgrade(&core);
         core.upstream.subscribe(listener);
         core
@@ -196,8 +203,24 @@ impl<U: SubAllocator> Core<U> {
             None => state.heap.take(fit)?,
         };
         state.counters.allocated(handed.bytes, handed.asked);
+        if state.counters.in_use > state.ceiling {
+            self.over.store(true, Ordering::Relaxed);
+        }
         state.scopes.allocated(handed.bytes);
         Some(placed(&state.heap, handed))
+    }
+
+    /// Says whether an allocation went beyond the ceiling since that was set; to be asked by who has just allocated.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        // Relaxed: either this thread wrote it, or who wrote it since had the lock after this thread.
+        self.over.load(Ordering::Relaxed)
+    }
+
+    /// Sets the ceiling this far above what is in use.
+    pub(crate) fn set_ceiling(&self, state: &mut BfcState<U::Token>, above: u64) {
+        state.ceiling = state.counters.in_use + above;
+        self.over.store(false, Ordering::Relaxed);
     }
 
     /// Makes a withdrawn chunk free, or pending when work of it is left.

@@ -31,8 +31,11 @@ mod turn;
 mod window;
 
 pub use best_fit::Bfc;
+pub(crate) use core::{BfcState, Core};
 pub use divisions::Divisions;
+pub(crate) use heap::Fit;
 pub use options::{BfcOptions, Growth};
 pub use pending::{Completion, Work};
 pub(crate) use stats::Counters;
 pub use stats::{AllocatorStats, Scope, ScopeStats};
+pub(crate) use turn::Turn;

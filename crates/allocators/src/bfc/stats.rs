@@ -63,6 +63,16 @@ impl Counters {
         self.asked -= asked;
     }
 
+    /// Adds what another heap counts; the peaks, which are no sums, stay.
+    pub(crate) fn add(&mut self, other: &Counters) {
+        self.allocs += other.allocs;
+        self.in_use += other.in_use;
+        self.largest = self.largest.max(other.largest);
+        self.reserved += other.reserved;
+        self.asked += other.asked;
+        self.leaked += other.leaked;
+    }
+
     /// Returns the bytes that the limit counts: upstream has not got back what leaked.
     pub(crate) fn taken(&self) -> u64 {
         self.reserved + self.leaked
