@@ -1,8 +1,8 @@
 //! The peak of several heaps under a model checker:
 //! `RUSTFLAGS="--cfg gpu_ipc_loom" cargo test --release -p gpu-ipc-allocators --test loom_peak`.
 //!
-//! It must lie between what was surely in use at one time, and what may have been: an allocation is in use at the latest
-//! when it has returned, and at the earliest when it is called.
+//! It must lie between what was surely in use at one time, and what may have been: an allocation is in use at the
+//! latest when it has returned, and at the earliest when it is called.
 #![cfg(gpu_ipc_loom)]
 
 use std::num::NonZeroUsize;

@@ -56,8 +56,8 @@ const LOOK_AROUND: Duration = Duration::from_millis(16);
 /// time.
 ///
 /// It does what [`Bfc`] does: it waits, refuses addresses that are not handed out, keeps memory until work is done, and
-/// counts exactly. Two things differ. A heap does not use what is free in another before it has asked upstream for more,
-/// so more is reserved: up to a region for each heap. And a request that waits hears of a free in another heap
+/// counts exactly. Two things differ. A heap does not use what is free in another before it has asked upstream for
+/// more, so more is reserved: up to a region for each heap. And a request that waits hears of a free in another heap
 /// after up to 16 milliseconds.
 ///
 /// With [`Growth::Whole`] each heap takes its share of the limit at its first request.
@@ -228,8 +228,8 @@ impl<U: SubAllocator> ThreadHeaps<U> {
         at.map(|at| &self.heaps[at]).ok_or_else(|| foreign(address))
     }
 
-    /// Notes a new peak, if it is one, and deals out what is left below the peak; returns the sums, and the largest free
-    /// chunk.
+    /// Notes a new peak, if it is one, and deals out what is left below the peak; returns the sums, and the largest
+    /// free chunk.
     fn balance(&self) -> (Counters, u64) {
         self.balance_locked(&mut self.lock())
     }
