@@ -37,6 +37,7 @@ mod keepers;
 mod managed;
 mod memory;
 mod pool;
+mod pool_options;
 mod process_state;
 mod recorded;
 mod relief;
@@ -65,7 +66,8 @@ pub use host_memory::HostPages;
 pub use keepers::Trim;
 pub use managed::ManagedMemory;
 pub use memory::{DeviceBytes, HostBytes, Memory};
-pub use pool::{Pool, PoolCounts, PoolOptions, Rounding};
+pub use pool::{Pool, PoolCounts};
+pub use pool_options::{PoolOptions, Rounding};
 pub use process_state::{
     AllocatorAttributes, AllocatorKey, AllocatorKind, KeyedVisitor, MemoryLimit, Owner, PhysicalDevice, ProcessOptions,
     ProcessState, VirtualDevice, VirtualDevices, Wrap,
