@@ -20,7 +20,7 @@ use channel::shared::counter_file::CounterFile;
 use channel::trace_point;
 use channel::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
 
-/// Opens a [`Participant`]: how it maps memory, how long it waits, what it calls itself.
+/// Opens a [`Participant`]: how it maps memory, how long it waits, and its name.
 ///
 /// # Examples
 ///
@@ -71,7 +71,7 @@ impl ParticipantBuilder {
         self
     }
 
-    /// Sets how long to wait for the producer's welcome: 30 s unless said; `None` for ever.
+    /// Sets how long to wait for the producer's welcome: 30 s by default; `None` for ever.
     #[must_use]
     pub fn timeout(mut self, time: Option<Duration>) -> Self {
         self.timeout = time;
@@ -112,7 +112,7 @@ impl ParticipantBuilder {
         self.join(socket, &kin, deadline)
     }
 
-    /// Joins by a connection that exists: passed on by another process that connected, or one end of a
+    /// Joins by an existing connection: passed on by another process that connected, or one end of a
     /// socket pair whose other end the session [accepts](crate::Session::accept).
     ///
     /// Every other copy of it must be closed: as long as one is open, this process' death is not proven.

@@ -21,7 +21,7 @@ use channel::wire::descriptor::SessionId;
 
 /// A consumer's connection to one producer's session.
 ///
-/// Cheap to clone, and to be used from several threads at once. When the last clone is dropped, the participant's
+/// Cheap to clone; usable from several threads at once. When the last clone is dropped, the participant's
 /// thread goes on until every block that it received is dropped and its GPU work done; then it unmaps and says goodbye.
 #[derive(Clone)]
 pub struct Participant(Arc<Handle>);
@@ -116,9 +116,9 @@ impl Participant {
         self.holdings().claim(bytes, wait, Patience::until(deadline))
     }
 
-    /// Claims what a descriptor grants if that needs no waiting. Otherwise whatever can be asked for is asked for, and
-    /// stays so for 30 s or until it is [abandoned](Participant::abandon); when it may have come the participant's
-    /// [`AsFd`] is readable and [`next_notice`](Participant::next_notice) gives [`Notice::TryAgain`].
+    /// Claims what a descriptor grants if that needs no waiting. Otherwise it sends the questions that the claim needs,
+    /// which stay for 30 s or until they are [abandoned](Participant::abandon). When an answer may have come, the
+    /// participant's [`AsFd`] is readable and [`next_notice`](Participant::next_notice) gives [`Notice::TryAgain`].
     ///
     /// # Errors
     ///
@@ -202,7 +202,7 @@ impl Participant {
     }
 
     /// Asks ahead for what the claims of these descriptors will need, and does not wait for the answers: a later
-    /// [`claim`](Participant::claim) within 30 s finds them there. Whatever is no ticket is passed over.
+    /// [`claim`](Participant::claim) within 30 s finds them there. Skips descriptors that are not tickets.
     ///
     /// # Errors
     ///
@@ -211,21 +211,21 @@ impl Participant {
         self.link().prefetch(descriptors)
     }
 
-    /// Gives up what was asked for on behalf of a [`try_claim`](Participant::try_claim) or
-    /// [`prefetch`](Participant::prefetch) of this descriptor. Without this it ends by itself when the claim was not
-    /// tried again for 30 s. Nothing is lost: the claim can be made later all the same.
+    /// Gives up the questions of a [`try_claim`](Participant::try_claim) or [`prefetch`](Participant::prefetch) of this
+    /// descriptor. Without this they end by themselves when the claim was not tried again for 30 s. Nothing is lost:
+    /// the claim can be made later all the same.
     pub fn abandon(&self, descriptor: &[u8]) {
         self.holdings().abandon(descriptor);
     }
 
-    /// Takes the oldest notice that was not read yet. While there is one, the participant's [`AsFd`] is readable.
+    /// Takes the oldest unread notice. While there is one, the participant's [`AsFd`] is readable.
     pub fn next_notice(&self) -> Option<Notice> {
         if self.link().guard.is_child() { None } else { self.link().notices.take() }
     }
 
-    /// Lets go of the participant and waits until the producer has noted that: every block that it received is dropped
-    /// and its GPU work done, everything is unmapped, and goodbye is said and heard. To be called before the process
-    /// ends, when the producer is to know a good end from a death.
+    /// Ends the participant and waits until the producer has noted it: every block that it received is dropped and its
+    /// GPU work done, everything is unmapped, and goodbye is said and heard. Call it before the process ends, so that
+    /// the producer does not take the end for a death.
     ///
     /// A drop does the same and does not wait: the goodbye goes out at once if no block is held, else from the
     /// participant's thread.
@@ -269,8 +269,8 @@ impl Participant {
         })
     }
 
-    /// Counts the leases that are kept until this process ends, because nobody could say when the work on their blocks
-    /// was done: a driver's error, or a drop while a used stream was captured.
+    /// Counts the leases that are kept until this process ends, because the end of the work on their blocks could not
+    /// be observed: a driver's error, or a drop while a used stream was captured.
     pub fn kept_leases(&self) -> u64 {
         self.holdings().queues.kept()
     }
@@ -288,16 +288,16 @@ impl fmt::Debug for Participant {
 }
 
 impl AsRawFd for Participant {
-    /// Returns the number of what [`AsFd`] gives, for event loops that want one.
+    /// Returns the raw descriptor of [`AsFd`], for event loops that need one.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
 }
 
 impl AsFd for Participant {
-    /// Returns what is readable while there is a [notice](Participant::next_notice) to read.
+    /// Returns a descriptor that is readable while a [notice](Participant::next_notice) is unread.
     ///
-    /// An event loop that tells of changes only (edge-triggered, as tokio's) must read notices until there is none.
+    /// An edge-triggered event loop, such as tokio's, must read notices until there is none.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link().notices.as_fd()
     }

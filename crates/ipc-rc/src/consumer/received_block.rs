@@ -64,7 +64,7 @@ impl ReceivedBlock {
         self.ptr
     }
 
-    /// Returns the bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a block is never empty; a slice of no bytes is refused")]
     pub fn len(&self) -> u64 {
         self.len
@@ -72,7 +72,7 @@ impl ReceivedBlock {
 
     /// Names a stream of this process whose work touches the block, of any device and vendor.
     ///
-    /// A stream of another device than the participant's is asked by the participant's thread whether its work is done.
+    /// The participant's thread polls streams of another device than the participant's.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl ReceivedBlock {
     ///
     /// [`ClaimError::Capturing`] and a stream's [`Error::Mismatch`](gpu_api::Error::Mismatch) as of a claim,
     /// [`ClaimError::Forked`], and [`Error::Deadline`](gpu_api::Error::Deadline) after `timeout` (`None` waits for
-    /// ever). The block stays held. That the producer died ends the wait: ask [`state`](ReceivedBlock::state).
+    /// ever). The block stays held. The producer's death ends the wait: ask [`state`](ReceivedBlock::state).
     ///
     /// # Examples
     ///
@@ -204,8 +204,8 @@ impl ReceivedBlock {
     /// ticket for the first that claims it. The new lease does not depend on this one.
     ///
     /// Waits for the producer's work on the block first, then for its answer. Work of this process on the block must be
-    /// done: the receiver waits for none of it. The bytes of the user's own are zero:
-    /// [`Descriptor::with_user`] puts others in.
+    /// done: the receiver waits for none of it. The descriptor's user bytes are zero; [`Descriptor::with_user`] sets
+    /// them.
     ///
     /// # Errors
     ///

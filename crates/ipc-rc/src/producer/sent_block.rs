@@ -32,7 +32,7 @@ impl SentBlock {
         SentBlock { core: ManuallyDrop::new(core.clone()), block: ManuallyDrop::new(block) }
     }
 
-    /// Returns the session that it is of.
+    /// Returns its session.
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
@@ -50,7 +50,7 @@ impl SentBlock {
         self.block.ptr()
     }
 
-    /// Returns the bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a block is never empty")]
     pub fn len(&self) -> u64 {
         self.block.len()
@@ -139,8 +139,8 @@ impl SentBlock {
         Ok(SentBlock::new(core, piece, Origin::Part { token, _whole: whole.clone() }))
     }
 
-    /// Takes a grant back that nobody has claimed, and says whether it did. A claim of it then gives `Revoked`. A
-    /// ticket is ended before its last claim; leases that it gave stay.
+    /// Revokes a grant that is not claimed yet, and says whether it did. A claim of it then gives `Revoked`. A ticket
+    /// is ended before its last claim; leases that it gave stay.
     ///
     /// # Errors
     ///
@@ -149,8 +149,8 @@ impl SentBlock {
         self.core.cancel(&self.block, descriptor)
     }
 
-    /// Names a stream of this process, of any device and vendor, whose queued work touches the block: it is not used
-    /// again before that is done.
+    /// Names a stream of this process, of any device and vendor, whose queued work touches the block: the block is not
+    /// reused before that work is done.
     ///
     /// # Errors
     ///
@@ -171,8 +171,8 @@ impl SentBlock {
 
     /// Waits until no lease on the block is outstanding: backpressure for a producer that writes into it again.
     ///
-    /// With a timeout of zero it asks. When the answer is no, the session tells of the release by
-    /// [`SessionNotice::TryAgain`](crate::SessionNotice::TryAgain), so that an event loop asks again in time.
+    /// With a timeout of zero it does not wait: [`SessionNotice::TryAgain`](crate::SessionNotice::TryAgain) then tells
+    /// an event loop when to ask again.
     ///
     /// # Errors
     ///
@@ -180,7 +180,7 @@ impl SentBlock {
     ///
     /// # Examples
     ///
-    /// A frame is written again as soon as nobody looks at it:
+    /// A frame is written again as soon as no consumer has it:
     ///
     /// ```
     /// # use backend_host::{HostBackend, HostConfig};

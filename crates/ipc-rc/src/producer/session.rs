@@ -25,8 +25,8 @@ use channel::wire::descriptor::{Descriptor, SessionId};
 
 /// A producer's session: its blocks, their leases, and the moment when each is free.
 ///
-/// Cheap to clone, and to be used from several threads at once. When the last clone is dropped the socket closes; the
-/// session's thread goes on until nothing of it is held any more, or the process ends.
+/// Cheap to clone; usable from several threads at once. When the last clone is dropped the socket closes; the session's
+/// thread goes on until nothing of the session is held, or the process ends.
 ///
 /// # Examples
 ///
@@ -69,7 +69,7 @@ pub struct Collected {
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Tokens of adopted memory that nobody holds or maps any more: it is the owner's again.
+    /// Tokens of adopted memory that no process holds or maps any more: its owner may free it.
     pub tokens: Vec<AdoptToken>,
 }
 
@@ -111,21 +111,21 @@ impl Session {
         &self.core().facts.gpu
     }
 
-    /// Takes the oldest notice that was not read yet. While there is one, the session's [`AsFd`] is readable.
+    /// Takes the oldest unread notice. While there is one, the session's [`AsFd`] is readable.
     pub fn next_notice(&self) -> Option<SessionNotice> {
         let core = self.core();
         if core.is_child() { None } else { core.notices.take() }
     }
 
-    /// Takes in a connection that reached the application in another way than through the session's socket: passed on
-    /// by another process, or one end of a socket pair (`SOCK_SEQPACKET`). It is admitted when it says hello.
+    /// Accepts a connection that did not come through the session's socket: passed on by another process, or one end
+    /// of a socket pair (`SOCK_SEQPACKET`). It is admitted when it says hello.
     ///
     /// Every other process must have closed its copy of the other end: while one is open, the participant's death is
     /// not proven.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what is no such socket, [`Error::Closing`], [`Error::Forked`].
+    /// [`Error::Invalid`] for anything but such a socket, [`Error::Closing`], [`Error::Forked`].
     pub fn accept(&self, connection: impl Into<OwnedFd>) -> Result<()> {
         let core = self.core();
         core.check_open()?;
@@ -138,8 +138,8 @@ impl Session {
 
     /// Allocates a block of `len` bytes, aligned to 256.
     ///
-    /// Before the device is asked for more, what leases have ended is collected. When the device has no more,
-    /// participants are asked to unmap what they do not use, and waited for as long as the arena's
+    /// Ended leases are collected before the device is asked for more. When the device has no more, participants are
+    /// asked to unmap idle regions, and waited for as long as the arena's
     /// [`patience`](allocators::ArenaOptions::patience): 100 ms for the session's own.
     ///
     /// # Errors
@@ -275,13 +275,13 @@ impl Session {
         Ok(SentBlock::new(core, piece, Origin::Adopted(token)))
     }
 
-    /// Lists the participants that are connected.
+    /// Lists the connected participants.
     pub fn participants(&self) -> Vec<ParticipantId> {
         let peers = self.core().roster.peers();
         peers.iter().flatten().filter(|peer| !peer.gone.load(Ordering::Relaxed)).map(|peer| peer.id).collect()
     }
 
-    /// Returns what a participant that is connected calls itself, or else the command that it runs.
+    /// Returns a connected participant's name, or else its command.
     pub fn participant_name(&self, participant: ParticipantId) -> Option<String> {
         self.core().roster.find(participant).map(|peer| peer.name.clone())
     }
@@ -330,7 +330,7 @@ impl Session {
         if core.is_child() { Stats::default() } else { core.stats() }
     }
 
-    /// Gives the session to an allocator that wants to know whom to ask when memory is short.
+    /// Returns the session as a source of memory that an allocator asks when memory is short.
     pub fn reclaim(&self) -> Weak<dyn Reclaim> {
         let core: Arc<dyn Reclaim> = Arc::<Core>::clone(self.core());
         Arc::downgrade(&core)
@@ -338,7 +338,7 @@ impl Session {
 
     /// Shares nothing more, closes the socket, and waits until nothing is held or `timeout` has passed.
     ///
-    /// Whatever the report says is still held stays safe: the session's thread goes on until it ends. Blocks that the
+    /// What the report lists as held stays safe: the session's thread goes on until it ends. Blocks that the
     /// caller itself has not dropped are held too, and the report counts them apart. In a forked child nothing is done,
     /// and the report is not clean.
     pub fn shutdown(&self, timeout: Duration) -> ShutdownReport {
@@ -364,16 +364,16 @@ impl fmt::Debug for Session {
 }
 
 impl AsRawFd for Session {
-    /// Returns the number of what [`AsFd`] gives, for event loops that want one.
+    /// Returns the raw descriptor of [`AsFd`], for event loops that need one.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
 }
 
 impl AsFd for Session {
-    /// Returns what is readable while there is a [notice](Session::next_notice) to read.
+    /// Returns a descriptor that is readable while a [notice](Session::next_notice) is unread.
     ///
-    /// An event loop that tells of changes only (edge-triggered, as tokio's) must read notices until there is none.
+    /// An edge-triggered event loop, such as tokio's, must read notices until there is none.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.core().notices.as_fd()
     }
