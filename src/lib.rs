@@ -2,8 +2,8 @@
 //! crash.
 //!
 //! A producer allocates a block, shares it and drops it. The block stays in *limbo* until every process that claimed it
-//! has let go and its GPU work is done. A consumer that is killed gives back what it held, one that is stopped keeps
-//! it, and a descriptor that nobody claims is taken back after a time.
+//! has dropped it and its GPU work is done. A killed consumer's blocks come back, a stopped one's stay with it, and an
+//! unclaimed descriptor lapses after a time.
 //!
 //! ```
 //! use std::time::Duration;

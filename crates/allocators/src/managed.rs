@@ -45,7 +45,7 @@ impl ManagedMemory {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] on a device without [`Caps::managed`](gpu_api::Caps::managed); what the driver gives when
+    /// [`Error::Unsupported`] on a device without [`Caps::managed`](gpu_api::Caps::managed); the driver's error when
     /// it is asked what is free; [`Error::System`] when the kernel has no page for the fork guard.
     pub fn new(gpu: Gpu) -> Result<ManagedMemory> {
         if !gpu.caps().managed {

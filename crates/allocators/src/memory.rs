@@ -13,7 +13,7 @@ pub trait Memory: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     ///
     /// # Safety
     ///
@@ -25,7 +25,7 @@ pub trait Memory: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     ///
     /// # Safety
     ///

@@ -38,7 +38,7 @@ impl Recorded {
     /// # Errors
     ///
     /// [`Error::Capturing`] for a stream that is being captured: its work runs when the graph is launched, perhaps more
-    /// than once; what the driver gives.
+    /// than once; the driver's error.
     ///
     /// # Safety
     ///

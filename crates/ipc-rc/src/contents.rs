@@ -98,7 +98,7 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::Invalid`] for more bytes than `to` has and for a block that is mapped read-only, [`Error::Mismatch`]
-    /// for a block of another device, [`Error::Capturing`], and what the driver gives: then the block is kept until the
+    /// for a block of another device, [`Error::Capturing`], and the driver's error: then the block is kept until the
     /// process ends, since nobody knows whether the copy still runs.
     ///
     /// # Examples

@@ -20,7 +20,7 @@ impl GpuEvent {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     pub fn new(gpu: &Gpu) -> Result<GpuEvent> {
         let event = gpu.backend().create_event(gpu.device(), EventKind::Local)?;
         Ok(GpuEvent { gpu: gpu.clone(), event })
@@ -41,7 +41,7 @@ impl GpuEvent {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         stream.require(&self.gpu)?;
         // SAFETY: `record_event` asks for a live event and stream of one device: the event goes with `self`, `Stream`
@@ -53,7 +53,7 @@ impl GpuEvent {
     ///
     /// # Errors
     ///
-    /// What the driver gives: then nobody knows.
+    /// The driver's error: then nobody knows.
     pub fn is_passed(&self) -> Result<bool> {
         // SAFETY: `query_event` asks for a live event: only the drop destroys it.
         unsafe { self.gpu.backend().query_event(self.event) }
@@ -63,7 +63,7 @@ impl GpuEvent {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     pub fn hold(&self, stream: &Stream) -> Result<()> {
         stream.require(&self.gpu)?;
         // SAFETY: `stream_wait_event` asks for a live stream and event: `Stream` keeps the one, `self` the other.

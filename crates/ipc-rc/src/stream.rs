@@ -45,7 +45,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver and [`ForkGuard::new`] give.
+    /// The driver's error, and those of [`ForkGuard::new`].
     ///
     /// # Examples
     ///
@@ -154,7 +154,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver gives; an error of earlier work among it.
+    /// The driver's error, perhaps of earlier work.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: `synchronize_stream` asks for a live stream: `self` keeps it.
         unsafe { self.0.gpu.backend().synchronize_stream(self.0.raw) }
@@ -196,7 +196,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`Error::Capturing`], and what the driver gives.
+    /// [`Error::Capturing`], and the driver's error.
     pub fn behind(&self) -> Result<&Stream> {
         let Some(stand_in) = self.stand_in()? else { return Ok(self) };
         self.refuse_capture("do it before the capture begins or after it ended")?;
@@ -211,7 +211,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     pub(crate) fn ahead(&self) -> Result<&Stream> {
         Ok(self.stand_in()?.unwrap_or(self))
     }
@@ -220,7 +220,7 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     pub(crate) fn follow(&self, ahead: &Stream) -> Result<()> {
         if !self.0.raw.is_per_thread() {
             return Ok(());

@@ -57,7 +57,7 @@ impl Copier {
     ///
     /// # Errors
     ///
-    /// What the driver gives when it cannot make a stream.
+    /// The driver's error when it cannot make a stream.
     pub fn new(gpu: &Gpu) -> Result<Copier> {
         Ok(Copier { gpu: gpu.clone(), stream: Stream::create(gpu)?, buffer: Vec::new() })
     }

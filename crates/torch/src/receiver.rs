@@ -273,7 +273,7 @@ impl ReceivedStorage {
     /// # Errors
     ///
     /// [`Error::Invalid`] for more bytes than the storage has, [`Error::Mismatch`] for a stream of another device,
-    /// [`Error::Capturing`], [`Error::Forked`], and what the driver gives: then the storage is kept until the process
+    /// [`Error::Capturing`], [`Error::Forked`], and the driver's error: then the storage is kept until the process
     /// ends, since nobody knows whether the copy still runs. After an error `bytes` are as they were.
     pub fn read(&self, stream: &Stream, bytes: &mut [u8]) -> Result<()> {
         self.0.receiver.check_process()?;

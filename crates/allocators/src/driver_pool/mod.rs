@@ -128,7 +128,7 @@ impl DriverPool {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     pub fn usage(&self) -> Result<PoolUsage> {
         self.core.check()?;
         self.core.usage()

@@ -98,7 +98,7 @@ impl<A: Allocator> Guard<A> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for an address that is not handed out; what the driver gives.
+    /// [`Error::Invalid`] for an address that is not handed out; the driver's error.
     pub fn check(&self, address: u64) -> Result<Option<Damage>> {
         self.check_owner()?;
         // The lock keeps it from being freed meanwhile.
@@ -111,7 +111,7 @@ impl<A: Allocator> Guard<A> {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     pub fn check_all(&self) -> Result<Vec<Damage>> {
         self.check_owner()?;
         let state = self.state();

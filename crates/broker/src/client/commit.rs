@@ -131,7 +131,7 @@ impl Lane {
     ///
     /// # Errors
     ///
-    /// What the driver gives, and [`Error::Capturing`]: then no lease ends.
+    /// The driver's error, and [`Error::Capturing`]: then no lease ends.
     pub(super) fn release_behind(
         gpu: &Gpu,
         words: &Words,

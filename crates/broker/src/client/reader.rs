@@ -119,7 +119,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a part that is not there, [`ObjectError::Asleep`], and what the driver gives.
+    /// [`Error::Invalid`] for a part that is not there, [`ObjectError::Asleep`], and the driver's error.
     pub fn read(&self, part: &str) -> Result<Vec<u8>> {
         let len = self.layout().part(part).map_or(0, |part| part.spec.len);
         let len = usize::try_from(len).map_err(|_| too_long(part))?;
@@ -145,7 +145,7 @@ impl Reader {
     /// # Errors
     ///
     /// [`Error::Invalid`] for a part that either has not, of another length, or taken over; [`Error::Mismatch`] for a
-    /// writer on another device; [`ObjectError::Asleep`]; what the driver gives.
+    /// writer on another device; [`ObjectError::Asleep`]; the driver's error.
     pub fn copy_part(&self, name: &str, to: &mut Writer) -> Result<()> {
         self.check_mapped()?;
         let Some(part) = self.layout().part(name) else {
@@ -163,7 +163,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// As [`Client::scratch`](crate::Client::scratch); [`ObjectError::Asleep`]; what the driver gives.
+    /// As [`Client::scratch`](crate::Client::scratch); [`ObjectError::Asleep`]; the driver's error.
     ///
     /// # Examples
     ///
@@ -220,7 +220,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// [`ObjectError::LayoutDiffers`] and [`ObjectError::NotFound`]; [`ObjectError::Asleep`]; what the driver gives.
+    /// [`ObjectError::LayoutDiffers`] and [`ObjectError::NotFound`]; [`ObjectError::Asleep`]; the driver's error.
     ///
     /// # Examples
     ///
@@ -292,7 +292,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     pub fn sleep(&mut self, release: bool) -> Result<()> {
         self.link.check_fork()?;
         self.wait_for_streams()?;

@@ -173,7 +173,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for a part that is not there, has another length or is taken over; what the driver gives.
+    /// [`Error::Invalid`] for a part that is not there, has another length or is taken over; the driver's error.
     pub fn write(&mut self, part: &str, bytes: &[u8]) -> Result<()> {
         self.write_at(part, 0, bytes, true)
     }

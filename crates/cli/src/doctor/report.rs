@@ -32,7 +32,7 @@ pub struct Report {
     required: Vec<&'static str>,
     /// Why it is not ok, a sentence each.
     failed: Vec<String>,
-    /// What the kernel gives.
+    /// The kernel's error.
     kernel: Vec<Check>,
     /// Limits and places.
     limits: Vec<Check>,

@@ -98,7 +98,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// What the kernel gives.
+    /// The kernel's error.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, String> {
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {

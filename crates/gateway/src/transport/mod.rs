@@ -128,7 +128,7 @@ pub trait Transport: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     fn flush(&self) -> Result<()>;
 }
 

@@ -107,7 +107,7 @@ impl HostTable {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for an address that is not in the table, and what the driver gives.
+    /// [`Error::Invalid`] for an address that is not in the table, and the driver's error.
     ///
     /// # Safety
     ///

@@ -15,8 +15,8 @@ use channel::os::clock::Tick;
 use channel::os::socket::{self, Listener, Place};
 use channel::wire::descriptor::SessionId;
 
-/// Bytes of a region when nobody says: a few of them hold thousands of small blocks, and one is mapped by a participant
-/// in well under a millisecond.
+/// Default bytes of a region: a few hold thousands of small blocks, and a participant maps one in well under a
+/// millisecond.
 const REGION_BYTES: u64 = 32 << 20;
 
 /// Where blocks come from.
@@ -112,8 +112,8 @@ impl SessionBuilder {
         self
     }
 
-    /// Takes the bytes of blocks from this arena, which other sessions and the allocators of a process may share,
-    /// instead of from one of the session's own. The arena turns to the session when it has no room.
+    /// Allocates blocks from this arena, which other sessions and the allocators of a process may share, instead of
+    /// from one of the session's own. The arena asks the session for memory when it has no room.
     ///
     /// # Examples
     ///
@@ -138,22 +138,22 @@ impl SessionBuilder {
         self
     }
 
-    /// Takes the bytes of blocks from an allocator of the application's. The session collects when it has no room.
+    /// Allocates blocks from an allocator of the application's. The session collects when it has no room.
     #[must_use]
     pub fn source(mut self, source: Arc<dyn RegionSource>) -> Self {
         self.source = Some(Source::Other(source));
         self
     }
 
-    /// Sets the bytes of a region of the session's own arena: 32 MiB unless said. A block above half of that has a
-    /// region of its own.
+    /// Sets the bytes of a region of the session's own arena: 32 MiB by default. A block above half of that has
+    /// a region of its own.
     #[must_use]
     pub fn region_bytes(mut self, bytes: u64) -> Self {
         self.region_bytes = bytes;
         self
     }
 
-    /// Sets the most bytes that the session's own arena takes from the device: all that it has unless said. What leases
+    /// Limits the bytes that the session's own arena takes from the device; there is no limit by default. What leases
     /// keep counts; [`alloc_within`](Session::alloc_within) waits for it.
     #[must_use]
     pub fn limit(mut self, bytes: u64) -> Self {
@@ -161,7 +161,7 @@ impl SessionBuilder {
         self
     }
 
-    /// Chooses how regions of the session's own arena are shared: by file descriptor where the device can, unless said.
+    /// Chooses how regions of the session's own arena are shared: by default by file descriptor where the device can.
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = Some(sharing);
@@ -176,23 +176,23 @@ impl SessionBuilder {
         self
     }
 
-    /// Sets how long after the proof of a participant's death its blocks are kept from reuse. Unless said, what the
-    /// device's driver needs ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s on an AMD
-    /// GPU whose kernel does not show when a dead process' queues are gone.
+    /// Sets how long after the proof of a participant's death its blocks are kept from reuse. The default is what
+    /// the device's driver needs ([`GpuDevices::quarantine`](gpu_api::GpuDevices::quarantine)): 100 ms, and 5 s on an
+    /// AMD GPU whose kernel does not show when a dead process' queues are gone.
     #[must_use]
     pub fn quarantine(mut self, time: Duration) -> Self {
         self.quarantine = Some(time);
         self
     }
 
-    /// Sets how long a grant stays claimable: 5 minutes unless said; `None` for ever.
+    /// Sets how long a grant stays claimable: 5 minutes by default; `None` for ever.
     #[must_use]
     pub fn time_to_live(mut self, time: Option<Duration>) -> Self {
         self.time_to_live = time;
         self
     }
 
-    /// Sets how many leases one participant may have outstanding: 2,097,152 unless said. Rounded down to what whole
+    /// Sets how many leases one participant may have outstanding: 2,097,152 by default. Rounded down to what whole
     /// counter files give, of which the first has 8,192 and each doubles up to 65,536.
     #[must_use]
     pub fn max_slots(mut self, slots: u64) -> Self {

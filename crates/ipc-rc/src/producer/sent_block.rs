@@ -68,7 +68,7 @@ impl SentBlock {
     ///
     /// [`Error::ParticipantGone`], [`Error::Closing`], [`Error::Forked`], [`Error::Capturing`] for a stream that is
     /// being captured, [`Error::Exhausted`] when the participant's quota of leases is used up or too many tickets are
-    /// live, and what the driver gives. After an error nothing was granted.
+    /// live, and the driver's error. After an error nothing was granted.
     ///
     /// # Examples
     ///

@@ -317,7 +317,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// What the driver gives; the region is leaked then.
+    /// The driver's error; the region is leaked then.
     pub fn trim(&self) -> Result<u64> {
         self.core().check_fork()?;
         self.core().ask_to_unmap();

@@ -31,7 +31,7 @@ impl Proof {
     ///
     /// # Errors
     ///
-    /// What the driver gives.
+    /// The driver's error.
     pub fn record(stream: &Stream, debt: Option<Debt>) -> Result<Proof> {
         let event = GpuEvent::new(stream.gpu())?;
         event.record(stream)?;

@@ -175,7 +175,7 @@ impl Fences {
     ///
     /// # Errors
     ///
-    /// What the driver gives: then nothing was queued and no descriptor may name a value.
+    /// The driver's error: then nothing was queued and no descriptor may name a value.
     pub fn queue(&self, gpu: &Gpu, stream: &Stream, participant: ParticipantId, words: &Words) -> Result<Fence> {
         stream.require(gpu)?;
         self.with_line(stream.key(), |line, state| {

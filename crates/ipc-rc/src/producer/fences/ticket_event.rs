@@ -34,7 +34,7 @@ impl TicketEvent {
     /// # Errors
     ///
     /// [`Error::Capturing`](gpu_api::Error::Capturing), [`Error::Mismatch`](gpu_api::Error::Mismatch) for a stream of
-    /// another device, and what the driver gives.
+    /// another device, and the driver's error.
     pub fn mark(gpu: &Gpu, stream: &Stream) -> Result<TicketEvent> {
         stream.refuse_capture("share before the capture begins or after it ended")?;
         let mark = GpuEvent::new(gpu)?;
@@ -100,7 +100,7 @@ impl TicketStreams {
     ///
     /// # Errors
     ///
-    /// What the driver gives: nothing was queued then.
+    /// The driver's error: nothing was queued then.
     pub fn fence(&mut self, point: &TicketEvent, fences: &Fences, to: ParticipantId, words: &Words) -> Result<Await> {
         if point.mark.is_passed()? {
             return Ok(Await::Nothing);

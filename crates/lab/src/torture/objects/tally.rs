@@ -54,7 +54,7 @@ impl Tally {
     ///
     /// # Errors
     ///
-    /// What the system gives.
+    /// The system's error.
     pub fn open(path: &Path) -> io::Result<&'static Tally> {
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         file.set_len(size_of::<Tally>() as u64)?;
