@@ -100,7 +100,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// Says whether it is a job that people do, beside what they do it with today.
+    /// Says whether it is a whole job, compared with copies through host memory.
     pub fn is_job(self) -> bool {
         matches!(self, Group::Camera | Group::Weights | Group::Kv)
     }
@@ -143,7 +143,7 @@ pub struct BenchOptions {
     /// Measure only these rows
     #[arg(long, value_enum, value_name = "ROWS", num_args = 1.., value_delimiter = ',')]
     pub only: Vec<Group>,
-    /// Measure the jobs that people do, beside what they use today, instead of single calls
+    /// Measure whole jobs beside copies through host memory, instead of single calls
     #[arg(long, conflicts_with = "only")]
     pub jobs: bool,
     /// Make one frame and one tensor wrong, which must be found

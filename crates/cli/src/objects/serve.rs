@@ -18,8 +18,8 @@ pub struct BrokerOptions {
     /// Which broker.
     #[command(flatten)]
     pub place: BrokerDir,
-    /// A device that objects may lie on, as cuda:0 or host:0; may be given several times; else all of the first backend
-    /// that has one
+    /// A device for objects, such as cuda:0 or host:0; repeatable [default: all devices of the first backend that has
+    /// one]
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Vec<(BackendKind, u32)>,
     /// Most bytes of all objects together

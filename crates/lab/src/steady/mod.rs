@@ -35,7 +35,7 @@ pub struct SteadyOptions {
     /// Cycles of share, claim, drop and collect to do
     #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub cycles: u64,
-    /// Work for this many seconds instead, however many cycles that is
+    /// Work for this many seconds instead
     #[arg(
         long,
         value_name = "N",
