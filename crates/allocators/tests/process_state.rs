@@ -86,6 +86,19 @@ fn attributes_choose_the_memory() {
 }
 
 #[test]
+fn a_device_that_shares_nothing_has_private_memory_all_the_same() {
+    let fake = Fake::new(ROOM);
+    fake.state().shares_nothing = true;
+    let state = ProcessState::new([fake.gpu()]);
+    let private = state.allocator(FIRST, on_device()).expect("made");
+    let held = private.alloc(Request::new(MIB)).expect("room");
+    assert!(fake.live_bytes() >= MIB);
+    let error = state.arena(FIRST).expect_err("nobody could map it");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    private.free(held.address).expect("in use");
+}
+
+#[test]
 fn options_after_the_first_use_are_an_error() {
     let (_fake, state) = state();
     state.configure(options()).expect("nothing is made yet");

@@ -20,6 +20,8 @@ pub struct FakeState {
     pub room: u64,
     pub refuses_free: bool,
     pub refuses_export: bool,
+    /// Whether its memory can be shared in no way.
+    pub shares_nothing: bool,
     /// Which call of `alloc` or of an export fails, counted from 1; none for 0.
     pub fails_at: usize,
     /// Of how many calls in a row one fails; none for 0.
@@ -158,7 +160,8 @@ unsafe impl GpuDevices for Fake {
     }
 
     fn caps(&self, _: DeviceId) -> Result<Caps> {
-        Ok(Caps { handle: true, fd: true, pools: true, granularity: GRANULARITY, ..Caps::default() })
+        let shares = !self.state().shares_nothing;
+        Ok(Caps { handle: shares, fd: shares, pools: true, granularity: GRANULARITY, ..Caps::default() })
     }
 
     fn device_files(&self) -> &[&'static str] {
