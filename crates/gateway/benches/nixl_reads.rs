@@ -85,6 +85,13 @@ struct Row {
     pieces: f64,
 }
 
+impl Row {
+    fn json(&self) -> serde_json::Value {
+        let Row { what, mib, whole, pieces } = self;
+        serde_json::json!({ "what": what, "mib": mib, "whole": whole, "pieces": pieces })
+    }
+}
+
 fn main() -> Outcome<()> {
     let options = Options::parse();
     let largest = options.mib.iter().max().map_or(0, |mib| mib << 20);
@@ -105,10 +112,8 @@ fn main() -> Outcome<()> {
         copies(&options, &gpu, &mut rows)?;
     }
     if options.json {
-        let row = |Row { what, mib, whole, pieces }: &Row| {
-            serde_json::json!({ "what": what, "mib": mib, "whole": whole, "pieces": pieces })
-        };
-        println!("{}", serde_json::Value::from(rows.iter().map(row).collect::<Vec<_>>()));
+        let all: Vec<_> = rows.iter().map(Row::json).collect();
+        println!("{}", serde_json::Value::from(all));
         return Ok(());
     }
     println!("{:>12} {:>8} {:>12} {:>12} {:>7}", "memory", "MiB", "pieces GB/s", "whole GB/s", "ratio");

@@ -324,7 +324,8 @@ impl<T> Heap<T> {
         parts.filter(|(extent, _)| extent.base < end && start < extent.end()).map(|(_, token)| token.clone()).collect()
     }
 
-    /// Returns the bytes that [`remove_idle`](Heap::remove_idle) and [`remove_tails`](Heap::remove_tails) would take out.
+    /// Returns the bytes that [`remove_idle`](Heap::remove_idle) and [`remove_tails`](Heap::remove_tails) would take
+    /// out.
     pub(crate) fn idle_bytes(&self, may_go: impl Fn(&T) -> bool) -> u64 {
         let of_region = |number| {
             let region = &self.regions[number];
