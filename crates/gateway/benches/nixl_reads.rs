@@ -13,7 +13,7 @@ use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use gateway::transport::nixl::Nixl;
+use gateway::transport::nixl::{Nixl, ask_the_driver};
 use gateway::transport::{Pair, Peer, Place, Progress, RemoteSpan, Span, Transport};
 use gpu_ipc::backend::{DevicePtr, HostMemory, Sharing};
 use gpu_ipc::{BackendKind, Gpu, Stream, detect};
@@ -93,6 +93,8 @@ impl Row {
 }
 
 fn main() -> Outcome<()> {
+    // SAFETY: `ask_the_driver` asks that no other thread runs: this one has started none.
+    unsafe { ask_the_driver() };
     let options = Options::parse();
     let largest = options.mib.iter().max().map_or(0, |mib| mib << 20);
     if let Some(kind) = options.origin {

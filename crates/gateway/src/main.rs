@@ -5,10 +5,13 @@ use std::process::ExitCode;
 use clap::Parser;
 use gateway::program::args::{Args, Command};
 use gateway::program::{objects, pull, run, status};
+use gateway::transport::nixl;
 
 fn main() -> ExitCode {
     #[cfg(feature = "hip")]
     gpu_ipc::hip::probe::run_if_asked();
+    // SAFETY: `ask_the_driver` asks that no other thread runs: this one has started none.
+    unsafe { nixl::ask_the_driver() };
     let outcome = match Args::parse().command {
         Command::Run(options) => run::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Pull(options) => pull::run(&options),

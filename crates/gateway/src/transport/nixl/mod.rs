@@ -61,6 +61,23 @@ struct Shared {
     registered: Mutex<BTreeMap<u64, Arc<Registered>>>,
 }
 
+/// Has UCX ask the driver what an address is (`UCX_MEMTYPE_CACHE=n`), unless that variable is set.
+///
+/// UCX otherwise remembers allocations that its module `libucm_cuda` sees, and takes any other address for the host's. The
+/// module of the wheel needs `libcudart.so.12`. Where that is missing, UCX loads no module, says so only with
+/// `UCX_LOG_LEVEL=debug`, and device memory cannot be registered (seen on a machine with CUDA 13's runtime alone).
+///
+/// # Safety
+///
+/// No other thread runs: the variable is set by [`std::env::set_var`].
+pub unsafe fn ask_the_driver() {
+    const CACHE: &str = "UCX_MEMTYPE_CACHE";
+    if std::env::var_os(CACHE).is_none() {
+        // SAFETY: `set_var` asks that no other thread reads or writes the environment, which our caller promises.
+        unsafe { std::env::set_var(CACHE, "n") };
+    }
+}
+
 impl Nixl {
     /// Loads NIXL from where [`find`] says and starts an agent.
     ///
