@@ -64,8 +64,8 @@ struct Shared {
 /// Has UCX ask the driver what an address is (`UCX_MEMTYPE_CACHE=n`), unless that variable is set.
 ///
 /// UCX otherwise remembers the allocations that its module `libucm_cuda` sees, and takes any other address for the
-/// host's. The module of the wheel needs `libcudart.so.12`. Where that is missing, UCX goes on without the module, says so
-/// only with `UCX_LOG_LEVEL=debug`, and device memory cannot be registered (seen beside CUDA 13's runtime).
+/// host's. The module of the wheel needs `libcudart.so.12`. Where that is missing, UCX goes on without the module, says
+/// so only with `UCX_LOG_LEVEL=debug`, and device memory cannot be registered (seen beside CUDA 13's runtime).
 ///
 /// # Safety
 ///
