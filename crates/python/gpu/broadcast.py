@@ -20,7 +20,7 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 from report import row
-from speed import MIB, PATIENCE, hear
+from speed import MIB, hear
 
 import gpu_ipc
 
