@@ -46,7 +46,7 @@ fn torture_until(happened: &[&str], mut seconds: u64, args: &[&str]) -> (Option<
 #[test]
 fn nothing_is_lost_and_nothing_freed_early() {
     // It proves nothing where nothing happens.
-    let happened = ["kills", "stops", "forks", "claims", "reclaims", "max_death_to_reclaim_ms"];
+    let happened = ["kills", "stops", "forks", "claims", "across", "reclaims", "max_death_to_reclaim_ms"];
     let (status, value, complaints) = torture_until(&happened, 5, &["--seed", "11"]);
     assert_eq!(status, Some(0), "{value} {complaints}");
     for key in OF_SESSIONS {
@@ -76,6 +76,7 @@ fn nothing_is_lost_and_nothing_freed_early() {
         "stops",
         "forks",
         "claims",
+        "across",
         "early_reuse",
         "double_retire",
         "leaked_blocks",
@@ -110,6 +111,16 @@ fn a_blind_time_out_is_found_to_free_early() {
     assert!(number(&value, "early_reuse") > 0.0, "{value}");
     assert_eq!((number(&value, "leaked_blocks"), number(&value, "hung")), (0.0, 0.0), "found something else: {value}");
     assert_eq!((&value["control"], &value["ok"]), (&"blind-timeout".into(), &false.into()));
+}
+
+#[test]
+fn pieces_that_go_back_while_they_are_mapped_are_found() {
+    let control = ["--seed", "3", "--control", "unpinned-piece"];
+    let (status, value, complaints) = torture_until(&["early_reuse"], 60, &control);
+    assert_eq!(status, Some(1), "{value} {complaints}");
+    assert!(number(&value, "early_reuse") > 0.0, "{value}");
+    assert_eq!(number(&value, "hung"), 0.0, "found something else: {value}");
+    assert_eq!((&value["control"], &value["ok"]), (&"unpinned-piece".into(), &false.into()));
 }
 
 /// Returns the names in a directory.

@@ -145,6 +145,7 @@ impl Borrower for Leases {
                 since: message.since,
                 most: 1,
                 exclusive: false,
+                across: message.across,
                 bytes: descriptor.as_bytes().to_vec(),
             })),
             // The third, or the producer, may be gone or stopped.

@@ -9,6 +9,7 @@ use super::borrower::Leases;
 use super::control::Loans;
 use super::fork;
 use super::message::{Inbox, Message, Outbox};
+use super::options::Control;
 use super::seat::Seat;
 use super::shared_stats::{Board, Count, Phase};
 use super::sides::{Borrower, Taken};
@@ -51,7 +52,7 @@ pub fn run(seat: &Seat) -> Result<(), String> {
     // Before it may have few descriptors.
     let sockets = |e: std::io::Error| format!("a socket cannot be made: {e}");
     let boxes = (Inbox::open(&seat.dir, seat.serial).map_err(sockets)?, Outbox::new(&seat.dir).map_err(sockets)?);
-    if seat.control.is_some() {
+    if seat.control.is_some_and(Control::is_no_library) {
         return Consumer::serve(seat, &mut Loans::open(seat)?, boxes, dice);
     }
     match Leases::open(seat, &mut dice)? {
@@ -142,6 +143,9 @@ impl<B: Borrower> Consumer<'_, B> {
             Taken::Held(held) => {
                 if !self.board.claimed(message.grant, u64::from(message.most)) {
                     self.board.count(Count::DoubleRetire);
+                }
+                if message.across {
+                    self.board.count(Count::Across);
                 }
                 self.look(message, &held, "when it was claimed")?;
                 let until = Instant::now() + Duration::from_millis(self.dice.below(HOLD_MS));

@@ -69,7 +69,7 @@ impl Arena {
     fn is_back(&self, block: usize, since: Instant) -> bool {
         match self.control {
             Control::Counter => self.cells.0[block].holders.load(Ordering::Acquire) == 0,
-            Control::BlindTimeout | Control::BlindBroker => since.elapsed() >= BLIND,
+            Control::BlindTimeout | Control::UnpinnedPiece | Control::BlindBroker => since.elapsed() >= BLIND,
         }
     }
 }
@@ -88,6 +88,7 @@ impl Lender for Arena {
             since: 0,
             most: 1,
             exclusive: true,
+            across: false,
             bytes: (block as u64).to_le_bytes().to_vec(),
         };
         if !outbox.send(&message, serial) {

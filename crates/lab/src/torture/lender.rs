@@ -11,7 +11,7 @@ use gpu_ipc::{After, BackendKind, Claims, Descriptor, Error, Gpu, ParticipantId,
 
 use super::audit::Audit;
 use super::message::{self, Message, Outbox};
-use super::options::PATIENCE;
+use super::options::{Control, PATIENCE};
 use super::seat::Seat;
 use super::shared_stats::{Board, Count, microseconds};
 use super::sides::Lender;
@@ -39,6 +39,8 @@ pub struct Sessions {
     audit: Arc<Audit>,
     gpu: Gpu,
     session: Session,
+    /// The bytes of its largest blocks.
+    large: u64,
     kept: VecDeque<(Instant, SentBlock)>,
     /// Its device is small on purpose.
     is_small: bool,
@@ -57,7 +59,11 @@ impl Sessions {
     /// Opens a session for this producer.
     pub fn open(seat: &Seat) -> Result<Sessions, String> {
         let gpu: Gpu = seat.gpu()?.gpu;
-        let audit = Audit::new(gpu.clone(), REGION_BYTES, seat.board).map_err(|e| explain(&e))?;
+        // Every second one grows in place, where the device can.
+        let in_place = gpu.caps().ranges && (seat.serial % 2 == 1 || seat.control == Some(Control::UnpinnedPiece));
+        let region_bytes = REGION_BYTES.max(gpu.caps().granularity);
+        let audit = Audit::new(gpu.clone(), region_bytes, in_place, seat.board, seat.control);
+        let audit = audit.map_err(|e| explain(&e))?;
         let source: Arc<dyn RegionSource> = audit.clone();
         // So that others come as far as to be refused by who they are, the directory is what keeps them away, and not
         // the socket's mode.
@@ -78,6 +84,7 @@ impl Sessions {
             audit,
             gpu,
             session,
+            large: if in_place { region_bytes / 4 * 3 } else { 64 << 10 },
             kept: VecDeque::new(),
             is_small: seat.is_small,
             course: None,
@@ -122,7 +129,7 @@ impl Sessions {
     /// Makes a block with a stamp in it, if there is room.
     fn block(&mut self, dice: &mut Dice, stamp: u64) -> Result<Option<SentBlock>, String> {
         let size = match dice.below(20) {
-            0 => 64 << 10,
+            0 => self.large,
             1..5 => 8 + 8 * dice.below(2048),
             _ => 64,
         };
@@ -196,6 +203,7 @@ impl Sessions {
             since: word(8),
             most: grant.most,
             exclusive: grant.exclusive,
+            across: block.regions().len() > 1,
             bytes: grant.descriptor.as_bytes().to_vec(),
         };
         outbox.send(&message, to);

@@ -21,6 +21,8 @@ pub struct Message {
     pub most: u32,
     /// Nobody else is ever granted the block.
     pub exclusive: bool,
+    /// The block lies across pieces of memory that grows in place.
+    pub across: bool,
     /// The descriptor.
     pub bytes: Vec<u8>,
 }
@@ -32,7 +34,7 @@ impl Message {
         packet.extend(self.stamp.to_le_bytes());
         packet.extend(self.since.to_le_bytes());
         packet.extend(self.most.to_le_bytes());
-        packet.extend(u32::from(self.exclusive).to_le_bytes());
+        packet.extend((u32::from(self.exclusive) | u32::from(self.across) << 1).to_le_bytes());
         packet.extend(&self.bytes);
         packet
     }
@@ -46,7 +48,8 @@ impl Message {
             stamp: word(8)?,
             since: word(16)?,
             most: last as u32,
-            exclusive: last >> 32 != 0,
+            exclusive: last >> 32 & 1 != 0,
+            across: last >> 33 & 1 != 0,
             bytes: bytes.to_vec(),
         })
     }
@@ -112,10 +115,13 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let inbox = Inbox::open(dir.path(), 5).expect("a box");
         let outbox = Outbox::new(dir.path()).expect("a socket");
-        let message = Message { grant: 1 << 40, stamp: 3, since: 9, most: 2, exclusive: true, bytes: vec![7; 256] };
-        assert!(outbox.send(&message, 5));
-        assert!(!outbox.send(&message, 6), "nobody is there");
-        assert_eq!(inbox.take(), Some(message));
+        for (exclusive, across) in [(true, false), (false, true)] {
+            let bytes = vec![7; 256];
+            let message = Message { grant: 1 << 40, stamp: 3, since: 9, most: 2, exclusive, across, bytes };
+            assert!(outbox.send(&message, 5));
+            assert!(!outbox.send(&message, 6), "nobody is there");
+            assert_eq!(inbox.take(), Some(message));
+        }
         assert_eq!(inbox.take(), None);
         assert_eq!(Message::decode(&[0; HEAD - 1]), None);
     }

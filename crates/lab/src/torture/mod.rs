@@ -59,9 +59,9 @@ pub fn run(options: &TortureOptions) -> Outcome {
         BackendKind::Hip => Vendor::Hip,
         _ => Vendor::Host,
     };
-    let uuid = gpu.uuid().to_string();
+    let (uuid, can_grow) = (gpu.uuid().to_string(), gpu.caps().ranges);
     drop(gpu);
-    match supervisor::run(options, backend, &uuid) {
+    match supervisor::run(options, backend, &uuid, can_grow) {
         Ok((report, crashes)) => {
             for crash in &crashes {
                 output::complain(crash);

@@ -56,6 +56,15 @@ pub enum Control {
     Counter,
     /// A time-out that frees what a stopped process holds.
     BlindTimeout,
+    /// The library over memory that grows in place and forgets its pins: pieces go back while they are mapped.
+    UnpinnedPiece,
     /// With --broker: a broker that publishes at the commit's message, without reading the slots.
     BlindBroker,
+}
+
+impl Control {
+    /// Says whether it lends by something else than the library.
+    pub fn is_no_library(self) -> bool {
+        self != Control::UnpinnedPiece
+    }
 }

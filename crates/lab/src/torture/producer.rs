@@ -15,8 +15,8 @@ use crate::rng::Dice;
 /// Lives until the run ends.
 pub fn run(seat: &Seat) -> Result<(), String> {
     match seat.control {
-        None => serve(seat, &mut Sessions::open(seat)?),
-        Some(_) => serve(seat, &mut Arena::create(seat)?),
+        Some(control) if control.is_no_library() => serve(seat, &mut Arena::create(seat)?),
+        _ => serve(seat, &mut Sessions::open(seat)?),
     }
 }
 

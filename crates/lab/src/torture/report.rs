@@ -22,6 +22,11 @@ pub struct Report {
     pub forks: u64,
     /// Leases claimed.
     pub claims: u64,
+    /// Of these, leases of blocks that lie across pieces of memory that grows in place.
+    pub across: u64,
+    /// Whether the device has ranges of addresses, so that memory can grow in place.
+    #[serde(skip)]
+    pub can_grow: bool,
     /// Contents that changed while they were held.
     pub early_reuse: u64,
     /// Blocks that came back twice, grants claimed too often.
@@ -81,6 +86,7 @@ impl Report {
         }
         let floors = [
             ("leases claimed", self.claims, 20 * self.seconds),
+            ("leases claimed of blocks across pieces", self.across, if self.can_grow { self.seconds / 2 } else { 0 }),
             ("consumers killed", self.kills, self.seconds / 4),
             ("producers killed", self.producer_kills, self.seconds / 20),
             ("processes stopped", self.stops, self.seconds / 2),
@@ -104,7 +110,7 @@ impl Report {
 
     /// Makes what people read.
     pub fn text(&self) -> String {
-        let Report { seconds, seed, kills, producer_kills, stops, forks, claims, .. } = self;
+        let Report { seconds, seed, kills, producer_kills, stops, forks, claims, across, .. } = self;
         let Report { early_reuse, double_retire, leaked_blocks, hung, max_death_to_reclaim_ms, crashes, .. } = self;
         let Report { reclaims, leaked_regions, grown, out_of_memory, .. } = self;
         let Report { silent, nonsense, abandoned, half_closed, gave_up, strangers, visits, .. } = self;
@@ -118,7 +124,7 @@ impl Report {
             (Some(_), true) => "The control's fault was found, as it must be.".to_owned(),
         };
         format!(
-            "{seconds} s with seed {seed}: {claims} leases claimed\n\
+            "{seconds} s with seed {seed}: {claims} leases claimed, {across} of them of blocks across pieces\n\
              {kills} consumers and {producer_kills} producers killed, {stops} processes stopped, {forks} forked\n\
              connections: {silent} silent, {nonsense} nonsense, {abandoned} abandoned, {half_closed} shut for \
              writing, {gave_up} given up, {strangers} of another user, {visits} let in\n\
@@ -154,6 +160,11 @@ mod tests {
         let idle = Report { seconds: 60, ..good.clone() };
         assert!(!idle.is_good() && !idle.has_finding(), "a minute in which next to nothing was done: {idle:?}");
         assert!(idle.text().contains("9 leases claimed, not 1200"), "{}", idle.text());
+        let busy = Report { claims: 1200, ..idle };
+        let grew = |across| Report { can_grow: true, across, ..busy.clone() }.text();
+        assert!(!busy.text().contains("across pieces, not"), "the device cannot: {}", busy.text());
+        assert!(grew(29).contains("29 leases claimed of blocks across pieces, not 30"), "{}", grew(29));
+        assert!(!grew(30).contains("across pieces, not"), "{}", grew(30));
         let crashed = Report { crashes: 1, ..good };
         assert!(!crashed.is_good() && crashed.text().ends_with("A process crashed."), "{}", crashed.text());
         let control = Report { control: Some(Control::Counter), ..crashed };

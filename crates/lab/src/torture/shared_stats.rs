@@ -23,6 +23,8 @@ const CLAIM_BITS: u32 = 16;
 pub enum Count {
     /// Leases claimed.
     Claims,
+    /// Of these, leases of blocks that lie across pieces.
+    Across,
     /// Contents that changed while they were held, and bytes given out while they were in use.
     EarlyReuse,
     /// Bytes given back twice, and grants claimed more often than they may be.

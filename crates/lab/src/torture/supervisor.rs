@@ -37,7 +37,12 @@ pub(super) const INTERRUPTED: &str = "it was interrupted, so nothing can be said
 const HOST_BYTES: &str = "1572864";
 
 /// Runs until the time is over, or until a control's fault shows, and says what was found and which process crashed.
-pub fn run(options: &TortureOptions, backend: Vendor, device: &str) -> Result<(Report, Vec<String>), String> {
+pub fn run(
+    options: &TortureOptions,
+    backend: Vendor,
+    device: &str,
+    can_grow: bool,
+) -> Result<(Report, Vec<String>), String> {
     // Whatever orphans are left behind become this process' to wait for.
     let _ = set_child_subreaper(Some(getpid()));
     let seed = options.seed.unwrap_or_else(chosen_seed);
@@ -59,7 +64,7 @@ pub fn run(options: &TortureOptions, backend: Vendor, device: &str) -> Result<(R
         processes: Vec::new(),
         contained: options.control.is_none() && can_be_contained(),
         crashes: Vec::new(),
-        report: Report { seconds: options.seconds, seed, control: options.control, ..Report::default() },
+        report: Report { seconds: options.seconds, seed, can_grow, control: options.control, ..Report::default() },
     };
     if torment.options.control.is_none() {
         for small in [false, true] {
@@ -114,7 +119,8 @@ impl Torment<'_> {
 
     /// Says whether a control's fault shows already. The counter's shows at the end.
     fn is_found(&self) -> bool {
-        self.options.control == Some(Control::BlindTimeout) && self.board.counted(Count::EarlyReuse) != 0
+        let shows = matches!(self.options.control, Some(Control::BlindTimeout | Control::UnpinnedPiece));
+        shows && self.board.counted(Count::EarlyReuse) != 0
     }
 
     /// Starts what is missing.
@@ -162,6 +168,7 @@ impl Torment<'_> {
         match self.options.control {
             Some(Control::Counter) => drop(command.args(["--control", "counter"])),
             Some(Control::BlindTimeout) => drop(command.args(["--control", "blind-timeout"])),
+            Some(Control::UnpinnedPiece) => drop(command.args(["--control", "unpinned-piece"])),
             Some(Control::BlindBroker) | None => {}
         }
         if role == Role::Visitor {
@@ -379,6 +386,7 @@ impl Torment<'_> {
         Report {
             forks: counted(Count::Forks),
             claims: counted(Count::Claims),
+            across: counted(Count::Across),
             early_reuse: counted(Count::EarlyReuse),
             double_retire: counted(Count::DoubleRetire),
             leaked_blocks: counted(Count::LeakedBlocks),
