@@ -7,8 +7,9 @@
 //!
 //! This program binds a socket, starts the consumer, and sends it tensors of every type, views with offsets and
 //! strides, one of no bytes and a large one; then many in a row; then it kills consumers that hold something. With
-//! `--sharing fd` the consumer opens them as expandable segments. The frames are those of `gpu_tensors.py`. Each check
-//! is a line; the last line sums up.
+//! `--sharing fd` the consumer opens them as expandable segments, and then blocks across pieces of memory that grows in
+//! place as segments of several chunks. The frames are those of `gpu_tensors.py`. Each check is a line; the last line
+//! sums up.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use gpu_ipc::torch::{Collected, Dtype, Fields, Layout, Recipient, SendId, Sender
 use gpu_ipc::{After, Gpu, SentBlock, Session, Stream};
 use wire::{Checks, PATIENCE, Result, Wire, fill, gather, left_behind, open, pattern};
 
+mod pieces;
 mod wire;
 
 /// How many of the long row are on their way at once.
@@ -227,6 +229,9 @@ fn produce(options: &Options) -> Result<bool> {
 
     checks.note("a killed consumer's tensors come back when its pid is gone", killed(&producer, options));
     checks.note("without a pid they are held until it is named", told(&producer, options));
+    if options.sharing == Sharing::Fd {
+        pieces::check(&producer.gpu, options, &mut checks)?;
+    }
 
     let Producer { sender, session, stream, .. } = producer;
     drop(sender);
