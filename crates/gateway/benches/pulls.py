@@ -202,9 +202,12 @@ def show(options, rows, raw, taken, status):
         speeds = sorted(one["gb_s"] for one in row["pulls"])
         row["pull"] = speeds[len(speeds) // 2] if speeds else 0
         row["ratio"] = row["pull"] / row["raw"] if row["raw"] else 0
-        each = " ".join(f"{one['gb_s']:.2f}" for one in row["pulls"])
+        each = " ".join(f"{one['gb_s']:.2f} {one.get('way') or 'direct'}" for one in row["pulls"])
         beside = ", ".join(f"{what} {speed:.2f}" for speed, what in carried)
         print(f"{row['mib']:>6} {row['pull']:>10.2f} {row['raw']:>10.2f} {row['memory']:>8} {row['ratio']:>6.2f} {row['copy']:>8.2f}  {each}; {beside}")
+    for path in status[0].get("paths", []) if status else []:
+        tried = [f"{one['way']} {one['gb_s'] or one['error']}" for one in path["ways"]]
+        print(f"tried by the last pull, GB/s: {', '.join(tried)}")
     said = {"from": options.source, "to": options.target, "ucx_tls": tls, "ucx_took": taken, "rows": rows, "raw": raw, "status": status}
     print(json.dumps(said))
     if options.out:

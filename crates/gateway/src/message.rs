@@ -6,11 +6,13 @@
 //! | [`Renew`]: the lease goes on | yes or no | its number must rise |
 //! | [`Confirm`]: was the lease alive all the time? | yes or no, with the question's number | changes nothing |
 //! | [`Release`]: the lease has ended | yes | lease numbers are never used twice |
+//! | [`Fill`]: put pieces into slots of the lease's ring | yes when they are there | the number of each slot must rise |
 
 use gpu_ipc::broker::{Epoch, Identity};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::transport::path::Way;
 
 /// The most bytes of a question.
 pub const MOST_BYTES: usize = 4096;
@@ -115,6 +117,20 @@ pub struct Renew {
     pub lease: LeaseId,
     /// Rises with each renewal, so that an old one renews nothing.
     pub number: u64,
+}
+
+/// Asks for pieces of the object in slots of the ring that the lease has.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fill {
+    /// Which lease.
+    pub lease: LeaseId,
+    /// Which of the lease's rings.
+    pub way: Way,
+    /// Rises with each question, so that an old one writes to no slot that is read.
+    pub number: u64,
+    /// A slot each, the first byte of its piece, counted through all regions of the object, and how many there are.
+    pub pieces: Vec<(usize, u64, u64)>,
 }
 
 /// Ends a lease.

@@ -3,7 +3,8 @@
 //! One process does one pull. Where a transfer neither ends nor fails, the process ends with its destination mapped,
 //! and its death frees the memory.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu_ipc::broker::{CreateOptions, Epoch, Manifest, ObjectError, Readers, Writer};
@@ -11,19 +12,31 @@ use gpu_ipc_gateway_plan::TroubleKind;
 use serde::Serialize;
 use zenoh::Wait;
 
+use super::fills::Fills;
 use super::local::Local;
 use super::pace::Pace;
+use super::rings::LEAST_STAGED;
 use super::source::{Next, Order, Sources, puller};
 use super::step::pass;
 use crate::error::Result;
 use crate::message::{Again, Ask, Release};
-use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Question, ask};
+use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Lent, Question, ask};
 use crate::net::key::{Announced, Gateway, ROOT};
 use crate::pull::{Action, Event, Outcome, Patience, Pull, Rules};
-use crate::transport::{Pair, Peer, Progress, Registration, Transfer, Transport};
+use crate::transport::path::Way;
+use crate::transport::path::choice::Tried;
+use crate::transport::path::ring::{Buffers, Ring};
+use crate::transport::path::route::{Candidate, Found, Route};
+use crate::transport::path::staging::{Staging, ToObject};
+use crate::transport::{Pair, Peer, Progress, Registration, Span, Transfer, Transport};
 
-/// How often a transfer is looked at.
+/// How often a transfer is looked at, at least. One of which something was heard lately is looked at more often: after
+/// an eighth of the time since.
 const LOOK: Duration = Duration::from_millis(1);
+/// Less is no time to sleep.
+const SPIN: Duration = Duration::from_micros(50);
+/// Bytes of one trial of a way.
+const TRIAL: u64 = 4 << 20;
 /// How long the origin may take to hear that a lease has ended.
 const RELEASE: Duration = Duration::from_secs(1);
 /// Bytes of one part of a read: progress is seen by whole ones.
@@ -54,6 +67,10 @@ pub struct Report {
     pub was_here: bool,
     /// How the bytes were carried.
     pub transport: String,
+    /// The way that they took; none for what was here, and for objects too small for a choice.
+    pub way: Option<Way>,
+    /// What each way was found to do.
+    pub ways: Vec<Tried>,
 }
 
 /// Why a pull ended without its object, for programs.
@@ -94,6 +111,8 @@ pub struct Fetch<'a> {
     pub patience: Patience,
     /// How long a read takes.
     pub pace: Pace,
+    /// The way to take; else the one that is found fastest.
+    pub way: Option<Way>,
     /// Tests alone have others.
     pub rules: Rules,
 }
@@ -103,6 +122,10 @@ impl std::fmt::Debug for Fetch<'_> {
         f.debug_struct("Fetch").field("local", self.local).finish_non_exhaustive()
     }
 }
+
+/// Staging memory of this process, by way. An attempt ends when nothing writes to its slots any more, or with the
+/// process: so the next attempt may use them.
+type Stages = BTreeMap<Way, (&'static Staging, Box<dyn Registration>)>;
 
 /// One attempt's own: dropped in this order.
 #[derive(Default)]
@@ -130,6 +153,9 @@ impl Fetch<'_> {
         let mut report =
             Report { name: order.name.clone(), transport: self.transport.kind().into(), ..Report::default() };
         let mut attempt = Attempt::default();
+        let mut stages = Stages::new();
+        let found = Arc::<Mutex<Found>>::default();
+        let (mut arrived, mut quiet) = (0, Instant::now());
         let mut waits: Vec<(Question, Asked)> = Vec::new();
         let mut began = Instant::now();
         let (mut pull, actions) = Pull::begin(Duration::ZERO, self.patience, self.rules);
@@ -172,14 +198,20 @@ impl Fetch<'_> {
                     }
                     Action::Read(_) => {
                         began = Instant::now();
-                        let begun = self.read(&mut attempt);
+                        (arrived, quiet) = (0, began);
+                        *found.lock().unwrap_or_else(PoisonError::into_inner) = Found::default();
+                        let begun = self.read(&mut attempt, &mut stages, &found);
                         pass("pull.reading");
                         begun.err().map(Event::ReadFailed)
                     }
                     Action::Flush => {
                         pass("pull.read");
                         let bytes = attempt.bytes();
+                        let Found { measured, taken } = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                        let began = taken.map_or(began, |(_, at)| at);
                         report.gb_s = bytes as f64 / began.elapsed().as_secs_f64().max(1e-9) / 1e9;
+                        report.way = taken.map(|(way, _)| way);
+                        report.ways = measured.iter().map(Tried::from).collect();
                         progress(bytes, bytes);
                         Some(match self.transport.flush() {
                             Ok(()) => Event::Flushed,
@@ -240,12 +272,20 @@ impl Fetch<'_> {
                     todo.extend(pull.happened(started.elapsed(), event));
                 }
             }
-            std::thread::sleep(LOOK);
+            let pause = if attempt.transfer.is_some() { LOOK.min(quiet.elapsed() / 8) } else { LOOK };
+            if pause < SPIN {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(pause);
+            }
             let now = started.elapsed();
             if let Some(transfer) = &mut attempt.transfer {
                 let event = match transfer.poll() {
                     Ok(Progress::Running { bytes }) => {
-                        progress(bytes, attempt.bytes());
+                        if bytes > arrived {
+                            (arrived, quiet) = (bytes, Instant::now());
+                            progress(bytes, attempt.bytes());
+                        }
                         if bytes * 2 >= attempt.bytes() {
                             pass("pull.half_read");
                         }
@@ -360,7 +400,8 @@ impl Fetch<'_> {
         // is never dropped while a transfer may write.
         match unsafe { self.transport.register(&spans) } {
             Ok(registration) => attempt.registration = Some(registration),
-            Err(error) => return Event::NotCreated(error.to_string(), Again::Never),
+            Err(error) if granted.rings.is_empty() => return Event::NotCreated(error.to_string(), Again::Never),
+            Err(error) => tracing::warn!(%error, "the object is read through a ring"),
         }
         match self.transport.load_peer(metadata) {
             Ok(peer) => attempt.peer = Some(peer),
@@ -373,27 +414,81 @@ impl Fetch<'_> {
         Event::Created
     }
 
-    fn read(&self, attempt: &mut Attempt) -> Result<(), String> {
-        let (Some((_, granted, _, _)), Some(writer), Some(peer)) = (&attempt.granted, &attempt.writer, &attempt.peer)
+    fn read(&self, attempt: &mut Attempt, stages: &mut Stages, found: &Arc<Mutex<Found>>) -> Result<(), String> {
+        let (Some((gateway, granted, _, _)), Some(writer), Some(peer)) =
+            (&attempt.granted, &attempt.writer, attempt.peer.take())
         else {
             return Err("nothing was created".into());
         };
-        let mut pairs = Vec::new();
-        for (from, to) in granted.spans().zip(self.local.spans(writer.regions())) {
-            let mut at = 0;
-            while at < to.bytes {
-                let bytes = PIECE.min(to.bytes - at);
-                let from = crate::transport::RemoteSpan { address: from.address.wrapping_add(at), bytes, ..from };
-                pairs.push(Pair { from, to: crate::transport::Span { address: to.address + at, bytes, ..to } });
-                at += bytes;
+        let object = self.local.spans(writer.regions());
+        let pairs = pairs(granted, &object);
+        let Some(&first) = pairs.first() else { return Err("the object has no bytes".into()) };
+        // SAFETY: `read`, here and below, asks that the destinations stay mapped, writable and to itself until the
+        // transfer has ended: they are the writer's, which nobody else uses, and `Attempt` is not dropped before the
+        // transfer's end: a transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten.
+        let read = move |peer: Box<dyn Peer>| unsafe { peer.read(&pairs) };
+        let wanted = |way: Way| self.way.is_none_or(|only| only == way);
+        if granted.rings.is_empty() && attempt.bytes() < LEAST_STAGED && wanted(Way::Direct) {
+            attempt.transfer = Some(read(peer).map_err(|e| e.to_string())?);
+            return Ok(());
+        }
+        let mut candidates = Vec::new();
+        if wanted(Way::Direct) && granted.direct && attempt.registration.is_some() {
+            candidates.push(Candidate { way: Way::Direct, trial: cut(first), begin: Box::new(read) });
+        }
+        for lent in granted.rings.iter().filter(|lent| wanted(lent.way)) {
+            match self.staged(gateway, granted, lent, &object, stages) {
+                Ok(candidate) => candidates.push(candidate),
+                Err(error) => tracing::warn!(%error, "a way is not tried"),
             }
         }
-        // SAFETY: `read` asks that the destinations stay mapped, writable and to itself until the transfer has ended:
-        // they are the writer's, which nobody else uses, and `Attempt` is not dropped before the transfer's end: a
-        // transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten.
-        let transfer = unsafe { peer.read(&pairs) }.map_err(|e| e.to_string())?;
-        attempt.transfer = Some(transfer);
+        if candidates.is_empty() {
+            let way = self.way.map_or("no way".to_owned(), |way| format!("no {way}"));
+            return Err(format!("{way} leads from {} to here", gateway.host));
+        }
+        // SAFETY: `Route::new`: the destinations are the writer's, as above, and slots of staging memory, which is
+        // kept for the process' life and is this attempt's alone.
+        attempt.transfer = Some(Box::new(unsafe { Route::new(peer, candidates, Arc::clone(found)) }));
         Ok(())
+    }
+
+    /// Prepares to read through a ring that the lease has.
+    fn staged(
+        &self,
+        gateway: &Gateway,
+        granted: &Granted,
+        lent: &Lent,
+        object: &[Span],
+        stages: &mut Stages,
+    ) -> Result<Candidate> {
+        let remote = lent.spans()?;
+        let fits = |staging: &Staging| {
+            staging.slots().len() == remote.len()
+                && staging.slots().first().is_some_and(|one| one.bytes == lent.slot_bytes)
+        };
+        if !stages.get(&lent.way).is_some_and(|(staging, _)| fits(staging)) {
+            let gpu = self.local.client.gpu();
+            let staging: &'static Staging =
+                Box::leak(Box::new(Staging::of(gpu, lent.way, remote.len(), lent.slot_bytes)?));
+            // SAFETY: `register`: staging memory is mapped and writable for the process' life.
+            let registration = unsafe { self.transport.register(&[staging.memory()]) }?;
+            stages.insert(lent.way, (staging, registration));
+        }
+        let Some(&(staging, _)) = stages.get(&lent.way) else { unreachable!("it was put there") };
+        let local = staging.slots().to_vec();
+        let trial = cut(Pair { from: remote[0], to: local[0] });
+        let transport = Arc::clone(&self.transport);
+        let fills = Fills::new(self.session.clone(), gateway.clone(), granted.grant.lease, lent, self.patience.answer);
+        let copies = ToObject { staging, object: object.to_vec() };
+        let bytes = object.iter().map(|region| region.bytes).sum();
+        let begin = move |peer: Box<dyn Peer>| {
+            let buffers = Buffers { local, remote };
+            // SAFETY: `Ring::new`: the object is the writer's, which `Attempt` keeps until the transfer has ended, and
+            // the slots are kept for the process' life; the trials, which used them, have ended.
+            let ring = unsafe { Ring::new(transport, peer, fills, copies, buffers, bytes) }?;
+            Ok(Box::new(ring) as Box<dyn Transfer>)
+        };
+        Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) })
     }
 
     fn send(&self, attempt: &Attempt, question: Question, waits: &mut Vec<(Question, Asked)>) {
@@ -409,6 +504,28 @@ impl Attempt {
     fn bytes(&self) -> u64 {
         self.granted.as_ref().map_or(0, |(_, granted, ..)| granted.regions.iter().map(|(_, bytes, _)| bytes).sum())
     }
+}
+
+/// Cuts an object's regions into pairs of the origin's bytes and this host's.
+fn pairs(granted: &Granted, object: &[Span]) -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    for (from, to) in granted.spans().zip(object) {
+        let mut at = 0;
+        while at < to.bytes {
+            let bytes = PIECE.min(to.bytes - at);
+            let from = crate::transport::RemoteSpan { address: from.address.wrapping_add(at), bytes, ..from };
+            pairs.push(Pair { from, to: Span { address: to.address + at, bytes, ..*to } });
+            at += bytes;
+        }
+    }
+    pairs
+}
+
+/// Shortens a pair to what a trial reads.
+fn cut(mut pair: Pair) -> Pair {
+    let bytes = pair.to.bytes.min(TRIAL);
+    (pair.from.bytes, pair.to.bytes) = (bytes, bytes);
+    pair
 }
 
 /// Remembers what an answer says of its gateway. What one cannot serve for good, another may.

@@ -2,15 +2,19 @@
 //!
 //! 1. `local`: the connection, what is there, and where memory lies.
 //! 2. `heard`: what other gateways announce. `pace`: how long a read takes.
-//! 3. `desk`: whether to serve one more, by the plan. `serve`: the origin's side of a lease.
-//! 4. `source`: the host to read from. `fetch`: the replica's side of a pull. `follow`: removals at the home.
+//! 3. `desk`: whether to serve one more, by the plan. `rings`: staging memory for those that read. `serve`: the
+//!    origin's side of a lease.
+//! 4. `source`: the host to read from. `fills`: questions for pieces in the origin's ring. `fetch`: the replica's side
+//!    of a pull. `follow`: removals at the home.
 
 pub mod desk;
 pub mod fetch;
+pub mod fills;
 pub mod follow;
 pub mod heard;
 pub mod local;
 pub mod pace;
+pub mod rings;
 pub mod serve;
 pub mod source;
 pub mod step;

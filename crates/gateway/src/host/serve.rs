@@ -19,12 +19,14 @@ use zenoh::query::{Query, Queryable};
 use super::desk::Service;
 use super::local::Local;
 use super::pace::Pace;
+use super::rings::{Lent, Rings};
 use super::step::pass;
 use crate::error::{Error, Result};
 use crate::lease::{Asked, Ended, Limits, Table};
-use crate::message::{Again, Ask, Grant, Incarnation, Release};
+use crate::message::{Again, Ask, Fill, Grant, Incarnation, Release};
 use crate::net::call::{Answer, Answered, Granted, Question, read_question};
 use crate::net::key::{Announced, Gateway};
+use crate::transport::path::choice::candidates;
 use crate::transport::{Place, Registration, Transport};
 
 /// Questions that wait to be answered.
@@ -39,7 +41,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// What a lease holds: dropped in this order.
 #[derive(Debug)]
 struct Held {
-    _registration: Box<dyn Registration>,
+    /// None where the transport does not take the object's own memory.
+    registration: Option<Box<dyn Registration>>,
+    rings: Vec<Lent>,
     reader: Reader,
     host: String,
     since: Duration,
@@ -76,6 +80,7 @@ pub struct Server {
     /// Of the objects that were asked for.
     services: BTreeMap<[u8; 16], Service>,
     pace: Pace,
+    rings: Rings,
     looked: Option<Instant>,
 }
 
@@ -94,8 +99,10 @@ impl Server {
         session: zenoh::Session,
         limits: Limits,
         pace: Pace,
+        slot_bytes: Option<u64>,
     ) -> Server {
         Server {
+            rings: Rings::new(local.client.gpu().clone(), Arc::clone(&transport), slot_bytes),
             table: Table::new(gateway.incarnation, limits),
             gateway,
             local,
@@ -194,6 +201,12 @@ impl Server {
                 is(yes)
             }
             Question::Renew(renew) => is(self.table.renew(now, &renew)),
+            Question::Fill(fill) => {
+                pass("fill.heard");
+                let filled = self.fill(now, &fill);
+                pass("fill.copied");
+                is(filled)
+            }
             Question::Release(release) => {
                 let ended = self.table.release(&release);
                 let was = ended.is_some();
@@ -210,7 +223,7 @@ impl Server {
             Asked::Open(lease) => lease,
             Asked::Again(grant) => {
                 let held = self.table.of(grant.lease.lease)?;
-                return self.granted(grant, &held.reader).ok();
+                return self.granted(grant, held).ok();
             }
             Asked::Wait => return None,
             Asked::Busy(why) => return self.decline(why, Again::Busy),
@@ -230,7 +243,7 @@ impl Server {
                 if let Some(service) = self.services.get_mut(&identity) {
                     service.begun();
                 }
-                let answered = self.table.of(lease).map(|held| self.granted(grant, &held.reader));
+                let answered = self.table.of(lease).map(|held| self.granted(grant, held));
                 match answered {
                     Some(Ok(answered)) => {
                         self.figures.granted += 1;
@@ -284,9 +297,29 @@ impl Server {
         service.admit(now, &reads, ask.last_resort).map_err(|why| (why, Again::Busy))?;
         // SAFETY: `register` asks for memory that is mapped and readable until the registration is dropped: `Held`
         // keeps the reader, whose mapping it is, and drops it after the registration.
-        let registration = unsafe { self.transport.register(&spans) }.map_err(|e| (e.to_string(), Again::Never))?;
+        let registered = unsafe { self.transport.register(&spans) };
+        let ways = candidates(self.local.place());
+        // SAFETY: `lend`: the reader's mapping is readable, and an object never changes.
+        let rings = unsafe { self.rings.lend(ways, &spans) };
+        let registration = match registered {
+            Ok(registration) => Some(registration),
+            Err(error) if rings.is_empty() => return Err((error.to_string(), Again::Never)),
+            Err(error) => {
+                tracing::warn!(%error, "an object is read through rings alone");
+                None
+            }
+        };
         let (host, since, confirmed) = (ask.host.clone(), now, Cell::new(false));
-        Ok((bytes, Held { _registration: registration, reader, host, since, confirmed }))
+        Ok((bytes, Held { registration, rings, reader, host, since, confirmed }))
+    }
+
+    /// Fills a slot of a lease that is live. On the thread that ends leases, so that none ends meanwhile.
+    fn fill(&self, now: Duration, fill: &Fill) -> bool {
+        let Some(held) = self.table.alive(now, fill.lease) else { return false };
+        let Some(ring) = held.rings.iter().find(|ring| ring.way() == fill.way) else { return false };
+        let spans = self.local.spans(held.reader.regions());
+        // SAFETY: `fill`: the lease holds the reader, whose mapping is readable, and an object never changes.
+        unsafe { ring.fill(fill, &spans) }
     }
 
     /// Returns the ages of the reads of an object.
@@ -336,7 +369,8 @@ impl Server {
         pass("lease.deregistered");
     }
 
-    fn granted(&self, grant: Grant, reader: &Reader) -> Result<Answered> {
+    fn granted(&self, grant: Grant, held: &Held) -> Result<Answered> {
+        let reader = &held.reader;
         let manifest = reader.manifest().encode().map_err(|e| Error::Unavailable {
             what: "the manifest".into(),
             why: e.to_string(),
@@ -351,6 +385,8 @@ impl Server {
             home: reader.manifest().home.clone().unwrap_or_else(|| self.gateway.host.clone()),
             transport: self.transport.kind().into(),
             regions: reader.regions().into_iter().map(|(at, bytes)| (at.0, bytes, device)).collect(),
+            direct: held.registration.is_some(),
+            rings: held.rings.iter().map(Lent::describe).collect(),
             manifest: manifest.len(),
         };
         let attached = [manifest, self.transport.metadata()?].concat();

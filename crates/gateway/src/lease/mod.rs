@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | ask | replica | a number of its own. The origin opens the object at its broker (an ordinary lease, which keeps the bytes as they are), registers it, and answers (incarnation, lease, identity, epoch) |
 //! | read | replica | as long as it likes; renews meanwhile |
+//! | fill | replica, where it reads through a ring | the origin copies pieces to the lease's slots, if the lease is `Live` and its time is not over: see [`rings`](crate::host::rings) |
 //! | confirm | replica, after its last byte | the origin says yes if (incarnation, lease, identity) is `Live` and its time is not over |
 //! | end | origin | **first** the row goes, so that no confirmation can say yes any more, **then** the registration is taken back, **then** the object is closed |
 //!

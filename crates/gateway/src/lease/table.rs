@@ -198,6 +198,12 @@ impl<M> Table<M> {
         })
     }
 
+    /// Looks at what a lease holds that is live and whose time is not over.
+    pub fn alive(&self, now: Duration, lease: LeaseId) -> Option<&M> {
+        let row = self.rows.get(&lease.lease).filter(|row| lease.incarnation == self.incarnation && now < row.until)?;
+        row.live.as_ref().map(|(_, held)| held)
+    }
+
     /// Looks at what a live lease holds.
     pub fn of(&self, lease: u64) -> Option<&M> {
         self.rows.get(&lease)?.live.as_ref().map(|(_, held)| held)

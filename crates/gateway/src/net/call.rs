@@ -11,8 +11,14 @@ use zenoh::handlers::FifoChannelHandler;
 
 use super::key::Gateway;
 use crate::error::{Error, Result};
-use crate::message::{Again, Ask, Confirm, Grant, MOST_ANSWER, MOST_BYTES, Release, Renew};
+use crate::message::{Again, Ask, Confirm, Fill, Grant, MOST_ANSWER, MOST_BYTES, Release, Renew};
+use crate::transport::path::Way;
 use crate::transport::{Place, RemoteSpan};
+
+/// The most slots of a ring.
+const MOST_SLOTS: usize = 64;
+/// The most bytes of a ring.
+const MOST_RING: u64 = 1 << 30;
 
 /// What a gateway is asked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -26,6 +32,8 @@ pub enum Question {
     Renew(Renew),
     /// It has ended.
     Release(Release),
+    /// Pieces in slots.
+    Fill(Fill),
     /// Up to which epochs were these names removed, whose home this is?
     Removed(Vec<String>),
 }
@@ -60,8 +68,47 @@ pub struct Granted {
     pub transport: String,
     /// Address, bytes and device of each region; no device for host memory.
     pub regions: Vec<(u64, u64, Option<u32>)>,
+    /// Whether the regions can be read directly.
+    pub direct: bool,
+    /// Rings that this lease has.
+    pub rings: Vec<Lent>,
     /// Bytes of the manifest.
     pub manifest: usize,
+}
+
+/// A ring that a lease has.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Lent {
+    /// Which way it serves.
+    pub way: Way,
+    /// The address of each slot.
+    pub slots: Vec<u64>,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+    /// The slots' device; none for host memory.
+    pub device: Option<u32>,
+    /// The first bytes of the object that lie in the slots, one slot after the other.
+    pub filled: u64,
+}
+
+impl Lent {
+    /// Lists the slots.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Malformed`] for more or larger slots than a ring has.
+    pub fn spans(&self) -> Result<Vec<RemoteSpan>> {
+        let most = self.slot_bytes.saturating_mul(self.slots.len() as u64);
+        if most == 0 || most > MOST_RING || self.slots.len() > MOST_SLOTS || self.filled > most {
+            return Err(Error::Malformed {
+                what: "a ring",
+                got: format!("{} slots of {} bytes, {} filled", self.slots.len(), self.slot_bytes, self.filled),
+                must: "1 to 64 slots, of at most 1 GiB in all",
+            });
+        }
+        let (bytes, place) = (self.slot_bytes, self.device.map_or(Place::Host, Place::Device));
+        Ok(self.slots.iter().map(|&address| RemoteSpan { address, bytes, place }).collect())
+    }
 }
 
 impl Granted {
@@ -219,12 +266,26 @@ mod tests {
         let grant = Grant { lease, identity: [4; 16], epoch: 6, lives_ms: 7 };
         let (home, transport) = ("a".to_owned(), "tcp".to_owned());
         let regions = vec![(u64::MAX, 9, None), (1, 2, Some(3))];
-        let granted = Granted { grant, home, transport, regions, manifest: 2 };
+        let rings =
+            vec![Lent { way: Way::PinnedRing, slots: vec![1, u64::MAX], slot_bytes: 8, device: None, filled: 9 }];
+        let granted = Granted { grant, home, transport, regions, direct: true, rings, manifest: 2 };
         let answered = Answered { answer: Answer::Granted(Box::new(granted)), attached: vec![1, 2, 3] };
         let bytes = answered.encode();
         assert_eq!(Answered::decode(&bytes).expect("its own bytes"), answered);
         assert!(Answered::decode(&bytes[..bytes.len() - 2]).is_err(), "less than it announces");
         assert!(read_question(&vec![b' '; 4_097]).is_err());
+    }
+
+    #[test]
+    fn a_ring_of_no_slots_and_one_that_is_too_large_are_refused() {
+        let lent = |slots: usize, slot_bytes, filled| {
+            Lent { way: Way::DeviceRing, slots: vec![7; slots], slot_bytes, device: Some(1), filled }.spans()
+        };
+        assert_eq!(lent(2, 8, 16).expect("a ring").len(), 2);
+        for (slots, bytes, filled) in [(0, 8, 0), (2, 0, 0), (65, 8, 0), (2, 8, 17), (2, 1 << 30, 0), (2, u64::MAX, 0)]
+        {
+            lent(slots, bytes, filled).expect_err("no ring");
+        }
     }
 
     proptest! {

@@ -12,6 +12,7 @@ use crate::message::Incarnation;
 use crate::net::session::{Address, Network, Trust};
 use crate::transport::Transport;
 use crate::transport::nixl::Nixl;
+use crate::transport::path::Way;
 use crate::transport::tcp::{Faults, Tcp};
 
 /// Replicas of gpu-ipc's objects on other hosts
@@ -106,6 +107,9 @@ pub struct RunOptions {
     /// Milliseconds that a lease lives without a renewal, at least 200: readers renew it three times in that
     #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(200..=3_600_000))]
     pub lease_ms: u64,
+    /// KiB of a slot of a ring, which every object then has
+    #[arg(long, hide = true)]
+    pub slot_kib: Option<u64>,
 }
 
 /// Options of `pull`.
@@ -125,6 +129,9 @@ pub struct PullOptions {
     /// Which network; else that of the gateway that runs here.
     #[command(flatten)]
     pub net: Net,
+    /// The way that bytes take: from the object's memory, or through rings; else what is found fastest
+    #[arg(long, value_enum)]
+    pub way: Option<Way>,
     /// Print the figures as JSON
     #[arg(long)]
     pub json: bool,

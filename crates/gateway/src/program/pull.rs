@@ -84,7 +84,8 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
     let style = ProgressStyle::with_template("{msg} {bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_message(options.name.clone());
-    let fetch = Fetch { local: &local, session: &session, transport, patience, pace: net.pace(), rules };
+    let fetch =
+        Fetch { local: &local, session: &session, transport, patience, pace: net.pace(), way: options.way, rules };
     let ended = fetch.run(&order, |bytes, all| {
         bar.set_length(all);
         bar.set_position(bytes);
@@ -92,6 +93,10 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
     bar.finish_and_clear();
     let Failure { kind, why } = match ended {
         Ok(report) => {
+            if let (Some(way), Ok(dir)) = (report.way, options.place.dir()) {
+                let Report { from, transport, gb_s, bytes, ways, .. } = report.clone();
+                state::Path { from, transport, way, gb_s, bytes, ways }.write(&dir);
+            }
             say(&report, options.json);
             let _ = session.close().wait();
             return Ok(ExitCode::SUCCESS);
@@ -114,12 +119,15 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
 }
 
 fn say(report: &Report, json: bool) {
-    let Report { name, epoch, identity, from, bytes, gb_s, retries, .. } = report;
+    let Report { name, epoch, identity, from, bytes, gb_s, retries, way, .. } = report;
+    let by = way.map_or(String::new(), |way| format!(", {way}"));
     if json {
         println!("{}", serde_json::to_string(report).unwrap_or_default());
     } else if report.was_here {
         println!("{name}  epoch {epoch}  {identity}  was here already");
     } else {
-        println!("{name}  epoch {epoch}  {identity}  from {from}  {bytes} bytes at {gb_s:.2} GB/s, {retries} retries");
+        println!(
+            "{name}  epoch {epoch}  {identity}  from {from}  {bytes} bytes at {gb_s:.2} GB/s{by}, {retries} retries"
+        );
     }
 }

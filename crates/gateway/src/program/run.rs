@@ -70,10 +70,12 @@ pub fn run(options: &RunOptions) -> Result<()> {
         figures: serde_json::Value::Null,
         leases: serde_json::Value::Null,
         followed: 0,
+        paths: Vec::new(),
     };
     println!("gateway of {host} at {}, carried by {}", options.listen, transport.kind());
     let mut written: Option<Instant> = None;
-    let server = Server::new(gateway, local, transport, session, limits, options.net.pace());
+    let slot_bytes = options.slot_kib.map(|kib| kib << 10);
+    let server = Server::new(gateway, local, transport, session, limits, options.net.pace(), slot_bytes);
     let served = server.run(|figures, leases| {
         if written.is_none_or(|at| at.elapsed() >= WRITE) {
             written = Some(Instant::now());

@@ -5,12 +5,15 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::{Path as Folder, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::net::key::escape;
+use crate::transport::path::Way;
+use crate::transport::path::choice::Tried;
 
 /// What a gateway says of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,6 +40,49 @@ pub struct State {
     pub leases: serde_json::Value,
     /// Replicas that were removed because their home has removed them.
     pub followed: u64,
+    /// The paths from other hosts, as the pulls of this host found them.
+    #[serde(default)]
+    pub paths: Vec<Path>,
+}
+
+/// What a pull found of the path from another host.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Path {
+    /// The other host.
+    pub from: String,
+    /// What carried the bytes.
+    pub transport: String,
+    /// The way that was taken.
+    pub way: Way,
+    /// What it reached: 10^9 bytes a second over the whole object.
+    pub gb_s: f64,
+    /// Bytes of that object.
+    pub bytes: u64,
+    /// What trials of a few MiB found of each way.
+    pub ways: Vec<Tried>,
+}
+
+impl Path {
+    /// Writes it beside the gateways' files, in the place of what an earlier pull found.
+    pub fn write(&self, dir: &Folder) {
+        let name = escape(&self.from);
+        let (path, new) =
+            (dir.join(format!("path-{name}")), dir.join(format!("new-path-{name}-{}", std::process::id())));
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        if let Err(error) = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path)) {
+            tracing::warn!(%error, "what was found of a path is not written");
+        }
+    }
+}
+
+/// Reads what pulls found, by host.
+pub fn paths(dir: &Folder) -> Vec<Path> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let files = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("path-"));
+    let read = |file: std::fs::DirEntry| serde_json::from_slice(&std::fs::read(file.path()).ok()?).ok();
+    let mut found: Vec<Path> = files.filter_map(read).collect();
+    found.sort_by(|a, b| a.from.cmp(&b.from));
+    found
 }
 
 /// The file of a gateway that runs; goes with it.
@@ -52,7 +98,7 @@ impl Held {
     /// # Errors
     ///
     /// [`Error::Unavailable`] for a directory that cannot be written to.
-    pub fn create(dir: &Path, incarnation: &str) -> Result<Held> {
+    pub fn create(dir: &Folder, incarnation: &str) -> Result<Held> {
         let (path, unlocked) = (dir.join(format!("gateway-{incarnation}")), dir.join(format!("new-{incarnation}")));
         let made = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&unlocked);
         // Under its name it is locked already: a file that is not would be taken for that of a gateway that died.
@@ -87,7 +133,7 @@ impl Drop for Held {
 }
 
 /// Reads the files of all gateways of a broker that run.
-pub fn all(dir: &Path) -> Vec<State> {
+pub fn all(dir: &Folder) -> Vec<State> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut found = Vec::new();
     for entry in entries.flatten() {

@@ -10,7 +10,9 @@ use crate::error::Result;
 ///
 /// [`Error::Invalid`](crate::Error::Invalid) for a directory that cannot be used.
 pub fn run(options: &StatusOptions) -> Result<()> {
-    let all = state::all(&options.place.dir()?);
+    let dir = options.place.dir()?;
+    let (mut all, paths) = (state::all(&dir), state::paths(&dir));
+    all.iter_mut().for_each(|state| state.paths.clone_from(&paths));
     if options.json {
         println!("{}", serde_json::to_string(&all).unwrap_or_default());
         return Ok(());
@@ -18,6 +20,10 @@ pub fn run(options: &StatusOptions) -> Result<()> {
     for state in &all {
         let state::State { host, pid, listen, transport, figures, .. } = state;
         println!("{host}  process {pid} at {listen}, carried by {transport}: {figures}");
+    }
+    for state::Path { from, transport, way, gb_s, ways, .. } in &paths {
+        let tried: Vec<String> = ways.iter().map(ToString::to_string).collect();
+        println!("from {from} by {transport}: {way}, {gb_s:.2} GB/s (tried: {})", tried.join("; "));
     }
     if all.is_empty() {
         println!("no gateway runs for this broker");

@@ -65,6 +65,25 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Says whether it has died.
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().expect("it is a child").is_some()
+    }
+
+    /// Says whether it is stopped.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).expect("it is a child");
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        let pid = rustix::process::Pid::from_raw(self.0.id() as i32).expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it is a child");
+    }
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
         drop(self.0.kill());
@@ -100,9 +119,15 @@ impl Host {
 
     /// Starts a gateway that is told of another address, and waits until it runs.
     pub fn gateway(&self, listen: &str, peer: &str, trust: &[String]) -> Service {
+        self.gateway_at(listen, peer, trust, None)
+    }
+
+    /// Starts a gateway that is killed or stopped at a step.
+    pub fn gateway_at(&self, listen: &str, peer: &str, trust: &[String], step: Option<&str>) -> Service {
         let before = self.gateways();
         let mut command = self.command("run");
         command.args(["--listen", listen, "--peer", peer]).args(trust);
+        command.envs(step.map(|step| ("GPU_IPC_GATEWAY_STEP", step)));
         // So slow a link that no read counts as slow, and nobody loses patience, however loaded this machine is.
         let mut gateway = Service::start(command.args(["--transport", "tcp", "--link-gbit", "0.001"]));
         watch("a gateway runs", || {

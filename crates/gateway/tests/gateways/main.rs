@@ -4,6 +4,7 @@
 
 mod fan_out;
 mod host;
+mod rings;
 mod trust;
 
 use std::process::ExitCode;
@@ -12,7 +13,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 8] = [
     ("eight_pulls_cost_the_origin_two_reads", fan_out::eight_pulls_cost_the_origin_two_reads),
     (
         "a_certificate_of_another_authority_and_none_are_not_let_in",
@@ -20,6 +21,10 @@ const CASES: [Case; 4] = [
     ),
     ("garbage_on_every_port_costs_nobody_else_anything", trust::garbage_on_every_port_costs_nobody_else_anything),
     ("either_of_two_gateways_of_one_broker_serves", trust::either_of_two_gateways_of_one_broker_serves),
+    ("each_way_brings_every_byte_and_the_choice_is_shown", rings::each_way_brings_every_byte_and_the_choice_is_shown),
+    ("a_way_that_does_not_lead_there_is_an_error", rings::a_way_that_does_not_lead_there_is_an_error),
+    ("killed_at_each_step_of_a_ring", rings::killed_at_each_step_of_a_ring),
+    ("stopped_at_a_fill_beyond_the_leases_end", rings::stopped_at_a_fill_beyond_the_leases_end),
 ];
 
 fn main() -> ExitCode {

@@ -1,7 +1,9 @@
-//! Which ways there are, how each is measured, and which is taken. Nothing here knows a transport.
+//! Which ways there are, what a trial of each says, and which is taken. Nothing here knows a transport.
 
 use std::fmt;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::transport::Place;
@@ -14,13 +16,14 @@ const ROUNDS: usize = 4;
 const WORTH: u64 = 11;
 
 /// A way from an object on one host to an object on another.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// Both objects' memory is registered, and read directly.
+    /// Both objects' memory is registered, and read directly
     Direct,
-    /// Through a ring of buffers on the devices, where the transport is fast with those.
+    /// Through a ring of buffers on the devices, where the transport is fast with those
     DeviceRing,
-    /// Through a ring of pinned buffers on the hosts.
+    /// Through a ring of pinned buffers on the hosts
     PinnedRing,
 }
 
@@ -34,10 +37,10 @@ impl fmt::Display for Way {
     }
 }
 
-/// Lists the ways for memory in a place. Bytes on the host are read where they are.
+/// Lists the ways for memory in a place.
 pub fn candidates(place: Place) -> &'static [Way] {
     match place {
-        Place::Host => &[Way::Direct],
+        Place::Host => &[Way::Direct, Way::PinnedRing],
         Place::Device(_) => &[Way::Direct, Way::DeviceRing, Way::PinnedRing],
     }
 }
@@ -60,23 +63,82 @@ impl fmt::Display for Measured {
     }
 }
 
-/// Tries each way by `trial`, which reads `bytes` by that way and says how long it took.
+/// What a way was found to do, as data.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Tried {
+    /// The way.
+    pub way: Way,
+    /// 10^9 bytes a second; none if it cannot be taken.
+    pub gb_s: Option<f64>,
+    /// Why it cannot.
+    pub error: Option<String>,
+}
+
+impl From<&Measured> for Tried {
+    fn from(measured: &Measured) -> Tried {
+        let gb_s = measured.speed.as_ref().ok().map(|speed| *speed as f64 / 1e9);
+        Tried { way: measured.way, gb_s, error: measured.speed.clone().err() }
+    }
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.gb_s, &self.error) {
+            (Some(gb_s), _) => write!(f, "{} {gb_s:.2} GB/s", self.way),
+            (None, why) => write!(f, "{} not taken: {}", self.way, why.as_deref().unwrap_or("no reason was given")),
+        }
+    }
+}
+
+/// Trials of several ways, one after the other. Who carries them out says how each round ended.
 ///
-/// An error of a trial is about its way, and kept with it. A trial that would not end must give an error: nothing is
-/// timed out here.
-pub fn measure(ways: &[Way], bytes: u64, mut trial: impl FnMut(Way) -> Result<Duration>) -> Vec<Measured> {
-    ways.iter()
-        .map(|&way| {
-            let rounds: Result<Vec<_>> = (0..ROUNDS).map(|_| trial(way)).collect();
-            let speed = rounds.map_err(|error| error.to_string()).map(|rounds| {
-                let mut after_the_first = rounds[1..].to_vec();
+/// An error of a round is about its way, and ends the trials of that way alone. A round that never ends holds up the
+/// trials: nothing is timed out here.
+#[derive(Clone, Debug)]
+pub struct Trials {
+    /// The ways that are not measured, the next one last, with the bytes that a round reads.
+    waiting: Vec<(Way, u64)>,
+    rounds: Vec<Duration>,
+    measured: Vec<Measured>,
+}
+
+impl Trials {
+    /// Begins. A round of a way reads so many bytes.
+    pub fn new(ways: Vec<(Way, u64)>) -> Trials {
+        let waiting = ways.into_iter().rev().collect();
+        Trials { waiting, rounds: Vec::new(), measured: Vec::new() }
+    }
+
+    /// Says which way the next round is of; none when all are measured.
+    pub fn next(&self) -> Option<Way> {
+        self.waiting.last().map(|(way, _)| *way)
+    }
+
+    /// Takes what became of a round.
+    pub fn ended(&mut self, round: Result<Duration>) {
+        let Some(&(way, bytes)) = self.waiting.last() else { return };
+        let speed = match round {
+            Ok(time) => {
+                self.rounds.push(time);
+                if self.rounds.len() < ROUNDS {
+                    return;
+                }
+                let mut after_the_first = self.rounds.split_off(1);
                 after_the_first.sort_unstable();
                 let nanoseconds = after_the_first[after_the_first.len() / 2].as_nanos().max(1);
-                u64::try_from(u128::from(bytes) * 1_000_000_000 / nanoseconds).unwrap_or(u64::MAX)
-            });
-            Measured { way, speed }
-        })
-        .collect()
+                Ok(u64::try_from(u128::from(bytes) * 1_000_000_000 / nanoseconds).unwrap_or(u64::MAX))
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        self.rounds.clear();
+        self.waiting.pop();
+        self.measured.push(Measured { way, speed });
+    }
+
+    /// Lists what was measured.
+    pub fn measured(&self) -> &[Measured] {
+        &self.measured
+    }
 }
 
 /// Takes the fastest way, and [`Way::Direct`] unless another is faster by a tenth.
@@ -137,25 +199,28 @@ mod tests {
 
     #[test]
     fn the_first_round_and_one_slow_one_do_not_count() {
-        let mut rounds = [9_000, 10, 900, 10].into_iter().cycle();
-        let measured = measure(candidates(Place::Host), 1_000, |_| {
-            Ok(Duration::from_nanos(rounds.next().expect("it goes on for ever")))
-        });
-        assert_eq!(measured, [Measured { way: Way::Direct, speed: Ok(100_000_000_000) }]);
+        let mut trials = Trials::new(vec![(Way::Direct, 1_000)]);
+        for nanoseconds in [9_000, 10, 900, 10] {
+            assert_eq!(trials.next(), Some(Way::Direct));
+            trials.ended(Ok(Duration::from_nanos(nanoseconds)));
+        }
+        assert_eq!(trials.next(), None);
+        assert_eq!(trials.measured(), [Measured { way: Way::Direct, speed: Ok(100_000_000_000) }]);
     }
 
     #[test]
     fn a_trial_that_fails_once_ends_the_trials_of_its_way_alone() {
         let mut tried = Vec::new();
-        let measured = measure(candidates(DEVICE), 1_000, |way| {
+        let mut trials = Trials::new(candidates(DEVICE).iter().map(|way| (*way, 1_000)).collect());
+        while let Some(way) = trials.next() {
             tried.push(way);
-            match way {
+            trials.ended(match way {
                 Way::DeviceRing if tried.len() > 5 => Err(Error::Transfer { why: "broken".to_owned() }),
                 _ => Ok(Duration::from_nanos(1)),
-            }
-        });
+            });
+        }
         assert_eq!(tried.iter().filter(|&&way| way == Way::PinnedRing).count(), ROUNDS);
-        let fails: Vec<_> = measured.iter().map(|one| one.speed.is_err()).collect();
+        let fails: Vec<_> = trials.measured().iter().map(|one| one.speed.is_err()).collect();
         assert_eq!(fails, [false, true, false]);
     }
 

@@ -9,10 +9,8 @@
 //!
 //! Each slot goes its round by itself, so that with three or more the origin's copy, the read and the replica's copy of
 //! three pieces run at a time. After a failure no step is begun, and the error is told when all that were begun have
-//! ended. A step that never ends keeps the ring running, as any [`Transfer`]: dropped then, it keeps its staging memory
-//! for the process' life.
+//! ended. A step that never ends keeps the ring running, as any [`Transfer`].
 
-use std::any::Any;
 use std::fmt;
 use std::mem;
 use std::ops::Range;
@@ -23,12 +21,15 @@ use crate::transport::{Pair, Peer, Progress, RemoteSpan, Span, Transfer, Transpo
 
 /// The origin's side: it copies pieces of its object into its slots.
 pub trait Source: Send {
-    /// Asks for bytes of the object in the origin's slot. The slot is not read at that time.
+    /// Notes that bytes of the object are wanted in the origin's slot, which is not read at that time.
+    fn fill(&mut self, slot: usize, bytes: Range<u64>);
+
+    /// Asks for all that was noted.
     ///
     /// # Errors
     ///
     /// Nothing was asked for.
-    fn fill(&mut self, slot: usize, bytes: Range<u64>) -> Result<()>;
+    fn send(&mut self) -> Result<()>;
 
     /// Looks whether they are there, without waiting.
     ///
@@ -61,14 +62,12 @@ pub trait Copier: Send {
 }
 
 /// The buffers of both sides, of one number and one length.
+#[derive(Clone, Debug)]
 pub struct Buffers {
     /// This side's, registered with the transport.
     pub local: Vec<Span>,
     /// The origin's.
     pub remote: Vec<RemoteSpan>,
-    /// What keeps this side's mapped and registered. It is kept for the process' life when the ring is dropped while a
-    /// step has not ended.
-    pub owner: Box<dyn Any + Send>,
 }
 
 enum State {
@@ -86,7 +85,6 @@ pub struct Ring<S, C> {
     copier: C,
     local: Vec<Span>,
     remote: Vec<RemoteSpan>,
-    owner: Option<Box<dyn Any + Send>>,
     slots: Vec<State>,
     /// The first byte that no slot was asked for.
     next: u64,
@@ -106,7 +104,7 @@ impl<S: Source, C: Copier> Ring<S, C> {
     /// # Safety
     ///
     /// Until the ring has ended, or for the process' life if it is dropped before, the object to which `copier` writes
-    /// stays mapped and is used by nobody else; the buffers are valid while their owner lives, and used by nobody else.
+    /// and the buffers here stay mapped and are used by nobody else.
     pub unsafe fn new(
         transport: Arc<dyn Transport>,
         peer: Box<dyn Peer>,
@@ -115,7 +113,7 @@ impl<S: Source, C: Copier> Ring<S, C> {
         buffers: Buffers,
         bytes: u64,
     ) -> Result<Self> {
-        let Buffers { local, remote, owner } = buffers;
+        let Buffers { local, remote } = buffers;
         let lengths: Vec<_> = local.iter().map(|one| one.bytes).chain(remote.iter().map(|one| one.bytes)).collect();
         if local.is_empty() || local.len() != remote.len() || lengths.iter().any(|&one| one == 0 || one != lengths[0]) {
             return Err(Error::Invalid {
@@ -126,22 +124,7 @@ impl<S: Source, C: Copier> Ring<S, C> {
         }
         let slots = local.iter().map(|_| State::Free).collect();
         let (next, done) = (0, 0);
-        let owner = Some(owner);
-        Ok(Self {
-            transport,
-            peer,
-            source,
-            copier,
-            local,
-            remote,
-            owner,
-            slots,
-            next,
-            bytes,
-            done,
-            failed: None,
-            ended: None,
-        })
+        Ok(Self { transport, peer, source, copier, local, remote, slots, next, bytes, done, failed: None, ended: None })
     }
 
     /// Takes a slot one step further. An error is of a step that has ended or did not begin: the slot is free.
@@ -153,7 +136,7 @@ impl<S: Source, C: Copier> Ring<S, C> {
                     return Ok(());
                 }
                 let piece = self.next..end;
-                self.source.fill(slot, piece.clone())?;
+                self.source.fill(slot, piece.clone());
                 self.next = end;
                 State::Filling(piece)
             }
@@ -166,8 +149,8 @@ impl<S: Source, C: Copier> Ring<S, C> {
                         from: RemoteSpan { bytes, ..self.remote[slot] },
                         to: Span { bytes, ..self.local[slot] },
                     };
-                    // SAFETY: `Peer::read`: the slot is this ring's alone, in no other step, and its owner is kept
-                    // until the transfer has ended.
+                    // SAFETY: `Peer::read`: the slot is this ring's alone, in no other step, and stays mapped, as the
+                    // caller of `new` promises.
                     State::Reading(piece, unsafe { self.peer.read(&[pair]) }?)
                 }
             },
@@ -177,8 +160,8 @@ impl<S: Source, C: Copier> Ring<S, C> {
                 Progress::Done => {
                     self.transport.flush()?;
                     let from = Span { bytes: piece.end - piece.start, ..self.local[slot] };
-                    // SAFETY: `Copier::copy`: the slot is in no other step and its owner is kept until the copy has
-                    // ended; the object is as the caller of `new` promises, and pieces do not overlap.
+                    // SAFETY: `Copier::copy`: the slot is in no other step; slot and object stay mapped, as the caller
+                    // of `new` promises, and pieces do not overlap.
                     unsafe { self.copier.copy(slot, from, piece.clone()) }?;
                     State::Copying(piece)
                 }
@@ -206,6 +189,9 @@ impl<S: Source, C: Copier> Transfer for Ring<S, C> {
                 self.failed.get_or_insert(error);
             }
         }
+        if let Err(error) = self.source.send() {
+            self.failed.get_or_insert(error);
+        }
         if self.slots.iter().any(|state| !matches!(state, State::Free))
             || (self.failed.is_none() && self.done < self.bytes)
         {
@@ -218,15 +204,6 @@ impl<S: Source, C: Copier> Transfer for Ring<S, C> {
         };
         self.ended = Some(ended.clone());
         ended.map(|()| Progress::Done).map_err(|why| Error::Transfer { why })
-    }
-}
-
-impl<S, C> Drop for Ring<S, C> {
-    fn drop(&mut self) {
-        // A slot that is being filled is the origin's affair; what is read or copied uses the buffers here.
-        if self.slots.iter().any(|state| matches!(state, State::Reading(..) | State::Copying(_))) {
-            mem::forget(self.owner.take());
-        }
     }
 }
 

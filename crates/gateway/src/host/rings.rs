@@ -1,0 +1,210 @@
+//! The origin's staging rings: lent to leases, used again, never freed.
+//!
+//! | step | who | what |
+//! |---|---|---|
+//! | lend | origin, when it grants | a ring that no other lease has goes into what the lease holds, its slots filled with the first pieces |
+//! | read | replica | a slot, when it was told that its piece is there |
+//! | fill | replica asks, when its read of the slot has ended | the origin looks that the lease is live and the slot's number has risen, copies the piece, waits for the copy, and only then says yes |
+//! | end | origin | the ring goes back with all that the lease held, after the lease has ended |
+//!
+//! Why a confirmed copy is right though its bytes went through a ring: while the lease is live, its slots are its own,
+//! and the lease's thread writes pieces of its object to them, and nothing else does. The replica reads a slot between
+//! the yes to its last question for it and its next question, so nobody writes there meanwhile. Bytes that were read
+//! after the lease's end may be of any object; then the confirmation says no.
+//!
+//! | message | lost | late or repeated |
+//! |---|---|---|
+//! | a question to fill | the replica asks again, with a higher number | the number has not risen: the slot is left alone, and the answer is no |
+//! | its answer | the same | it is the answer to a question that nobody waits for |
+//!
+//! A repeated question would otherwise write to a slot that is being read. A replica that dies or is stopped asks
+//! nothing: the lease's timer ends it. `tests/staging.rs` checks this on a model, with four controls.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpu_ipc::Gpu;
+
+use crate::error::Result;
+use crate::message::Fill;
+use crate::net::call::Lent as Described;
+use crate::transport::path::Way;
+use crate::transport::path::staging::{SLOT, Staging, slots};
+use crate::transport::{Place, Registration, Span, Transport};
+
+/// Rings of one way, in all.
+const MOST: usize = 4;
+/// An object with fewer bytes is read directly: nothing is gained.
+pub const LEAST_STAGED: u64 = 64 << 20;
+
+/// The rings of a gateway, by way.
+pub struct Rings {
+    gpu: Gpu,
+    transport: Arc<dyn Transport>,
+    /// Bytes of a slot, where a test says it.
+    slot_bytes: Option<u64>,
+    made: BTreeMap<Way, usize>,
+    free: Arc<Mutex<Vec<Ring>>>,
+}
+
+struct Ring {
+    way: Way,
+    staging: &'static Staging,
+    _registration: Box<dyn Registration>,
+}
+
+/// A ring that a lease has: goes back to the others when it is dropped.
+pub struct Lent {
+    ring: Option<Ring>,
+    free: Arc<Mutex<Vec<Ring>>>,
+    order: Mutex<Order>,
+    filled: u64,
+}
+
+/// The last number of each slot that was heard: a question whose number has not risen is an old one.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Order(Vec<u64>);
+
+impl Order {
+    /// Begins with all slots at 0, which no question has.
+    pub fn new(slots: usize) -> Order {
+        Order(vec![0; slots])
+    }
+
+    /// Takes a question's number. Says no to one that has not risen, and to a slot that is not there.
+    pub fn take(&mut self, slot: usize, number: u64) -> bool {
+        match self.0.get_mut(slot) {
+            Some(last) if number > *last => {
+                *last = number;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Rings {
+    /// Has none yet.
+    pub fn new(gpu: Gpu, transport: Arc<dyn Transport>, slot_bytes: Option<u64>) -> Rings {
+        Rings { gpu, transport, slot_bytes, made: BTreeMap::new(), free: Arc::default() }
+    }
+
+    /// Lends a ring of each way that is possible, filled with the first pieces. A ring that cannot be had is missing.
+    ///
+    /// # Safety
+    ///
+    /// The object is mapped and readable, and never changes.
+    pub unsafe fn lend(&mut self, ways: &[Way], object: &[Span]) -> Vec<Lent> {
+        let bytes: u64 = object.iter().map(|region| region.bytes).sum();
+        if bytes < LEAST_STAGED && self.slot_bytes.is_none() {
+            return Vec::new();
+        }
+        let mut lent = Vec::new();
+        for &way in ways.iter().filter(|way| **way != Way::Direct) {
+            // SAFETY: `lend_one` has our condition.
+            match unsafe { self.lend_one(way, object, bytes) } {
+                Ok(Some(one)) => lent.push(one),
+                Ok(None) => tracing::warn!(%way, "all {MOST} rings are lent; a read goes without"),
+                Err(error) => tracing::warn!(%error, "a read goes without a ring"),
+            }
+        }
+        lent
+    }
+
+    /// # Safety
+    ///
+    /// As for [`lend`](Rings::lend).
+    unsafe fn lend_one(&mut self, way: Way, object: &[Span], bytes: u64) -> Result<Option<Lent>> {
+        let Some(ring) = self.take(way)? else { return Ok(None) };
+        let slots = ring.staging.slots();
+        let order = Mutex::new(Order::new(slots.len()));
+        let filled = bytes.min(ring.staging.memory().bytes);
+        let pieces = slots.iter().enumerate().map(|(slot, span)| {
+            let at = span.bytes * slot as u64;
+            (slot, at..filled.min(at + span.bytes))
+        });
+        let pieces: Vec<_> = pieces.filter(|(_, piece)| !piece.is_empty()).collect();
+        // Goes back to the others if it cannot be filled.
+        let lent = Lent { ring: Some(ring), free: Arc::clone(&self.free), order, filled };
+        // SAFETY: `Staging::fill`: our caller vouches for the object; no lease has the ring yet.
+        unsafe { lent.staging().fill(object, &pieces) }?;
+        Ok(Some(lent))
+    }
+
+    fn take(&mut self, way: Way) -> Result<Option<Ring>> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = free.iter().position(|ring| ring.way == way) {
+            return Ok(Some(free.swap_remove(index)));
+        }
+        drop(free);
+        let made = self.made.entry(way).or_default();
+        if *made >= MOST {
+            return Ok(None);
+        }
+        let staging = Staging::take(&self.gpu, way, slots(way), self.slot_bytes.unwrap_or(SLOT))?;
+        let staging: &'static Staging = Box::leak(Box::new(staging));
+        // Counted though it cannot be registered: it is not freed.
+        *made += 1;
+        // SAFETY: `register`: staging memory is mapped, readable and writable for the process' life.
+        let registration = unsafe { self.transport.register(&[staging.memory()]) }?;
+        Ok(Some(Ring { way, staging, _registration: registration }))
+    }
+}
+
+impl Lent {
+    fn staging(&self) -> &'static Staging {
+        self.ring.as_ref().expect("a ring until it is dropped").staging
+    }
+
+    /// Names its way.
+    pub fn way(&self) -> Way {
+        self.ring.as_ref().expect("a ring until it is dropped").way
+    }
+
+    /// Describes it to the replica.
+    pub fn describe(&self) -> Described {
+        let slots = self.staging().slots();
+        let device = match slots[0].place {
+            Place::Host => None,
+            Place::Device(ordinal) => Some(ordinal),
+        };
+        let at = slots.iter().map(|slot| slot.address).collect();
+        Described { way: self.way(), slots: at, slot_bytes: slots[0].bytes, device, filled: self.filled }
+    }
+
+    /// Fills slots with pieces of the object, and says whether they are there.
+    ///
+    /// # Safety
+    ///
+    /// The object is mapped and readable, and never changes.
+    pub unsafe fn fill(&self, fill: &Fill, object: &[Span]) -> bool {
+        let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        if !fill.pieces.iter().all(|&(slot, ..)| order.take(slot, fill.number)) {
+            return false;
+        }
+        let pieces = fill.pieces.iter().map(|&(slot, at, bytes)| (slot, at..at.saturating_add(bytes)));
+        // SAFETY: `Staging::fill`: our caller vouches for the object. The slots are this lease's, and its reader asks
+        // for another piece when its read has ended; a reader that breaks this gets wrong bytes, and no other does.
+        let filled = unsafe { self.staging().fill(object, &pieces.collect::<Vec<_>>()) };
+        filled.inspect_err(|error| tracing::warn!(%error, "slots were not filled")).is_ok()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).extend(self.ring.take());
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lent").field("way", &self.ring.as_ref().map(|ring| ring.way)).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Rings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rings").field("made", &self.made).finish_non_exhaustive()
+    }
+}
