@@ -69,6 +69,8 @@ struct Seen {
     thrown_away: usize,
     stuck: usize,
     wrong: usize,
+    /// Confirmations that were answered with yes, and came again after their lease had ended.
+    replayed: usize,
 }
 
 fn limits() -> Limits {
@@ -178,7 +180,12 @@ impl World {
                             (Asked::Wait | Asked::Busy(_), _) => None,
                         }
                     }
-                    Message::Confirm(confirm) => Some(Message::Confirmed(confirm.number, table.confirm(now, confirm))),
+                    Message::Confirm(confirm) => {
+                        let yes = table.confirm(now, confirm);
+                        let before = self.network.contains(&Message::Confirmed(confirm.number, true));
+                        seen.replayed += usize::from(before && !yes);
+                        Some(Message::Confirmed(confirm.number, yes))
+                    }
                     Message::Renew(renew) => Some(Message::Renewed(*renew, table.renew(now, renew))),
                     Message::Release(release) => {
                         table.release(release);
@@ -316,7 +323,7 @@ fn no_order_of_events_publishes_what_the_identity_does_not_name() {
     assert_eq!(seen.wrong, 0);
     // The model is worth nothing if these do not happen in it.
     assert_eq!(seen.published, HashSet::from([X, Y]));
-    assert!(seen.thrown_away > 0 && seen.states > 1_000, "{seen:?}");
+    assert!(seen.thrown_away > 0 && seen.replayed > 0 && seen.states > 1_000, "{seen:?}");
 }
 
 #[test]

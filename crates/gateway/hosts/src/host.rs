@@ -14,6 +14,8 @@ use crate::network::Network;
 pub const WATCHDOG: Duration = Duration::from_secs(300);
 /// Between two looks at something that is waited for.
 const LOOK: Duration = Duration::from_millis(10);
+/// Bytes of one request of NIXL's, of which four are under way at a time: so a read has a middle.
+const PIECE: &str = "262144";
 /// The gateways' port: each host has an address of its own.
 pub const PORT: u16 = 7447;
 
@@ -299,9 +301,10 @@ impl Host {
 
     fn place(&self) -> Vec<String> {
         let dir = self.dir.display().to_string();
-        let given =
-            ["--broker", &dir, "--device", "host:0", "--host", &self.name, "--transport", &self.programs.carrier];
-        given.map(str::to_owned).to_vec()
+        let carrier = &self.programs.carrier;
+        let given = ["--broker", &dir, "--device", "host:0", "--host", &self.name, "--transport", carrier];
+        let pieces = ["--piece-bytes", PIECE].into_iter().filter(|_| carrier == "nixl");
+        given.into_iter().chain(pieces).map(str::to_owned).collect()
     }
 
     /// Commits bytes, and returns the epoch.
@@ -373,6 +376,25 @@ impl Host {
         serde_json::from_slice(&out.stdout).ok()
     }
 
+    /// Asks its gateway something over the network, any number of times, as anybody can who has recorded the question;
+    /// returns the answers.
+    ///
+    /// # Errors
+    ///
+    /// No answer comes.
+    pub fn ask(&self, question: &Value, times: u32) -> Result<Vec<Value>, String> {
+        let gateway = until(&format!("the gateway of {}", self.name), || Some(self.status()?[0].clone()))?;
+        let incarnation = gateway["incarnation"].as_str().unwrap_or_default();
+        let mut command = self.command(&self.programs.control)?;
+        command.args(["ask", "--at", &self.at(), "--host", &self.name, "--incarnation", incarnation]);
+        command.args(["--times", &times.to_string(), &question.to_string()]);
+        let out = command.stdout(Stdio::piped()).output().map_err(|e| e.to_string())?;
+        let said = String::from_utf8_lossy(&out.stdout);
+        let answers: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let all = answers.len() == times as usize;
+        all.then_some(answers).ok_or_else(|| format!("{} answered {said:?}\n{}", self.name, self.log()))
+    }
+
     /// Sums a figure of its gateways that run; of a pair of figures one.
     pub fn figure(&self, name: &str, of_pair: usize) -> u64 {
         let status = self.status().unwrap_or_default();
@@ -418,6 +440,8 @@ impl Host {
         let log = OpenOptions::new().create(true).append(true).open(self.dir.join("log")).map_err(|e| e.to_string())?;
         let mut command = Command::new(program);
         self.network.enter(&mut command);
+        // Shared memory would do between processes of one machine, and so would its loopback.
+        command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "eth0");
         command.env("GPU_IPC_RUNTIME_DIR", self.dir.join("runtime")).env("TMPDIR", &self.dir);
         let both = log.try_clone().map_err(|e| e.to_string())?;
         command.stdin(Stdio::null()).stdout(both).stderr(log);

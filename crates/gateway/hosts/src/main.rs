@@ -24,6 +24,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Parser, Subcommand};
+use gateway::net::call::{Question, ask};
+use gateway::net::key::Gateway;
+use gateway::net::session::{Address, Network, Trust};
 use gateway::program::args::PullOptions;
 
 use host::Programs;
@@ -73,6 +76,40 @@ enum Command {
     /// Pull, and commit what nobody confirmed: the control
     #[command(hide = true)]
     PullWithoutConfirm(PullOptions),
+    /// Ask a gateway, and print its answers: a replay
+    #[command(hide = true)]
+    Ask(Replay),
+}
+
+/// A question that was recorded.
+#[derive(clap::Args)]
+struct Replay {
+    #[arg(long)]
+    at: Address,
+    #[arg(long)]
+    host: String,
+    #[arg(long)]
+    incarnation: String,
+    #[arg(long)]
+    times: u32,
+    question: String,
+}
+
+impl Replay {
+    fn run(&self) -> Result<ExitCode, String> {
+        let text = |e: serde_json::Error| e.to_string();
+        let incarnation = serde_json::from_value(self.incarnation.clone().into()).map_err(text)?;
+        let gateway = Gateway { host: self.host.clone(), incarnation };
+        let question: Question = serde_json::from_str(&self.question).map_err(text)?;
+        let network = Network { listen: None, peers: vec![self.at], trust: Trust::Everybody };
+        let session = network.open().map_err(|e| e.to_string())?;
+        for _ in 0..self.times {
+            // Nobody answers before the connection is there.
+            let answer = host::until("an answer", || ask(&session, &gateway, &question, host::WATCHDOG).ok()?.wait())?;
+            println!("{}", serde_json::to_string(&answer.answer).map_err(text)?);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 /// What is tested.
@@ -104,6 +141,7 @@ fn main() -> ExitCode {
             options.without_confirm = true;
             gateway::program::pull::run(&options).map_err(|e| e.to_string())
         }
+        Command::Ask(replay) => replay.run(),
         Command::Cases { only, tested, at_a_time } => {
             tested.programs().and_then(|programs| cage::run(|place| cases(only.as_deref(), programs, place, at_a_time)))
         }
@@ -145,8 +183,10 @@ fn cases(only: Option<&str>, programs: Programs, place: &Path, at_a_time: usize)
         eprintln!("hosts: NOT RUN: {why}");
         return ExitCode::from(NOT_RUN);
     }
+    let nixl = programs.carrier == "nixl";
     let means = Means { programs, place: place.to_owned() };
-    let chosen: Vec<_> = cases::ALL.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))).collect();
+    let wanted = |name: &str| only.map_or(!nixl || cases::BY_NIXL.contains(&name), |only| name.contains(only));
+    let chosen: Vec<_> = cases::ALL.iter().filter(|(name, _)| wanted(name)).collect();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..at_a_time.clamp(1, chosen.len().max(1)) {
@@ -167,6 +207,7 @@ fn cases(only: Option<&str>, programs: Programs, place: &Path, at_a_time: usize)
         }
     });
     let failed = failed.into_inner().unwrap_or_else(|e| e.into_inner());
-    println!("hosts: {} of {} cases passed", chosen.len() - failed.len(), chosen.len());
+    let (passed, carrier) = (chosen.len() - failed.len(), &means.programs.carrier);
+    println!("hosts: {passed} of {} cases passed, carried by {carrier}", chosen.len());
     if failed.is_empty() && !chosen.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

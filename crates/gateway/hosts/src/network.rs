@@ -26,13 +26,15 @@ pub struct Network {
     address: Ipv4Addr,
 }
 
-/// Lets this process' own namespace forward.
+/// Lets this process' own namespace forward, and a relay in it hold no more of a read than connections do.
 ///
 /// # Errors
 ///
 /// What this machine forbids.
 pub fn prepare() -> Result<(), String> {
     ip(&["link", "set", "lo", "up"])?;
+    set("tcp_rmem", BUFFERS)?;
+    set("tcp_wmem", BUFFERS)?;
     set("ip_forward", "1")
 }
 

@@ -282,28 +282,43 @@ impl Chaos {
                 let leased = chaos.world.hosts[home].leases_of(name, stopped)? > 0;
                 (leased || other.ended().is_some()).then_some(())
             })?;
+            let declined = self.world.hosts[home].figure("declined", 0);
+            // The replica's gateway removes what its home has removed; what is published is looked at before.
+            self.signal_gateway(first, Signal::STOP);
             pull.signal(Signal::CONT);
-            let mut ended = vec![self.wait("the end of the pull that was stopped", |_| pull.ended())?];
-            ended.extend(other.ended());
+            self.wait("the end of what was stopped, or its next question", |chaos| {
+                let asks = || chaos.world.hosts[home].figure("declined", 0) > declined;
+                (pull.ended().is_some() || chaos.world.shows(first, &old) || asks()).then_some(())
+            })?;
+            let (seen, committed) = (self.world.check_of(name), self.world.shows(first, &old));
+            self.signal_gateway(first, Signal::CONT);
+            let mut ended: Vec<_> = other.ended().into_iter().collect();
+            // Else the second attempt of the first waits for one that never ends.
             drop(other);
+            ended.push(self.wait("the end of the pull that was stopped", |_| pull.ended())?);
             self.count("memory used again under a pull", 1);
             if let Some(ended) = ended.into_iter().find(|ended| crashed(*ended)) {
                 return Err(format!("FINDING: a pull crashed: {ended}"));
             }
-            self.world.check_of(name)?;
-            if self.confirms && self.world.shows(first, &old) {
+            seen?;
+            if self.confirms && committed {
                 return Err(format!("FINDING: {old:?} was committed after its lease had ended"));
             }
         }
         Ok(())
     }
 
+    fn signal_gateway(&mut self, host: usize, signal: Signal) {
+        if let Some(gateway) = &mut self.world.hosts[host].gateway {
+            gateway.signal(signal);
+        }
+    }
+
     /// Begins a pull and waits until it has stopped itself in the middle; nothing if it ends before.
     fn half(&mut self, host: usize, name: &str) -> Result<Option<Process>, String> {
         let step = Some("stop:pull.half_read".to_owned());
         let pulling = Pulling { step, confirms: self.confirms, ..Pulling::default() };
-        // Its second attempt does not wait for a pull that never ends.
-        let mut pull = self.world.hosts[host].pull(name, &pulling.and(&["--wait-s", "1"]))?;
+        let mut pull = self.world.hosts[host].pull(name, &pulling)?;
         self.wait("the middle of a pull", |_| (pull.is_stopped() || pull.ended().is_some()).then_some(()))?;
         Ok(pull.ended().is_none().then_some(pull))
     }

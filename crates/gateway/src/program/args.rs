@@ -72,6 +72,9 @@ pub struct Net {
     /// Neither end nor fail after this number of bytes
     #[arg(long, hide = true)]
     pub stall_after: Option<u64>,
+    /// Bytes of one request of NIXL's, so that a read of few bytes has a middle
+    #[arg(long, hide = true)]
+    pub piece_bytes: Option<u64>,
 }
 
 /// What carries the bytes.
@@ -251,7 +254,13 @@ impl Net {
         let faults = Faults { stall_after: self.stall_after, fail_after: None };
         match self.transport {
             Carrier::Tcp => Ok(Arc::new(Tcp::listen(address, faults)?)),
-            Carrier::Nixl => Ok(Arc::new(Nixl::start(&format!("gateway-{}", Incarnation::random()?), None)?)),
+            Carrier::Nixl => {
+                let mut nixl = Nixl::start(&format!("gateway-{}", Incarnation::random()?), None)?;
+                if let Some(bytes) = self.piece_bytes {
+                    nixl.set_pieces(bytes, 4);
+                }
+                Ok(Arc::new(nixl))
+            }
         }
     }
 }

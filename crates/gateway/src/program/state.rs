@@ -6,6 +6,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path as Folder, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -90,6 +91,8 @@ pub fn paths(dir: &Folder) -> Vec<Path> {
 pub struct Held {
     file: File,
     path: PathBuf,
+    /// The most bytes that it ever had.
+    bytes: AtomicUsize,
 }
 
 impl Held {
@@ -112,14 +115,16 @@ impl Held {
             why: e.to_string(),
             remedy: "start the broker first, and the gateway as the same user",
         })?;
-        Ok(Held { file, path })
+        Ok(Held { file, path, bytes: AtomicUsize::new(0) })
     }
 
     /// Writes what the gateway says.
     pub fn write(&self, state: &State) {
-        let text = serde_json::to_vec(state).unwrap_or_default();
-        // A reader that meets the middle reads again.
-        let written = self.file.set_len(0).and_then(|()| self.file.write_all_at(&text, 0));
+        let mut text = serde_json::to_vec(state).unwrap_or_default();
+        // Never cut, and over all that was there: so a reader finds a whole text, also while this process is stopped.
+        text.resize(text.len().max(self.bytes.load(Ordering::Relaxed)), b' ');
+        self.bytes.store(text.len(), Ordering::Relaxed);
+        let written = self.file.write_all_at(&text, 0);
         if let Err(error) = written {
             tracing::warn!(%error, "the gateway's file cannot be written");
         }

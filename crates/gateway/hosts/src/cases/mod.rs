@@ -4,6 +4,7 @@ mod garbage;
 mod gateways;
 mod link;
 mod relay;
+mod replay;
 mod steps;
 mod stop;
 
@@ -28,5 +29,13 @@ pub const ALL: &[(&str, Case)] = &[
     ("a gateway is started again at the same address", gateways::same_address),
     ("two gateways for one broker", gateways::two_for_one_broker),
     ("garbage on every port", garbage::on_every_port),
+    ("an old confirmation is asked again", replay::confirmation),
     ("control: what nobody confirmed is committed", stop::control),
+];
+
+/// Those that `--carrier nixl` runs unless some are named. Others need what plain TCP can be told, or take long.
+pub const BY_NIXL: &[&str] = &[
+    "a link is down in the middle of a read, and up again",
+    "a link is down until the reader gives up",
+    "garbage on every port",
 ];
