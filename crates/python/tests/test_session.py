@@ -14,6 +14,45 @@ from conftest import WATCHDOG, settled, until
 import gpu_ipc
 
 
+def filled(path: str, grows_in_place: bool) -> int:
+    """Fills four regions with blocks that fit none evenly, each claimed by a consumer, and counts them."""
+    piece = 1 << 18
+    options = {"limit": 4 * piece, "region_bytes": piece, "grows_in_place": grows_in_place}
+    with gpu_ipc.Session("host:0", path, **options) as session, gpu_ipc.connect(path) as participant:
+        held = []
+        with pytest.raises(gpu_ipc.OutOfMemory):
+            while True:
+                block = session.alloc(piece // 8 * 3)
+                held.append(participant.claim(session.share(block, to=participant.id), timeout=WATCHDOG))
+        count = len(held)
+        del block, held
+    return count
+
+
+def test_memory_that_grows_in_place_has_blocks_across_regions(path: str) -> None:
+    # Two of each region and a quarter that is nobody's; in place the quarters lie side by side.
+    assert (filled(f"{path}.1", False), filled(f"{path}.2", True)) == (8, 10)
+
+
+def test_a_device_that_cannot_grow_in_place_says_so() -> None:
+    # No process has addresses for that many bytes, but it has for a limit.
+    script = """
+import gpu_ipc, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    try:
+        gpu_ipc.Session("host:0", folder + "/1", grows_in_place=True)
+    except gpu_ipc.SystemFailed as error:
+        print("refused:", error)
+    with gpu_ipc.Session("host:0", folder + "/2", grows_in_place=True, limit=1 << 20) as session:
+        session.alloc(1 << 18)
+        print("opened")
+"""
+    environment = os.environ | {"GPU_IPC_HOST_BYTES": str(1 << 61)}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    refused, opened = run.stdout.splitlines()
+    assert refused.startswith("refused:") and "address" in refused and opened == "opened"
+
+
 def test_a_limit_is_kept_and_room_comes_back(path: str) -> None:
     with gpu_ipc.Session("host:0", path, limit=1 << 20, region_bytes=1 << 18) as session:
         blocks = [session.alloc(1 << 17) for _ in range(8)]

@@ -191,6 +191,7 @@ class Session:
         limit: int | None = None,
         ttl: float | None = 300.0,
         region_bytes: int | None = None,
+        grows_in_place: bool = False,
         quarantine: float | None = None,
         max_leases: int | None = None,
         allow_uids: Sequence[int] = ...,

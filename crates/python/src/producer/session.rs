@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use gpu_ipc::allocators::GrowingMemory;
+use gpu_ipc::backend::Sharing;
 use gpu_ipc::session::ShareOptions;
-use gpu_ipc::{Error, To};
+use gpu_ipc::{Error, Gpu, To};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
@@ -40,12 +42,15 @@ use crate::interpreter::{keeper, logging};
 ///         other allocators that is shared without a copy does not count.
 ///     ttl: seconds that a grant stays claimable; None for ever.
 ///     region_bytes: bytes that are taken from the driver at a time.
+///     grows_in_place: take them one behind the other in one range of addresses, so that blocks lie across them.
 ///     quarantine: seconds between the proof of a consumer's death and the reuse of what it held.
 ///     max_leases: leases that one participant may have at once.
 ///     allow_uids: users who may connect besides this one.
 ///
 /// Raises:
 ///     Unavailable: there is no such device.
+///     Unsupported: its memory cannot grow in place.
+///     SystemFailed: this process has no such range of addresses to give; set a limit.
 ///     Invalid: somebody listens on the path already.
 #[pyclass(frozen, module = "gpu_ipc")]
 pub(crate) struct Session {
@@ -62,12 +67,24 @@ impl Drop for Session {
     }
 }
 
+/// Says why memory of a device cannot grow in place, where a session would fall back to separate regions.
+fn check_growth(gpu: &Gpu, limit: Option<u64>) -> Result<(), Error> {
+    if gpu.default_sharing()? != Sharing::Fd {
+        return Err(Error::Unsupported {
+            what: "a session that grows in place",
+            why: format!("{} does not share memory by descriptor", gpu.device()),
+            remedy: "leave `grows_in_place` out",
+        });
+    }
+    GrowingMemory::new(gpu.clone())?.most(limit.unwrap_or(u64::MAX)).reserve()
+}
+
 #[pymethods]
 impl Session {
     #[new]
     #[pyo3(signature = (
-        device=None, path=None, *, limit=None, ttl=300.0, region_bytes=None, quarantine=None, max_leases=None,
-        allow_uids=Vec::new(),
+        device=None, path=None, *, limit=None, ttl=300.0, region_bytes=None, grows_in_place=false, quarantine=None,
+        max_leases=None, allow_uids=Vec::new(),
     ))]
     #[allow(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
     fn new(
@@ -77,6 +94,7 @@ impl Session {
         limit: Option<u64>,
         ttl: Option<f64>,
         region_bytes: Option<u64>,
+        grows_in_place: bool,
         quarantine: Option<f64>,
         max_leases: Option<u64>,
         allow_uids: Vec<u32>,
@@ -92,6 +110,10 @@ impl Session {
         }
         if let Some(bytes) = region_bytes {
             builder = builder.region_bytes(bytes);
+        }
+        if grows_in_place {
+            py.detach(|| check_growth(&gpu, limit)).or_raise()?;
+            builder = builder.grows_in_place(true);
         }
         if let Some(time) = duration(quarantine)? {
             builder = builder.quarantine(time);
