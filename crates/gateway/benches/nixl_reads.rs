@@ -162,7 +162,7 @@ fn reads(options: &Options, gpu: &Gpu, kind: Kind, rows: &mut Vec<Row>) -> Outco
                     times.push(time);
                 }
             }
-            if begun.elapsed() > ENOUGH {
+            if begun.elapsed() > ENOUGH && times.iter().all(|times| !times.is_empty()) {
                 break;
             }
         }
