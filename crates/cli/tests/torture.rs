@@ -115,8 +115,17 @@ fn a_blind_time_out_is_found_to_free_early() {
 
 #[test]
 fn pieces_that_go_back_while_they_are_mapped_are_found() {
-    let control = ["--seed", "3", "--control", "unpinned-piece"];
-    let (status, value, complaints) = torture_until(&["early_reuse"], 60, &control);
+    // Whether a piece that goes back is one that a consumer has mapped is decided in the first second, by chance: two
+    // runs in three find it, and the others never do.
+    let args = ["--seconds", "5", "--control", "unpinned-piece"];
+    let mut run = torture(&args);
+    for _ in 1..24 {
+        if number(&run.1, "early_reuse") > 0.0 {
+            break;
+        }
+        run = torture(&args);
+    }
+    let (status, value, complaints) = run;
     assert_eq!(status, Some(1), "{value} {complaints}");
     assert!(number(&value, "early_reuse") > 0.0, "{value}");
     assert_eq!(number(&value, "hung"), 0.0, "found something else: {value}");
