@@ -11,8 +11,8 @@ use serde::Serialize;
 
 /// Bytes of a page, as much as a mapping leaks.
 const PAGE: usize = 4096;
-/// How many words the list has, by the square of the looks: other programs make a call longer, but not as much.
-const LONGER: usize = 40;
+/// How many words the list has, by the cube of the looks: other programs make a call longer, but not as much.
+const LONGER: usize = 2;
 /// Descriptors and mappings at each look.
 const EACH: usize = 10;
 
@@ -64,7 +64,7 @@ impl Leaks {
         self.looks += 1;
         match self.kind {
             Leak::Bytes => {}
-            Leak::Time => self.list.resize(LONGER * self.looks * self.looks, 1),
+            Leak::Time => self.list.resize(LONGER * self.looks.pow(3), 1),
             Leak::Descriptor => (0..EACH).try_for_each(|_| file().map(|file| self.descriptors.push(file)))?,
             Leak::Mapping => (0..EACH).try_for_each(|_| {
                 let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED);
