@@ -52,8 +52,8 @@ type State<'a, U> = MutexGuard<'a, BfcState<<U as SubAllocator>::Token>>;
 /// How long a request waits at one heap before it looks at the others, which do not wake it.
 const LOOK_AROUND: Duration = Duration::from_millis(16);
 
-/// Best fit over several heaps, one for each thread as far as there are so many, for threads that allocate all the
-/// time.
+/// Best fit over a fixed number of heaps, for threads that allocate all the time. Each thread has a heap of its own
+/// while no more threads run than there are heaps; further threads share.
 ///
 /// It does what [`Bfc`] does: it waits, refuses addresses that are not handed out, keeps memory until work is done, and
 /// counts exactly. Two things differ. A heap does not use what is free in another before it has asked upstream for

@@ -103,7 +103,7 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// Begins. A round of a way reads so many bytes.
+    /// Begins the trials of these ways, each with the number of bytes that one of its rounds reads.
     pub fn new(ways: Vec<(Way, u64)>) -> Trials {
         let waiting = ways.into_iter().rev().collect();
         Trials { waiting, rounds: Vec::new(), measured: Vec::new() }
