@@ -30,6 +30,7 @@ mod seat;
 mod shared_stats;
 mod sides;
 mod supervisor;
+mod told;
 mod visitor;
 
 use gpu_ipc::BackendKind;
@@ -87,7 +88,7 @@ pub fn run_member(options: &MemberOptions) -> Outcome {
     match lived {
         Ok(()) => Outcome::Good,
         Err(error) => {
-            output::complain(&format!("process {} of the torture: {error}", options.serial));
+            output::complain(&format!("process {} of the torture: {error}", options.told.serial));
             Outcome::Finding
         }
     }

@@ -11,33 +11,18 @@ use gpu_ipc::{BackendKind, Gpu};
 
 use super::options::Control;
 use super::shared_stats::Board;
-use crate::args::Vendor;
+use super::told::Told;
 use crate::device;
 
 /// Options of a process of a run.
 #[derive(Group, Debug)]
 pub struct MemberOptions {
-    /// The directory of the run
-    #[arg(long)]
-    pub dir: PathBuf,
-    /// Its index in the shared statistics
-    #[arg(long)]
-    pub slot: usize,
-    /// Its number in the run
-    #[arg(long)]
-    pub serial: u64,
+    /// What every process of a run is told.
+    #[command(flatten)]
+    pub told: Told,
     /// The number of its producer; its own for a producer
     #[arg(long)]
     pub producer: u64,
-    /// The seed of the run
-    #[arg(long)]
-    pub seed: u64,
-    /// The backend
-    #[arg(long, value_enum)]
-    pub backend: Vendor,
-    /// The device
-    #[arg(long)]
-    pub device: String,
     /// How many seconds the run lasts, for a producer that lives as long
     #[arg(long)]
     pub lasts: Option<u64>,
@@ -76,17 +61,18 @@ pub struct Device {
 impl Seat {
     /// Takes the one that a process is told.
     pub fn take(options: &MemberOptions) -> Result<Seat, String> {
-        let board = Board::open(&options.dir.join("board")).map_err(|e| format!("no board: {e}"))?;
+        let told = &options.told;
+        let board = Board::open(&told.dir.join("board")).map_err(|e| format!("no board: {e}"))?;
         Ok(Seat {
-            dir: options.dir.clone(),
+            dir: told.dir.clone(),
             board,
-            slot: options.slot,
-            serial: options.serial,
+            slot: told.slot,
+            serial: told.serial,
             producer: options.producer,
-            seed: options.seed,
+            seed: told.seed,
             control: options.control,
-            backend: options.backend.kind(),
-            device: options.device.clone(),
+            backend: told.backend.kind(),
+            device: told.device.clone(),
             lasts: options.lasts.map(Duration::from_secs),
             is_small: options.small,
         })

@@ -48,7 +48,7 @@ pub fn run_member(options: &ObjectMemberOptions) -> Outcome {
     match lived {
         Ok(()) => Outcome::Good,
         Err(error) => {
-            output::complain(&format!("process {} of the torture: {error}", options.serial));
+            output::complain(&format!("process {} of the torture: {error}", options.told.serial));
             Outcome::Finding
         }
     }

@@ -7,8 +7,8 @@ use gpu_ipc::Gpu;
 use gpu_ipc::broker::ObjectError;
 
 use super::tally::Tally;
-use crate::args::Vendor;
 use crate::device::{self, explain};
+use crate::torture::told::Told;
 
 /// What a process of a run does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -25,24 +25,9 @@ pub struct ObjectMemberOptions {
     /// What it does
     #[arg(long, value_enum)]
     pub role: Role,
-    /// The directory of the run
-    #[arg(long)]
-    pub dir: PathBuf,
-    /// Its index in the tally
-    #[arg(long)]
-    pub slot: usize,
-    /// Its number in the run
-    #[arg(long)]
-    pub serial: u64,
-    /// The seed of the run
-    #[arg(long)]
-    pub seed: u64,
-    /// The backend
-    #[arg(long, value_enum)]
-    pub backend: Vendor,
-    /// The device
-    #[arg(long)]
-    pub device: String,
+    /// What every process of a run is told.
+    #[command(flatten)]
+    pub told: Told,
 }
 
 /// The identity of a process of a run, and what it works with.
@@ -59,10 +44,11 @@ pub struct Seat {
 impl Seat {
     /// Takes the one that a process is told.
     pub fn take(options: &ObjectMemberOptions) -> Result<Seat, String> {
-        let gpu = device::find(options.backend.kind(), &options.device)?;
-        let tally = Tally::open(&options.dir.join("tally")).map_err(|e| format!("no tally: {e}"))?;
-        let broker = options.dir.join("broker");
-        Ok(Seat { gpu, broker, tally, slot: options.slot, serial: options.serial, seed: options.seed })
+        let told = &options.told;
+        let gpu = device::find(told.backend.kind(), &told.device)?;
+        let tally = Tally::open(&told.dir.join("tally")).map_err(|e| format!("no tally: {e}"))?;
+        let broker = told.dir.join("broker");
+        Ok(Seat { gpu, broker, tally, slot: told.slot, serial: told.serial, seed: told.seed })
     }
 }
 
