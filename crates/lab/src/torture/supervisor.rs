@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use gpu_ipc::BackendKind;
 use rustix::process::{Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -165,11 +166,8 @@ impl Torment<'_> {
         for (name, number) in ["--serial", "--producer", "--seed", "--slot"].iter().zip(&numbers) {
             command.args([name, number.as_str()]);
         }
-        match self.options.control {
-            Some(Control::Counter) => drop(command.args(["--control", "counter"])),
-            Some(Control::BlindTimeout) => drop(command.args(["--control", "blind-timeout"])),
-            Some(Control::UnpinnedPiece) => drop(command.args(["--control", "unpinned-piece"])),
-            Some(Control::BlindBroker) | None => {}
+        if let Some(control) = self.options.control.and_then(|control| control.to_possible_value()) {
+            command.args(["--control", control.get_name()]);
         }
         if role == Role::Visitor {
             command.arg("--visitor");
