@@ -9,10 +9,10 @@ use crate::wire::Refusal;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// There is no such object that this user may open. List what there is with `gpu-ipc objects`.
+    /// No object of this name is open to this user. List the objects with `gpu-ipc objects`.
     #[error("{name} is not there: {why}; `gpu-ipc objects` lists what is")]
     NotFound {
-        /// What was asked for.
+        /// The object asked for.
         name: String,
         /// The broker's reason.
         why: String,
@@ -23,10 +23,10 @@ pub enum ObjectError {
         /// Both epochs.
         why: String,
     },
-    /// There is no room for the object.
+    /// The object does not fit.
     #[error("out of memory: {why}; remove objects, or create with `replace`, which gives the old epoch up first")]
     OutOfMemory {
-        /// What was asked for and what there is.
+        /// The bytes asked for, and those available.
         why: String,
     },
     /// The broker refused for another reason.

@@ -1,16 +1,16 @@
 //! GPU memory that outlives the process that filled it.
 //!
 //! An **object** is a name, an epoch and a list of parts with their layout. One writer fills it, it becomes visible
-//! whole at its commit, and never changes afterwards. A **broker** owns it: a process that does nothing with its bytes
-//! and needs no context of the driver's. A **keeper** holds the same descriptors, so that the broker may die too.
+//! whole at its commit, and never changes afterwards. A **broker** owns it: a process that does not touch its bytes
+//! and needs no driver context. A **keeper** holds the same descriptors, so that the broker may die too.
 //!
 //! Read in this order:
 //!
 //! 1. [`object`]: identity, layout, manifest: what an object is, as bytes.
 //! 2. [`memory`]: regions that only descriptors keep, and addresses that they come and go on.
-//! 3. [`wire`]: what broker and participants say to each other.
+//! 3. [`wire`]: the messages between broker and participants.
 //! 4. [`server`]: the broker's process. [`keeper`]: the keeper's.
-//! 5. [`client`]: what writers and readers do.
+//! 5. [`client`]: writers and readers.
 
 pub mod client;
 mod error;

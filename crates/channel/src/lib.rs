@@ -6,7 +6,7 @@
 //! 2. [`shared`]: slot, dirty word and timeline word, each with its protocol, and the counter file they lie in.
 //! 3. [`os`]: the socket, the process at its other end, waiting and waking.
 //!
-//! Sessions and participants (`ipc-rc`) are built on this crate. It knows no block, no region and no vendor. Its items
+//! Sessions and participants (`ipc-rc`) are built on this crate. It knows no blocks, regions or vendors. Its items
 //! are for the crates of this workspace: users depend on `gpu-ipc`.
 
 pub mod os;

@@ -1,4 +1,4 @@
-//! What is fuzzed: everything that another process writes, read as its reader reads it. Not part of the API.
+//! Fuzz targets: every function that reads what another process wrote. Not part of the API.
 //!
 //! The same functions are driven by the targets in `fuzz/`, which search for inputs, and by this file's tests, which
 //! run what is kept there and a thousand inputs made from each. None may panic, whatever the bytes.
@@ -84,7 +84,7 @@ type Block = Arc<usize>;
 struct Side {
     ledger: Ledger<Block, HeapFile>,
     file: Arc<HeapFile>,
-    /// What was granted, with the block's number, in the order of the grants.
+    /// The grants, with the block's number, in the order of the grants.
     granted: Vec<(LeaseAddress, usize)>,
 }
 

@@ -1,4 +1,4 @@
-//! Marks: events that tell when what was queued on a stream is done.
+//! Marks: events that tell when a stream's queued work is done.
 //!
 //! An event is recorded on a stream of its own device alone, so a mark is made for a device and keeps it. The stream
 //! may be one of another device, or of another vendor's, than the session or participant that asks: only the mark's own
@@ -53,7 +53,7 @@ impl GpuEvent {
     ///
     /// # Errors
     ///
-    /// The driver's error: then nobody knows.
+    /// The driver's error: then it is unknown.
     pub fn is_passed(&self) -> Result<bool> {
         // SAFETY: `query_event` asks for a live event: only the drop destroys it.
         unsafe { self.gpu.backend().query_event(self.event) }

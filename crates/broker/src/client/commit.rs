@@ -127,7 +127,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Queues the end of all leases behind what is on the streams at this moment.
+    /// Queues the end of all leases behind the work on the streams.
     ///
     /// # Errors
     ///

@@ -117,7 +117,7 @@ fn gone(dir: &Path) -> ObjectError {
     Error::Connect { path, why, remedy, source: None }.into()
 }
 
-/// The broker answered what nobody asked.
+/// The broker answered a question that was not asked.
 pub(super) fn nonsense() -> ObjectError {
     Error::Mismatch {
         what: "the broker's answer",

@@ -31,7 +31,7 @@ struct LinkState {
     questions: Questions,
     commits: Vec<Pending>,
     retiring: Vec<Retiring>,
-    /// Handles of memory that is mapped no longer.
+    /// Handles of unmapped memory.
     spent: Vec<Imported>,
     /// Leases of readers, to be taken again from the next broker.
     leases: BTreeMap<Identity, usize>,
@@ -50,7 +50,7 @@ impl LinkState {
         }
     }
 
-    /// Loses the broker: what was made by it was lost with it.
+    /// Loses the broker, and unfinished objects with it.
     fn lose(&mut self) {
         self.questions.lose();
         self.commits.iter_mut().for_each(Pending::lose);
@@ -208,7 +208,7 @@ impl Link {
         self.shared.waker.wake();
     }
 
-    /// Hands handles to the thread, to be given back: calls of the driver that nobody waits for.
+    /// Hands handles to the thread, which gives them back: driver calls without a waiting caller.
     pub(super) fn let_fall(&self, spent: Option<Imported>) {
         if self.fork.is_child() {
             // As in `retire`.

@@ -45,7 +45,7 @@ use link::Link;
 /// The most bytes of a listing.
 const MOST_LISTING: u64 = 64 << 20;
 
-/// Finds the directory of a broker: what is given, `$NVIDIA_DRA_LOCAL_IPC_DIR`, or `broker` in the runtime directory.
+/// Finds the directory of a broker: the given one, `$NVIDIA_DRA_LOCAL_IPC_DIR`, or `broker` in the runtime directory.
 ///
 /// # Errors
 ///
@@ -248,7 +248,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ObjectError::NotFound`] for a name that nobody committed, [`ObjectError::Refused`] for another user's.
+    /// [`ObjectError::NotFound`] for a name without a commit, [`ObjectError::Refused`] for another user's.
     pub fn remove(&self, name: &str) -> Result<Epoch> {
         self.remove_epoch(name, Epoch(0))
     }

@@ -92,7 +92,7 @@ impl Questions {
         let _ = socket::send(&connection.socket, &bytes[..len], &fds);
     }
 
-    /// Sends again what has not been answered for so long.
+    /// Repeats questions that were not answered in time.
     pub(super) fn repeat(&mut self, now: Instant) {
         let due: Vec<u64> =
             self.rows.iter().filter(|(_, row)| row.answer.is_none() && row.due <= now).map(|(id, _)| *id).collect();

@@ -1,16 +1,16 @@
-//! Addresses that nobody holds any more: given back once the GPU is done with them.
+//! Addresses without a holder: given back once the GPU is done with them.
 
 use gpu_api::{CaptureStatus, EventKind, Gpu, RawEvent};
 use ipc_rc::Stream;
 
 use crate::memory::range::Range;
 
-/// Events that stand for what was queued on streams at one moment.
+/// Events for the work queued on streams at one moment.
 #[derive(Debug)]
 pub(super) struct Behind {
     gpu: Gpu,
     events: Vec<RawEvent>,
-    /// An event could not be recorded: nobody can know when the work ends.
+    /// An event could not be recorded: the end of the work cannot be observed.
     unknown: bool,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Retiring {
 }
 
 impl Retiring {
-    /// Gives a range up once what is on the streams at this moment has finished.
+    /// Gives a range up once the streams have finished their queued work.
     pub(super) fn new(gpu: &Gpu, range: Range, streams: &[Stream]) -> Retiring {
         Retiring { range: Some(range), behind: Behind::of(gpu, streams) }
     }

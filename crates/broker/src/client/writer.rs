@@ -46,7 +46,7 @@ pub struct CreateOptions {
 
 /// An object that is being filled.
 ///
-/// Its addresses are valid until the commit or the drop. A drop without a commit aborts it: nobody ever sees it.
+/// Its addresses are valid until the commit or the drop. A drop without a commit aborts it: it never becomes visible.
 #[derive(Debug)]
 pub struct Writer {
     link: Arc<Link>,

@@ -23,7 +23,7 @@ use rustix::net::{
 use crate::keeper::notify::{Request, encode};
 use crate::server::bequest::Label;
 
-/// Why the keeper does not have what it was given.
+/// Why the keeper does not have a descriptor that it was given.
 #[derive(Debug)]
 pub enum DepositError {
     /// No keeper listens, or another one than before.

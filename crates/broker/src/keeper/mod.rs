@@ -1,7 +1,7 @@
 //! The keeper: a process that holds descriptors, so that the memory behind them survives the broker.
 //!
 //! 1. `notify`: the datagrams, which are systemd's notify protocol and one message that reads back.
-//! 2. `shelf`: what is kept, by name. Pure.
+//! 2. `shelf`: the kept descriptors, by name. Pure.
 //! 3. `process`: the loop that serves the socket and starts the broker again.
 //! 4. `depositor`: the broker's end.
 //!

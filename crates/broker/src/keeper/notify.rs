@@ -45,7 +45,7 @@ pub enum Request {
 ///
 /// # Errors
 ///
-/// What is wrong with it, for the log: the sender is not told.
+/// The mistake, for the log: the sender is not told.
 pub fn parse(bytes: &[u8], fds: usize) -> Result<Request, String> {
     let text = str::from_utf8(bytes).map_err(|_| "the datagram is not UTF-8 text".to_owned())?;
     let (mut kind, mut name, mut polls) = (Request::Other, None, false);

@@ -2,7 +2,7 @@
 //!
 //! 1. `store`: makes regions, for the broker.
 //! 2. `range`: addresses that regions come and go on, for writers and readers.
-//! 3. `sealed`: files that nobody can change, for manifests.
+//! 3. `sealed`: immutable files, for manifests.
 
 pub mod range;
 pub mod sealed;

@@ -59,7 +59,7 @@ impl Drop for Imported {
 enum Content {
     Nothing,
     Mapped(Imported),
-    /// A call failed of which nobody knows what it did.
+    /// A call failed with an unknown effect.
     Unknown,
 }
 
@@ -166,7 +166,7 @@ impl Range {
     ///
     /// # Errors
     ///
-    /// [`SwapError::Poisoned`]: nobody knows what is mapped then.
+    /// [`SwapError::Poisoned`]: it is then unknown what is mapped.
     ///
     /// # Safety
     ///

@@ -1,4 +1,4 @@
-//! Files that nobody can change any more: how manifests travel, and how they are kept.
+//! Immutable files: how manifests travel, and how they are kept.
 //!
 //! Seals and size are checked before a byte is read, so that the sender can neither change what was checked nor make
 //! the receiver read for ever.

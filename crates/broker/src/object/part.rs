@@ -92,7 +92,7 @@ impl PartSpec {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] that names what is wrong.
+    /// [`Error::Invalid`] that names the mistake.
     pub fn check(&self) -> Result<()> {
         let invalid = |what, got: String, must| Err(Error::Invalid { what, got, must });
         check_name("the name of a part", &self.name)?;

@@ -90,7 +90,7 @@ impl<F> Answer<F> {
     }
 }
 
-/// What is to be done.
+/// A step that the service takes for the catalogue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action<F> {
     /// Answer a question of a participant.

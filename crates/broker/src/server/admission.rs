@@ -1,4 +1,4 @@
-//! From a connection to a participant: what its hello must say, and what it is answered.
+//! From a connection to a participant: the check of its hello, and the answer.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

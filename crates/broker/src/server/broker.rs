@@ -35,7 +35,7 @@ pub struct Options {
     pub dir: PathBuf,
     /// Finds the devices that it makes regions on.
     pub gpus: FindGpus,
-    /// What it allows.
+    /// Its limits.
     pub limits: Limits,
     /// Users beside its own that may connect.
     pub allowed: Vec<u32>,

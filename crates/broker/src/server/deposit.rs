@@ -15,7 +15,7 @@ use crate::server::action::KeepError;
 use crate::server::bequest::{Label, Tombs};
 use crate::server::happened::{File, Happened, Teller};
 
-/// What is to be done with the keeper.
+/// A step with the keeper.
 pub(super) enum Job {
     /// Give it an object.
     Keep { identity: Identity, seq: u64, manifest: Box<Manifest>, regions: Vec<File> },

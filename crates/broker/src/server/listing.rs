@@ -27,7 +27,7 @@ pub struct Listing {
     pub aborted: u64,
     /// The objects that the asker may know of.
     pub objects: Vec<Row>,
-    /// What was removed of the asker's names.
+    /// Removals among the asker's names.
     #[serde(default)]
     pub removed: Vec<Removed>,
 }
@@ -74,6 +74,6 @@ pub struct Process {
     pub pid: u32,
     /// The name of its command.
     pub command: String,
-    /// What it calls itself.
+    /// The name that it gave itself.
     pub name: String,
 }

@@ -1,6 +1,6 @@
 //! The broker's process.
 //!
-//! 1. `bequest`: what is left to a successor. `limits`: what is allowed. `action`: what is said and done.
+//! 1. `bequest`: what a successor gets. `limits`. `action`: messages to send and steps to take.
 //! 2. `catalogue`: which objects there are. Pure. Its tables: `names`, `object`, `outcomes`, `leaving`.
 //!    `takeover`: what an epoch shares with the one before it.
 //! 3. `lock`: one broker a directory.

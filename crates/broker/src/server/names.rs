@@ -86,7 +86,7 @@ impl Names {
         }
     }
 
-    /// Refuses a name for which there is no room.
+    /// Refuses a name beyond the limit.
     pub(super) fn check_room(&self, name: &str) -> Result<(), Refused> {
         if self.0.len() >= MOST_NAMES && !self.0.contains_key(name) {
             return Err((Refusal::Limit, format!("the broker has {MOST_NAMES} names already")));

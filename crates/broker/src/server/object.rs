@@ -1,4 +1,4 @@
-//! One object of a broker: how far it has come, who writes and who reads it.
+//! One object of a broker: its state, its writer and its readers.
 
 use crate::object::identity::{Epoch, Identity};
 use crate::object::manifest::Manifest;

@@ -16,7 +16,7 @@ pub(super) struct Peer {
     pub asker: Asker,
     pub pid: u32,
     pub command: String,
-    /// What it calls itself.
+    /// The name that it gave itself.
     pub name: String,
     pub version: u16,
     pub socket: OwnedFd,

@@ -9,7 +9,7 @@ use crate::object::identity::{Epoch, Identity};
 static PROTOCOL: Protocol =
     Protocol { magic: *b"GO", magic_is: "20295, the bytes GO", most_text: 512, most_text_is: "at most 512" };
 
-/// Why bytes are no message of the version that was agreed on.
+/// Why bytes are not a message of the agreed version.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("not a message of a broker: {0}")]
 pub struct DecodeError(#[from] pub Malformed);

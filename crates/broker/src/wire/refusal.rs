@@ -9,19 +9,19 @@ pub enum Refusal {
     Version = 1,
     /// This user may not connect, open, or write to the name.
     User = 2,
-    /// What was said makes no sense at this point.
+    /// The message makes no sense at this point.
     Protocol = 3,
     /// A limit of the broker is reached.
     Limit = 4,
     /// Something failed at the broker.
     Failed = 5,
-    /// There is no such name, epoch or identity.
+    /// The name, epoch or identity does not exist.
     NotFound = 6,
     /// The identity belongs to another object.
     Exists = 7,
     /// The name has another epoch than was expected.
     Conflict = 8,
-    /// There is no memory left.
+    /// No memory is left.
     OutOfMemory = 9,
     /// The object was aborted, or this participant is not its writer.
     NotWriter = 10,
@@ -31,7 +31,7 @@ pub enum Refusal {
     SharedContext = 12,
     /// The broker does not serve that device.
     Device = 13,
-    /// The draft is no good manifest.
+    /// The draft is not a valid manifest.
     Layout = 14,
     /// The name is written on another host.
     Home = 15,

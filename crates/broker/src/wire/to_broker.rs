@@ -37,7 +37,7 @@ pub enum ToBroker {
         highest: u16,
         /// It shares a context of the driver with other processes.
         shared_context: bool,
-        /// What it calls itself, for people.
+        /// The name that it gives itself, for people.
         name: String,
     },
     /// Make the regions of an object, leased to this participant. The draft of its manifest comes with it.
@@ -108,7 +108,7 @@ pub enum ToBroker {
         /// Which name.
         name: String,
     },
-    /// What objects are there, and who reads them?
+    /// Asks for the objects and their readers.
     List {
         /// The asker's number.
         request: u64,

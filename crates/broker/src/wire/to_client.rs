@@ -106,7 +106,7 @@ pub enum ToClient {
         /// The last epoch that the name had.
         epoch: Epoch,
     },
-    /// Answers the question what is there; a sealed file comes with it.
+    /// Lists the objects; a sealed file comes with it.
     Listing {
         /// The asker's number.
         request: u64,

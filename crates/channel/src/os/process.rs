@@ -84,7 +84,7 @@ pub fn same_process(pidfd: BorrowedFd<'_>) -> Result<bool> {
     Ok(pid != 0 && pid == pid_of(own_pidfd()?.as_fd())?)
 }
 
-/// Returns the name of the command that a process runs, fit for printing; `?` when nobody tells.
+/// Returns the name of the command that a process runs, fit for printing; `?` if unknown.
 pub fn command_of(pid: u32) -> String {
     let Ok(name) = fs::read(format!("/proc/{pid}/comm")) else { return "?".into() };
     let name = String::from_utf8_lossy(&name);

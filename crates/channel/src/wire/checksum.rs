@@ -7,7 +7,7 @@
 
 use crate::wire::descriptor::layout::CHECKED;
 
-/// Computes the crc32c of a descriptor's bytes but for the last four.
+/// Computes the crc32c of a descriptor's bytes except the last four.
 #[inline]
 pub fn crc32c(bytes: &[u8; CHECKED]) -> u32 {
     #[cfg(target_arch = "x86_64")]

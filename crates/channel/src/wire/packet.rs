@@ -28,15 +28,15 @@ pub struct Protocol {
     pub most_text_is: &'static str,
 }
 
-/// Why bytes are no packet of a protocol.
+/// Why bytes are not a packet of a protocol.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} is {got}, but must be {must}")]
 pub struct Malformed {
     /// Which field.
     pub what: &'static str,
-    /// What it was.
+    /// The value found.
     pub got: u64,
-    /// What it must be.
+    /// The value required.
     pub must: &'static str,
 }
 

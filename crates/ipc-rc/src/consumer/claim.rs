@@ -193,7 +193,7 @@ impl Holdings {
         }
     }
 
-    /// Gives up what was asked for on behalf of a claim that would have had to wait.
+    /// Withdraws the questions of a claim that would have had to wait.
     pub(crate) fn abandon(&self, bytes: &[u8]) {
         let link = &self.link;
         if link.guard.is_child() {

@@ -24,7 +24,7 @@ pub struct SessionReport {
     pub session: SessionId,
     /// The producer's process, as this process sees it where it can.
     pub pid: u32,
-    /// The command that it runs, for reading only; `?` when nobody tells.
+    /// The command that it runs, for reading only; `?` if unknown.
     pub command: String,
     /// The vendor.
     pub backend: BackendKind,

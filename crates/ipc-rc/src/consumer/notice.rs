@@ -9,9 +9,9 @@ use channel::wire::descriptor::LeaseId;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Notice {
-    /// The producer is dead or has closed its session: nothing new comes. What is held stays readable.
+    /// The producer is dead or has closed its session: it grants nothing more. Held blocks stay readable.
     ProducerGone,
-    /// The producer is closing its session: nothing new comes, but what was granted can still be claimed.
+    /// The producer is closing its session: it grants nothing more, but existing grants can be claimed.
     Closing,
     /// The producer is short of memory and would like this region unmapped. Nothing has to be done: it is unmapped as
     /// soon as no block of it is held. An application that can drop such blocks helps.

@@ -192,7 +192,7 @@ impl Service {
         }
     }
 
-    /// Unmaps what is idle and unwanted: asked for by the producer, or everything when it is gone or we go.
+    /// Unmaps idle regions: those that the producer asks for, or all when either side ends.
     fn unmap_idle(&mut self) {
         let holdings = self.holdings.clone();
         let (link, mappings_now) = (&holdings.link, || holdings.mappings.all());
@@ -245,7 +245,7 @@ impl Service {
     }
 }
 
-/// Begins to unmap a region that nobody uses, and says whether it did.
+/// Begins to unmap an unused region, and says whether it did.
 fn unmap_if_idle(holdings: &Arc<Holdings>, blocking: &mut Blocking, mapping: &Arc<Mapping<Holdings>>) -> bool {
     if !mapping.is_idle() || !holdings.mappings.begin_unmap(&holdings.link, mapping) {
         return false;

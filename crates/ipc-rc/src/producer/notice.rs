@@ -23,7 +23,7 @@ pub enum SessionNotice {
     Failed,
     /// A block is released of which a [`wait_released`](crate::SentBlock::wait_released) said that it was not.
     TryAgain,
-    /// A [`collect`](crate::Session::collect) returns tokens of adopted memory: nobody holds or maps it any more.
+    /// A [`collect`](crate::Session::collect) returns tokens of adopted memory that no process holds or maps.
     TokensReturned,
 }
 

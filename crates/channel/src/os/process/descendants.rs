@@ -160,7 +160,7 @@ fn own_pid_in_proc() -> Result<u32> {
     Ok(own)
 }
 
-/// Says that a process, or what it had open, is there no longer.
+/// Says whether an error means that a process or its open file is gone.
 fn is_gone(e: &io::Error) -> bool {
     matches!(Errno::from_io_error(e), Some(Errno::NOENT | Errno::SRCH))
 }

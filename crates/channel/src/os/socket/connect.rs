@@ -32,7 +32,7 @@ impl Connecting {
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when nobody answers at that path, [`Error::Invalid`] for a path that is too long.
+    /// [`Error::Connect`] if no session answers at that path, [`Error::Invalid`] for a path that is too long.
     pub fn connect_within(self, path: &Path, deadline: Option<Instant>) -> Result<OwnedFd> {
         let address = address_of(path)?;
         loop {

@@ -156,9 +156,9 @@ fn is_session_socket(name: &str) -> bool {
 pub(super) enum Probe {
     /// Nothing.
     Absent,
-    /// Something that is no socket.
+    /// Something other than a socket.
     NoSocket,
-    /// A socket that nobody listens on.
+    /// A socket without a listener.
     Dead,
     /// A socket that somebody listens on, or about which nothing certain can be said.
     Alive,

@@ -104,7 +104,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what is no listening Unix socket of whole packets.
+    /// [`Error::Invalid`] for anything but a listening Unix socket of whole packets.
     pub fn inherited(socket: OwnedFd) -> Result<Listener> {
         take_over(&socket)?;
         let listens = rustix::net::sockopt::socket_acceptconn(&socket).map_err(|e| system_error("getsockopt", e))?;
@@ -183,7 +183,7 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// Removes a name; that it is not there is no error.
+/// Removes a name; a missing one is no error.
 fn unlink(directory: &OwnedFd, name: impl rustix::path::Arg) -> Result<(), Errno> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),

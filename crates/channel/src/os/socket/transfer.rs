@@ -26,7 +26,7 @@ const MOST_FDS: usize = 253;
 pub enum SendOutcome {
     /// It is on its way, whole.
     Sent,
-    /// There is no room; nothing was sent. Poll for writing and send it again.
+    /// The socket is full; nothing was sent. Poll for writing and send it again.
     Full,
     /// Nobody will ever read it.
     HungUp,

@@ -35,7 +35,7 @@ pub struct Fence {
     pub value: u64,
 }
 
-/// What a descriptor says, but for the user's own bytes.
+/// A descriptor's fields, except the user's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fields {
     /// The vendor.

@@ -9,7 +9,7 @@ use crate::wire::packet::{self, Header, MOST_BYTES, Malformed, Protocol, Reader,
 static PROTOCOL: Protocol =
     Protocol { magic: *b"GI", magic_is: "18759, the bytes GI", most_text: 256, most_text_is: "at most 256" };
 
-/// Why bytes are no message.
+/// Why bytes are not a message.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
     /// A message of another version; nothing but its header can be read.

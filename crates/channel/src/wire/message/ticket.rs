@@ -63,7 +63,7 @@ pub enum Outcome {
     Limit,
     /// A call of the producer's driver or system failed.
     Failed,
-    /// There is no room for the fence at this moment: ask again.
+    /// The fence has no room at this moment: ask again.
     Later,
 }
 

@@ -47,7 +47,7 @@ messages! {
             /// Slots in it.
             slots: u32,
         }
-        /// What it takes to map a region.
+        /// Everything needed to map a region.
         132 Region(request) {
             /// The region.
             region: RegionId,
@@ -60,7 +60,7 @@ messages! {
             /// How to reach it.
             place: Place,
         }
-        /// There is no such region for this participant.
+        /// This participant has no such region.
         133 NoRegion(request) {
             /// The region.
             region: RegionId,
@@ -91,7 +91,7 @@ messages! {
             /// A page of it.
             page: Box<ReportPage>,
         }
-        /// What is asked for is not to be had.
+        /// The request is declined.
         139 Declined(request) {
             /// Why, for programs.
             code: RefusalCode,
@@ -108,7 +108,7 @@ messages! {
             /// Bytes of it: 1 to [`MOST_SNAPSHOT`].
             len: u64,
         }
-        /// What was said has been taken note of: `Unmapped`, `Bye`.
+        /// `Unmapped` or `Bye` was noted.
         142 Noted(request) {}
     }
 }

@@ -32,7 +32,7 @@ messages! {
             /// What the participant calls itself, for people; empty for nothing.
             name: String,
         }
-        /// Asks for what it takes to map a region.
+        /// Asks for everything needed to map a region.
         2 MapRegion(request) {
             /// The region.
             region: RegionId,

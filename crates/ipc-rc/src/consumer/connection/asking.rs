@@ -1,4 +1,4 @@
-//! Asking the producer, and waiting for what it says.
+//! Asking the producer, and waiting for its answer.
 
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
@@ -14,7 +14,7 @@ use crate::consumer::connection::questions::{Interest, Look, Questions};
 pub(crate) struct Patience {
     /// `None` for ever.
     pub deadline: Option<Instant>,
-    /// The caller comes again: what was asked for stays asked.
+    /// The caller asks again later, so the question stays.
     pub again: bool,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Asking<'a> {
         Asking { link, interest: Interest::new(key, question), kept: patience.again }
     }
 
-    /// Looks for the answer, and asks if nobody has, or if what was asked is no more.
+    /// Looks for the answer, and asks if no question for it is open.
     pub fn look(&mut self, questions: &mut Questions) -> Look {
         self.interest.look(questions, Instant::now())
     }
@@ -96,7 +96,7 @@ impl Link {
         }
     }
 
-    /// Waits for what comes by the socket, and reads it if nobody does: an answer then costs no other thread's waking.
+    /// Waits for the socket, and reads it if no other thread does, so an answer need not wake the participant's thread.
     pub fn wait_for_answer<T>(
         &self,
         patience: Patience,

@@ -91,7 +91,7 @@ impl Files {
         Ok(())
     }
 
-    /// Ends the registrations of the files: nobody writes there any more.
+    /// Ends the registrations of the files, after the last write.
     ///
     /// # Safety
     ///

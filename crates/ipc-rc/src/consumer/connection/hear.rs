@@ -24,9 +24,9 @@ use channel::wire::message::{MOST_BYTES, RefusalCode, ToParticipant};
 pub(crate) enum Heard {
     /// A message, which was obeyed, or passed over and logged.
     Message,
-    /// Nothing, or a packet that was lost for want of a descriptor.
+    /// Nothing, or a packet that was lost for lack of a descriptor.
     Nothing,
-    /// What is no packet of a producer's: it has shut its end for writing, or is broken. Nothing more is read.
+    /// An invalid packet: the producer shut its end for writing, or is broken. Nothing more is read.
     Nonsense,
     /// The connection has ended.
     End,

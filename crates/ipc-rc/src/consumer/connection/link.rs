@@ -89,7 +89,7 @@ pub(crate) struct Welcome {
     pub max_slots: u64,
 }
 
-/// What is asked, and when the thread will look.
+/// The open questions, and when the thread looks next.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     questions: Questions,
@@ -118,13 +118,13 @@ impl DerefMut for Locked<'_> {
 }
 
 impl Locked<'_> {
-    /// Sends what is due.
+    /// Sends the messages that are due.
     pub fn send_due(&mut self) {
         let link = self.link;
         self.table.questions.send_due(Instant::now(), |message| link.send(message));
     }
 
-    /// Sends what is due, and has the thread look after what nobody else will.
+    /// Sends the messages that are due, and has the thread repeat those that no caller waits for.
     pub fn hand_over(mut self) {
         self.send_due();
         let due = self.table.questions.next_due();
@@ -136,7 +136,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Sends what is due, and says when to look again (thread).
+    /// Sends the messages that are due, and says when to look again (thread).
     pub fn plan(mut self) -> Option<Instant> {
         self.send_due();
         self.table.thread_looks = self.table.questions.next_due();
@@ -201,7 +201,7 @@ impl Link {
         table.hand_over();
     }
 
-    /// Tells those who wait for something of this link to look again. Not to be called under the table's lock.
+    /// Tells threads that wait for something of this link to look again. Not to be called under the table's lock.
     pub fn announce_change(&self) {
         // A thread that looked before the change holds the lock until it waits.
         drop(self.table());

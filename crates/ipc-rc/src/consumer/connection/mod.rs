@@ -1,4 +1,4 @@
-//! The connection to a producer: what is asked and heard, and the counter files that it gave.
+//! The connection to a producer: questions, answers, and the counter files that it gave.
 
 pub(crate) mod asking;
 pub(crate) mod files;

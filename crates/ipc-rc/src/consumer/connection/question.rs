@@ -23,7 +23,7 @@ pub(crate) enum Key {
     Snapshot,
 }
 
-/// What is asked.
+/// The subject of a question.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Question {
     /// How to map the region, by the right of a lease.
@@ -76,7 +76,7 @@ pub(crate) enum Answer {
         len: u64,
         file: Option<OwnedFd>,
     },
-    /// What was asked for has arrived, or was taken note of.
+    /// The answer has arrived, or the message was noted.
     Done,
 }
 

@@ -72,7 +72,7 @@ pub(crate) enum Look {
     Ticket(Outcome),
     /// The answer to a question that named this lease, if it named one.
     Refused(No, Option<LeaseAddress>),
-    /// The row that was asked is no more: look at what was wanted, and ask again.
+    /// The row has ended: check what was wanted, and ask again.
     Gone,
 }
 
@@ -91,7 +91,7 @@ impl Interest {
         Interest { key, question, born: None }
     }
 
-    /// Looks for the answer, and asks if nobody has, or if what was asked is no more.
+    /// Looks for the answer, and asks if no row for it is open.
     pub fn look(&mut self, questions: &mut Questions, now: Instant) -> Look {
         let seen = self.born.map_or(Look::Gone, |born| questions.look(self.key, born));
         if !matches!(seen, Look::Gone) {
@@ -138,7 +138,7 @@ struct Row {
     state: AskState,
     /// How many claims wait for it.
     waiting: u32,
-    /// Kept until then although nobody waits.
+    /// Kept until then without a waiting claim.
     kept: Option<Instant>,
     /// When to send it again.
     repeat: Instant,
@@ -173,7 +173,7 @@ impl Questions {
         Key::Forward(self.number())
     }
 
-    /// Waits for an answer, together with all who wait for the same one; returns the row's number.
+    /// Waits for an answer, together with all other waiters for it; returns the row's number.
     pub fn ask(&mut self, key: Key, question: Question, now: Instant) -> u64 {
         let row = self.join(key, question, now);
         row.waiting += 1;
@@ -207,7 +207,7 @@ impl Questions {
         self.rows.get_mut(&key).expect("it was there, or was just made")
     }
 
-    /// Puts a row in the place of what was there.
+    /// Replaces the row there.
     fn begin(&mut self, key: Key, question: Question, state: AskState, now: Instant) {
         self.remove(key);
         let born = if let Key::Forward(number) = key { number } else { self.number() };
@@ -270,7 +270,7 @@ impl Questions {
         self.plan(key);
     }
 
-    /// Gives up what was kept for another try.
+    /// Withdraws an answer that was kept for another try.
     pub fn abandon(&mut self, key: Key, now: Instant) {
         let Some(row) = self.rows.get_mut(&key) else { return };
         if row.kept.take().is_some() && row.waiting == 0 {
@@ -279,7 +279,7 @@ impl Questions {
         self.plan(key);
     }
 
-    /// Gives up all that was kept: nobody comes again.
+    /// Withdraws all kept answers: no further try comes.
     pub fn abandon_all(&mut self, now: Instant) {
         let kept = self.rows.iter().filter(|(_, row)| row.kept.is_some());
         for key in kept.map(|(key, _)| *key).collect::<Vec<_>>() {
@@ -307,7 +307,7 @@ impl Questions {
         free
     }
 
-    /// Ends a row: the region is mapped, and will be for as long as nobody says otherwise.
+    /// Ends a row: the region is mapped, and stays so until its unmapping is reported.
     pub fn mapped(&mut self, region: RegionId) {
         self.remove(Key::Region(region));
     }
@@ -327,7 +327,7 @@ impl Questions {
         }
     }
 
-    /// Takes in what the producer said about a question, and gives back what nobody asked for.
+    /// Takes in the producer's answer to a question, and gives back what was not asked for.
     pub fn hear(
         &mut self,
         request: u64,
@@ -363,7 +363,7 @@ impl Questions {
         self.rows.iter().find(|(_, row)| row.born == request).map(|(key, _)| *key)
     }
 
-    /// Sends what is due, and withdraws what was kept for long enough.
+    /// Sends the messages that are due, and withdraws answers that were kept long enough.
     pub fn send_due(&mut self, now: Instant, mut send: impl FnMut(&ToProducer) -> Result<(), Unsent>) {
         while let Some((&(at, born), &key)) = self.schedule.first_key_value()
             && at <= now

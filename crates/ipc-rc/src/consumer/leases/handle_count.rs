@@ -53,7 +53,7 @@ impl<W: Tally> HandleCount<W> {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Counts the first holder (who claimed the slot).
+    /// Counts the first holder (the thread that claimed the slot).
     #[inline]
     pub fn take(&self) {
         self.0.store(1, Ordering::Relaxed);
@@ -67,7 +67,7 @@ impl<W: Tally> HandleCount<W> {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Lets go, and says whether this was the last holder, who ends the lease (a holder).
+    /// Lets go, and says whether this was the last holder, which ends the lease (a holder).
     #[inline]
     #[must_use]
     pub fn let_go(&self) -> bool {

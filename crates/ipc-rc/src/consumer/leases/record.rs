@@ -23,7 +23,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Makes the record of a slot that nobody holds.
+    /// Makes the record of an unheld slot.
     pub const fn new() -> Record {
         Record {
             holders: HandleCount::new(AtomicU64::new(0)),

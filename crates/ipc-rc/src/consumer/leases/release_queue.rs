@@ -98,7 +98,7 @@ impl<E> Later<E> {
         self.marks.iter().zip(&self.streams).try_for_each(|(mark, stream)| mark.record(stream))
     }
 
-    /// Gives the events up: what was behind them waits for others.
+    /// Gives the events up: leases behind them wait for others.
     fn gather_again(&mut self) {
         self.marks.clear();
         self.recorded.append(&mut self.gathered);
@@ -168,9 +168,9 @@ impl<E: Ends> ReleaseQueues<E> {
         }
     }
 
-    /// Keeps a lease until the process ends: nobody can say when the work on its block is done.
+    /// Keeps a lease until the process ends, because the end of the work on its block cannot be observed.
     ///
-    /// What is held and never [left](Ends::leave) stays mapped.
+    /// A lease that is never [left](Ends::leave) stays mapped.
     fn keep(&self, _held: E, error: &gpu_api::Error) {
         self.kept.fetch_add(1, Ordering::Relaxed);
         if !self.logged.swap(true, Ordering::Relaxed) {
@@ -297,7 +297,7 @@ impl<E: Ends> ReleaseQueues<E> {
         Ok(())
     }
 
-    /// Ends what is due, and says whether anything is still to be looked after by the thread.
+    /// Ends due leases, and says whether the thread has anything left to look after.
     pub fn poll(&self) -> bool {
         let mut left = false;
         for queue in self.table.load().values() {

@@ -1,4 +1,4 @@
-//! A mapping and who uses it.
+//! A mapping and its uses.
 //!
 //! **The count of its [`use_count`](crate::consumer::mappings::use_count) is all that keeps a mapping**: while it is
 //! not 0 nobody closes the mapping, an open one keeps its home, and the home owns it. So a lease has no count beside
@@ -25,7 +25,7 @@ pub(crate) trait Home {
     /// Returns its link to the producer.
     fn link(&self) -> &Link;
 
-    /// Ends a span that nobody uses any more.
+    /// Ends a span after its last use.
     fn end_span(&self, number: u64);
 }
 
@@ -173,7 +173,7 @@ impl<H: Home> Mapping<H> {
         self.uses.watch(watched);
     }
 
-    /// Says whether nobody uses it at this moment.
+    /// Says whether it is unused at this moment.
     pub fn is_idle(&self) -> bool {
         self.uses.is_idle()
     }
@@ -193,7 +193,7 @@ impl<H: Home> Mapping<H> {
         if self.is_local() { 0 } else { self.len() }
     }
 
-    /// Keeps everybody out from here on, if nobody uses it.
+    /// Closes it to further uses, if it has none.
     pub fn close(&self) -> bool {
         self.uses.close()
     }

@@ -69,9 +69,9 @@ pub(crate) struct Mappings<H> {
 /// Why a region could not be mapped.
 #[derive(Debug)]
 pub(crate) enum NotMapped {
-    /// The lease that was named is no lease any more.
+    /// The named lease has ended.
     NotLeased,
-    /// There is no region behind, though the block goes on: the bytes up to there.
+    /// The block goes on, but no region follows: the bytes up to there.
     Beyond(u64),
     /// Anything else.
     Failed(Error),

@@ -1,4 +1,4 @@
-//! Mappings of the producer's regions, and who uses them.
+//! Mappings of the producer's regions, and their uses.
 
 pub(crate) mod mapping;
 pub(crate) mod mapping_cache;

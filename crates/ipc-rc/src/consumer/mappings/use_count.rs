@@ -120,14 +120,14 @@ impl<W: Tally, const N: usize> UseCount<W, N> {
         &self.0[by].0
     }
 
-    /// Opens it, entered by a cell (who mapped).
+    /// Opens it, entered by a cell (the thread that mapped).
     pub fn open(&self, by: usize) {
         for (number, cell) in self.0.iter().enumerate() {
             cell.0.open(u64::from(number == by));
         }
     }
 
-    /// Keeps everybody out from here on, if nobody uses it (thread).
+    /// Closes it to further uses, if it has none (thread).
     #[must_use]
     pub fn close(&self) -> bool {
         match self.0.iter().position(|cell| !cell.0.close()) {
@@ -150,7 +150,7 @@ impl<W: Tally, const N: usize> UseCount<W, N> {
         }
     }
 
-    /// Says whether nobody uses it at this moment: a reason to try to close it.
+    /// Says whether it is unused at this moment: a reason to try to close it.
     pub fn is_idle(&self) -> bool {
         self.0.iter().all(|cell| cell.0.0.load(Ordering::Relaxed) & !WATCHED == 0)
     }

@@ -53,7 +53,7 @@ pub struct Tally {
 #[derive(Debug)]
 struct Shard<B, F> {
     parts: Vec<SlotGroups<B, F>>,
-    /// Whose leases these are; `None` while nobody is granted anything.
+    /// The participant of these leases; `None` before the first.
     owner: Option<ParticipantId>,
     /// No part before this one has a free slot.
     first_free: usize,
@@ -103,7 +103,7 @@ pub struct Ledger<B, F> {
 }
 
 impl<B: Clone, F: SlotFile> Ledger<B, F> {
-    /// Makes an empty ledger, of nobody yet.
+    /// Makes an empty ledger without a participant.
     pub fn new() -> Ledger<B, F> {
         let shard = || Shard { parts: Vec::new(), owner: None, first_free: 0, cursor: 0, first_lapse: Tick::NEVER };
         Ledger {
@@ -301,7 +301,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         }
     }
 
-    /// Takes a grant back if nobody claimed it, and returns its block then.
+    /// Takes an unclaimed grant back, and returns its block then.
     pub fn revoke(&self, entry: LeaseAddress) -> Option<B> {
         let locked = self.shard_of(entry)?;
         let mut shard = locked.lock();
@@ -339,7 +339,7 @@ impl<B: Clone, F: SlotFile> Ledger<B, F> {
         next
     }
 
-    /// Refuses every later grant, and takes back those that nobody claimed. What is held stays.
+    /// Refuses every later grant, and takes unclaimed ones back. Held leases stay.
     pub fn close(&self, out: &mut ReclaimedBlocks<B>) {
         for locked in &self.shards {
             let mut shard = locked.lock();

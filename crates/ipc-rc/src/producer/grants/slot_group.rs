@@ -202,7 +202,7 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
         corrupt
     }
 
-    /// Takes a grant at exactly this generation back if nobody claimed it, and returns its block then.
+    /// Takes back the grant of exactly this generation if it is unclaimed, and returns its block then.
     pub fn revoke(&mut self, slot: u32, generation: Generation) -> Option<B> {
         let (index, bit) = self.find(slot, generation)?;
         match self.file.slots()[slot as usize].revoke(generation) {
@@ -214,12 +214,12 @@ impl<B, F: SlotFile> SlotGroups<B, F> {
         block
     }
 
-    /// Takes every grant back that nobody claimed.
+    /// Takes every unclaimed grant back.
     pub fn revoke_all(&mut self, out: &mut ReclaimedBlocks<B>) {
         self.revoke_where(|_, _| true, out, |_, _| {});
     }
 
-    /// Takes back what has lapsed, and returns when the next lapses.
+    /// Takes lapsed grants back, and returns when the next lapses.
     pub fn expire(&mut self, now: Tick, out: &mut ReclaimedBlocks<B>, lapsed: impl FnMut(u32, Generation)) -> Tick {
         let mut next = Tick::NEVER;
         self.revoke_where(

@@ -1,4 +1,4 @@
-//! What participants ask, and the answers: regions, counter files, tickets, forwarding, reports. What is asked again is
+//! Answers to participants' questions: regions, counter files, tickets, forwarding, reports. What is asked again is
 //! answered again: [`told`](crate::producer::roster::told).
 
 use std::os::fd::{AsFd, BorrowedFd};

@@ -50,7 +50,7 @@ impl Service {
         }
     }
 
-    /// Tells everybody that nobody looks after the session any more. What is held stays: this end proves nothing.
+    /// Tells all participants that the session's thread has ended. Held blocks stay: this end proves nothing.
     fn fail(mut self) {
         self.core.fail();
         if let Some(listener) = self.listener.take() {
