@@ -110,28 +110,43 @@ fn the_death_table_and_the_cases_name_each_other() {
     }
 }
 
-/// Every mutant is in the table of docs/TESTING.md with what it breaks, and the table names no other.
+/// Reads every Rust source below a folder, except what Cargo built there.
+fn sources(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let texts = paths.map(|path| match path.extension() {
+        _ if path.is_dir() && !path.ends_with("target") => sources(&path),
+        Some(kind) if kind == "rs" => std::fs::read_to_string(&path).expect("text"),
+        _ => String::new(),
+    });
+    texts.collect()
+}
+
+/// Every mutant says what it breaks, and every test that must find it exists: `ci/mutants` runs but a few each time.
 #[test]
-fn the_mutants_and_their_table_name_each_other() {
-    let testing = read("docs/TESTING.md");
-    let (_, table) = testing.split_once("\n| mutant |").expect("there is one");
-    let rows: BTreeSet<String> = table
-        .lines()
-        .take_while(|line| !line.is_empty())
-        .filter(|line| line.starts_with("| `"))
-        .map(str::to_owned)
-        .collect();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/mutants.d");
+fn every_mutant_names_a_test_that_exists() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = sources(&top.join("tests")) + &sources(&top.join("crates"));
+    let words: BTreeSet<&str> = sources.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
     let mut mutants = 0;
-    for entry in std::fs::read_dir(folder).expect("a folder") {
+    for entry in std::fs::read_dir(top.join("ci/mutants.d")).expect("a folder") {
         let path = entry.expect("an entry").path();
-        let (name, patch) = (path.file_stem().expect("a name"), std::fs::read_to_string(&path).expect("text"));
-        let sentence = patch.lines().next().expect("a sentence");
-        let begins = format!("| `{}` | {sentence} |", name.display());
-        assert!(rows.iter().any(|row| row.starts_with(&begins)), "the table lacks {begins}");
+        let name = path.display();
+        let patch = std::fs::read_to_string(&path).expect("text");
+        let (head, _) = patch.split_once("\n\n").unwrap_or_else(|| panic!("{name} has no head"));
+        let (sentence, checks) = head.split_once('\n').unwrap_or_else(|| panic!("{name} names no check"));
+        assert!(sentence.contains(' '), "{name} does not say what is broken");
+        for check in checks.lines() {
+            let check = check.strip_prefix("found by: ").unwrap_or_else(|| panic!("{name}: {check}"));
+            let (how, what) = check.split_once(" => ").unwrap_or_else(|| panic!("{name}: {check}"));
+            // The other kinds run the program, and say what it prints.
+            if ["test", "loom"].contains(&how.split(' ').next().expect("a kind")) {
+                let test = what.rsplit("::").next().expect("a name");
+                assert!(words.contains(test), "{name} is found by {test}, which is nowhere");
+            }
+        }
         mutants += 1;
     }
-    assert_eq!(rows.len(), mutants, "the table names what is no mutant");
     assert!(mutants >= 20, "only {mutants} mutants");
 }
 

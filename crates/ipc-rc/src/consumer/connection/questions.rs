@@ -40,7 +40,7 @@
 //! under a lock (this table's). Reordering is not covered.
 //!
 //! Checked by `questions_model.rs`: random histories of two claimants, a thread and a producer, with every message
-//! lost, delayed, repeated or refused; `ci/mutants.d/questions-*.patch` weaken this file, and each fails it.
+//! lost, delayed, repeated or refused; `ci/mutants.d/question-*.patch` weaken this file, and each fails it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
