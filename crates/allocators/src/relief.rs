@@ -25,7 +25,7 @@ use crate::{Allocator, Bfc, Placed, Request, SubAllocator, Trim, Work};
 /// The default time to wait for consumers that were asked to unmap.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// How often they are asked.
-const ASK_AGAIN: Duration = Duration::from_millis(100);
+pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How long the first wait between two looks is, and the longest, of one that has neighbours: nobody tells of what
 /// those give back.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));

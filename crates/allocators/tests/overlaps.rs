@@ -1,4 +1,5 @@
 //! Several threads on one allocator of each kind, with every way of allocating and freeing, and a checker of overlaps.
+//! Threads end and begin all the time, and another one goes on with what each held.
 //!
 //! `GPU_IPC_OPERATIONS` sets the operations of each seed; `ci/overlaps` runs a million.
 
@@ -10,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use allocators::*;
@@ -20,7 +21,12 @@ use gpu_api::{DeviceId, Error, Gpu, StreamIdentity};
 use hostile::Hostile;
 use random::Random;
 
+/// How many threads run at a time.
 const THREADS: u64 = 4;
+/// More than threads, so that what a worker holds goes from thread to thread.
+const WORKERS: u64 = 6;
+/// The most operations of a thread.
+const STINT: u64 = 200;
 const SEEDS: std::ops::Range<u64> = 0..6;
 const LIMIT: u64 = 8 << 20;
 
@@ -106,21 +112,25 @@ impl Subject {
     }
 }
 
-/// One thread's share of the operations, and what it holds.
+/// A share of the operations, what is left of it, and what it holds.
 struct Worker<'a> {
     allocator: &'a dyn Allocator,
     is_hostile: bool,
     checker: &'a Checker,
+    left: u64,
     random: Random,
     identity: StreamIdentity,
     stream: Arc<Stream>,
     held: Vec<Placed>,
-    /// What was given back after work: its bytes are this thread's until the stream says so.
+    /// What was given back after work: its bytes are this worker's until the stream says so.
     late: VecDeque<(u64, Placed)>,
 }
 
 impl Worker<'_> {
-    fn run(mut self, operations: u64) {
+    /// Does what one thread does of it; says whether some is left.
+    fn stint(&mut self) -> bool {
+        let operations = self.left.min(1 + self.random.below(STINT));
+        self.left -= operations;
         for _ in 0..operations {
             match self.random.below(100) {
                 0..=54 => self.alloc(),
@@ -131,6 +141,14 @@ impl Worker<'_> {
                 _ => self.go_on(),
             }
         }
+        if self.left == 0 {
+            self.finish();
+        }
+        self.left > 0
+    }
+
+    /// Gives everything back.
+    fn finish(&mut self) {
         while !self.late.is_empty() {
             self.go_on();
         }
@@ -218,25 +236,37 @@ impl Worker<'_> {
     }
 }
 
+/// Does a stint of the worker that has waited longest, and has another thread go on.
+fn thread<'scope, 'env>(scope: &'scope Scope<'scope, 'env>, waiting: &'env Mutex<VecDeque<Worker<'env>>>) {
+    let next = waiting.lock().expect("no panic").pop_front();
+    let Some(mut worker) = next else { return };
+    if worker.stint() {
+        waiting.lock().expect("no panic").push_back(worker);
+    }
+    scope.spawn(move || thread(scope, waiting));
+}
+
 /// Runs all seeds on allocators of one kind, by default with this many operations each.
 fn check(kind: &str, operations: u64, make: impl Fn(u64) -> Subject) {
     let operations = std::env::var("GPU_IPC_OPERATIONS").map_or(operations, |value| value.parse().expect("a number"));
     for seed in SEEDS {
         let subject = make(seed);
         let checker = Checker::default();
+        let worker = |own| Worker {
+            allocator: &*subject.allocator,
+            is_hostile: subject.is_hostile,
+            checker: &checker,
+            left: operations / WORKERS,
+            random: Random::new(seed * WORKERS + own),
+            identity: StreamIdentity(own + 1),
+            stream: Arc::default(),
+            held: Vec::new(),
+            late: VecDeque::new(),
+        };
+        let waiting = Mutex::new((0..WORKERS).map(worker).collect());
         thread::scope(|scope| {
-            for own in 0..THREADS {
-                let worker = Worker {
-                    allocator: &*subject.allocator,
-                    is_hostile: subject.is_hostile,
-                    checker: &checker,
-                    random: Random::new(seed * THREADS + own),
-                    identity: StreamIdentity(own + 1),
-                    stream: Arc::default(),
-                    held: Vec::new(),
-                    late: VecDeque::new(),
-                };
-                scope.spawn(move || worker.run(operations / THREADS));
+            for _ in 0..THREADS {
+                scope.spawn(|| thread(scope, &waiting));
             }
         });
         let Checker { taken, allocs, peak, .. } = checker;
@@ -368,6 +398,12 @@ fn a_heap_for_each_thread() {
 fn a_heap_for_each_thread_over_a_hostile_upstream() {
     let make = |seed| thread_heaps_over(seed, Hostile::new(seed), Hostile::at_end).hostile();
     check("thread heaps, hostile", 5_000, make);
+}
+
+#[test]
+fn a_heap_for_each_thread_over_memory_that_grows_in_place() {
+    let upstream = || GrowingMemory::new(device()).expect("memory");
+    check("thread heaps, growing in place", 5_000, |seed| thread_heaps_over(seed, upstream(), |_| ()));
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 mod fake;
 
-use std::sync::Arc;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -32,6 +33,20 @@ fn options() -> ProcessOptions {
 fn host(bytes: u64) -> Gpu {
     let backend = HostBackend::new(HostConfig::default().bytes_per_device(bytes)).expect("it opens");
     Gpu::new(backend, DeviceId(0)).expect("a device")
+}
+
+fn heaps(count: usize) -> AllocatorKind {
+    AllocatorKind::ThreadHeaps(NonZeroUsize::new(count).expect("some"))
+}
+
+/// Kinds that have regions.
+fn with_regions() -> [AllocatorKind; 2] {
+    [AllocatorKind::BestFit, heaps(3)]
+}
+
+/// Allocates in another thread, whose heap may be another.
+fn elsewhere(allocator: &Arc<dyn Allocator>, bytes: u64) -> Placed {
+    thread::scope(|scope| scope.spawn(|| allocator.alloc(Request::new(bytes))).join()).expect("no panic").expect("room")
 }
 
 fn on_device() -> AllocatorAttributes {
@@ -144,19 +159,21 @@ fn a_kernel_that_cannot_bind_gives_memory_all_the_same() {
 
 #[test]
 fn one_is_torn_down_and_built_again() {
-    let (fake, state) = state();
-    state.configure(options()).expect("nothing is made yet");
-    let key = AllocatorKey::Device(FIRST);
-    assert_eq!(state.tear_down(key).expect("there is none"), 0);
-    for _ in 0..2 {
-        let device = state.allocator(FIRST, on_device()).expect("made");
-        let placed = device.alloc(Request::new(30 * MIB)).expect("the whole limit is there again");
-        is_invalid(state.tear_down(key), "bytes in use");
-        device.free(placed.address).expect("in use");
-        is_invalid(state.tear_down(key), "1 handles elsewhere");
-        drop(device);
-        assert_eq!(state.tear_down(key).expect("nobody uses it"), 32 * MIB);
-        assert_eq!(fake.live_bytes(), 0);
+    for kind in with_regions() {
+        let (fake, state) = state();
+        state.configure(options().device_kind(kind).pinned_kind(kind)).expect("nothing is made yet");
+        let key = AllocatorKey::Device(FIRST);
+        assert_eq!(state.tear_down(key).expect("there is none"), 0);
+        for _ in 0..2 {
+            let device = state.allocator(FIRST, on_device()).expect("made");
+            let placed = device.alloc(Request::new(30 * MIB)).expect("the whole limit is there again");
+            is_invalid(state.tear_down(key), "bytes in use");
+            device.free(placed.address).expect("in use");
+            is_invalid(state.tear_down(key), "1 handles elsewhere");
+            drop(device);
+            assert_eq!(state.tear_down(key).expect("nobody uses it"), 32 * MIB);
+            assert_eq!(fake.live_bytes(), 0);
+        }
     }
 }
 
@@ -182,34 +199,44 @@ fn an_arena_that_others_may_have_mapped_is_not_torn_down() {
 
 #[test]
 fn private_memory_and_the_arena_share_the_limit() {
-    let (fake, state) = state();
-    state.configure(options().arena_growth(Growth::Fixed(MIB))).expect("nothing is made yet");
-    let (device, arena) = (state.allocator(FIRST, on_device()).expect("made"), state.arena(FIRST).expect("made"));
-    let placed = device.alloc(Request::new(20 * MIB)).expect("room");
-    assert!(matches!(arena.take(20 * MIB, 1), Err(Error::OutOfMemory { .. })));
-    assert_eq!(fake.live_bytes(), 32 * MIB, "the driver has more, the limit is reached");
-    device.free(placed.address).expect("in use");
-    // The arena has the private allocator give its idle region back.
-    let piece = arena.take(20 * MIB, 1).expect("room");
-    assert_eq!(fake.live_bytes(), 20 * MIB);
-    assert!(device.alloc(Request::new(20 * MIB)).is_err());
-    arena.give_back(piece);
-    device.alloc(Request::new(20 * MIB)).expect("the other way round");
+    for kind in with_regions() {
+        let (fake, state) = state();
+        state
+            .configure(options().device_kind(kind).pinned_kind(kind).arena_growth(Growth::Fixed(MIB)))
+            .expect("nothing is made yet");
+        let (device, arena) = (state.allocator(FIRST, on_device()).expect("made"), state.arena(FIRST).expect("made"));
+        let placed = device.alloc(Request::new(20 * MIB)).expect("room");
+        assert!(matches!(arena.take(20 * MIB, 1), Err(Error::OutOfMemory { .. })));
+        assert_eq!(fake.live_bytes(), 32 * MIB, "the driver has more, the limit is reached");
+        device.free(placed.address).expect("in use");
+        // The arena has the private allocator give its idle region back.
+        let piece = arena.take(20 * MIB, 1).expect("room");
+        assert_eq!(fake.live_bytes(), 20 * MIB);
+        assert!(device.alloc(Request::new(20 * MIB)).is_err());
+        arena.give_back(piece);
+        device.alloc(Request::new(20 * MIB)).expect("the other way round");
+    }
 }
 
 #[test]
 fn who_waits_gets_what_another_allocator_of_the_device_frees() {
-    let (_fake, state) = state();
-    let options = options().arena_growth(Growth::Fixed(MIB)).wait(Duration::from_secs(600));
-    state.configure(options).expect("nothing is made yet");
-    let (device, arena) = (state.allocator(FIRST, on_device()).expect("made"), state.arena(FIRST).expect("made"));
-    let placed = device.alloc(Request::new(32 * MIB)).expect("room");
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| arena.take(32 * MIB, 1));
-        device.free(placed.address).expect("in use");
-        // It went back to the driver by nobody's call but that of who waits.
-        arena.give_back(waiter.join().expect("no panic").expect("the whole limit"));
-    });
+    for kind in with_regions() {
+        let (_fake, state) = state();
+        let options = options()
+            .device_kind(kind)
+            .pinned_kind(kind)
+            .arena_growth(Growth::Fixed(MIB))
+            .wait(Duration::from_secs(600));
+        state.configure(options).expect("nothing is made yet");
+        let (device, arena) = (state.allocator(FIRST, on_device()).expect("made"), state.arena(FIRST).expect("made"));
+        let placed = device.alloc(Request::new(32 * MIB)).expect("room");
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| arena.take(32 * MIB, 1));
+            device.free(placed.address).expect("in use");
+            // It went back to the driver by nobody's call but that of who waits.
+            arena.give_back(waiter.join().expect("no panic").expect("the whole limit"));
+        });
+    }
 }
 
 #[test]
@@ -325,26 +352,29 @@ fn everything_is_destroyed_with_the_state() {
 
 #[test]
 fn a_forked_child_leaves_everything_alone() {
-    let (fake, state) = state();
-    let device = state.allocator(FIRST, on_device()).expect("made");
-    let placed = device.alloc(Request::new(1)).expect("room");
-    // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal handler: the calls
-    // return before they lock or allocate anything, and `_exit` follows.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        let refused = matches!(device.alloc(Request::new(1)), Err(Error::Forked { .. }))
-            && matches!(device.free(placed.address), Err(Error::Forked { .. }))
-            && matches!(device.trim(), Err(Error::Forked { .. }));
-        // SAFETY: `_exit` has no conditions.
-        unsafe { libc::_exit(i32::from(!refused)) };
+    for kind in with_regions() {
+        let (fake, state) = state();
+        state.configure(options().device_kind(kind)).expect("nothing is made yet");
+        let device = state.allocator(FIRST, on_device()).expect("made");
+        let placed = device.alloc(Request::new(1)).expect("room");
+        // SAFETY: `fork` in a process with threads lets the child do only what is safe in a signal handler: the calls
+        // return before they lock or allocate anything, and `_exit` follows.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let refused = matches!(device.alloc(Request::new(1)), Err(Error::Forked { .. }))
+                && matches!(device.free(placed.address), Err(Error::Forked { .. }))
+                && matches!(device.trim(), Err(Error::Forked { .. }));
+            // SAFETY: `_exit` has no conditions.
+            unsafe { libc::_exit(i32::from(!refused)) };
+        }
+        assert!(pid > 0, "fork: {}", std::io::Error::last_os_error());
+        let mut status = 0;
+        // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
+        device.free(placed.address).expect("in use");
+        assert!(fake.live_bytes() > 0);
     }
-    assert!(pid > 0, "fork: {}", std::io::Error::last_os_error());
-    let mut status = 0;
-    // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!(status, 0);
-    device.free(placed.address).expect("in use");
-    assert!(fake.live_bytes() > 0);
 }
 
 #[test]
@@ -363,7 +393,7 @@ fn host_memory_needs_no_device_and_devices_may_come_later() {
 
 #[test]
 fn every_memory_can_be_kept_by_each_kind() {
-    let kinds = [AllocatorKind::BestFit, AllocatorKind::Pool, AllocatorKind::Direct];
+    let kinds = [AllocatorKind::BestFit, heaps(3), AllocatorKind::Pool, AllocatorKind::Direct];
     for (kind, node) in kinds.into_iter().flat_map(|kind| [(kind, None), (kind, Some(0))]) {
         let (_fake, state) = state();
         state.configure(options().device_kind(kind).pinned_kind(kind).cpu_kind(kind)).expect("nothing is made yet");
@@ -382,6 +412,33 @@ fn every_memory_can_be_kept_by_each_kind() {
     let (_fake, state) = state();
     state.configure(options().cpu_kind(AllocatorKind::Driver)).expect("nothing is made yet");
     assert!(matches!(state.host_allocator(None, None), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn threads_have_heaps_of_their_own_within_one_limit() {
+    let (fake, state) = state();
+    state.configure(options().device_kind(heaps(64))).expect("nothing is made yet");
+    let device = state.allocator(FIRST, on_device()).expect("made");
+    let barrier = Barrier::new(4);
+    let take = || {
+        let placed = device.alloc(Request::new(1)).expect("room");
+        barrier.wait();
+        placed.address
+    };
+    let held: Vec<u64> = thread::scope(|scope| {
+        let threads = [(); 4].map(|()| scope.spawn(take));
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    assert_eq!((device.snapshot().expect("regions").regions.len(), fake.live_bytes()), (4, 8 * MIB));
+    assert_eq!(device.stats().bytes_limit, Some(32 * MIB));
+    let rest = device.alloc(Request::new(24 * MIB)).expect("the rest of the limit");
+    let error = device.alloc(Request::new(3 * MIB)).expect_err("above the limit");
+    assert!(error.to_string().contains("one of 64 heaps"), "{error}");
+    assert_eq!(fake.live_bytes(), 32 * MIB);
+    // What is idle in any of them is room for the arena of the device.
+    held.into_iter().chain([rest.address]).for_each(|address| device.free(address).expect("in use"));
+    let arena = state.arena(FIRST).expect("made");
+    arena.give_back(arena.take(32 * MIB, 1).expect("the whole limit"));
 }
 
 #[test]
@@ -406,6 +463,21 @@ fn the_drivers_pool_is_kept_in_the_devices_limit_and_torn_down() {
 }
 
 #[test]
+fn memory_that_grows_in_place_is_one_region_for_a_heap() {
+    for kind in with_regions() {
+        let state = ProcessState::new([host(ROOM)]);
+        let growth = Growth::Fixed(MIB);
+        state.configure(options().device_kind(kind).growth(growth).grows_in_place(true)).expect("nothing is made yet");
+        let device = state.allocator(FIRST, on_device()).expect("made");
+        let held: Vec<u64> = (0..8).map(|_| device.alloc(Request::new(MIB)).expect("room").address).collect();
+        assert!(held.windows(2).all(|pair| pair[1] == pair[0] + MIB), "{kind:?}: {held:x?}");
+        assert_eq!(device.snapshot().expect("regions").regions.len(), 1, "{kind:?}");
+        held.into_iter().for_each(|address| device.free(address).expect("in use"));
+        assert_eq!(device.trim().expect("it goes back"), 8 * MIB);
+    }
+}
+
+#[test]
 fn managed_memory_goes_beyond_the_device() {
     let state = ProcessState::new([host(4 * MIB)]);
     let managed = || ProcessOptions::default().managed(true);
@@ -424,7 +496,7 @@ fn managed_memory_goes_beyond_the_device() {
 
 #[test]
 fn pinned_memory_grows_by_its_own_rule_and_keeps_its_limit() {
-    for kind in [AllocatorKind::BestFit, AllocatorKind::Pool] {
+    for kind in [AllocatorKind::BestFit, heaps(3), AllocatorKind::Pool] {
         let (_fake, state) = state();
         let options = options().growth(Growth::Whole).pinned_limit(4 * MIB).pinned_kind(kind);
         state.configure(options).expect("nothing is made yet");
@@ -438,27 +510,33 @@ fn pinned_memory_grows_by_its_own_rule_and_keeps_its_limit() {
 
 #[test]
 fn an_address_finds_its_owner() {
-    let (_fake, state) = state();
-    state.configure(options()).expect("nothing is made yet");
-    let device = state.allocator(FIRST, on_device()).expect("made");
-    let cpu = state.allocator(FIRST, on_host()).expect("made");
-    let arena = state.arena(FIRST).expect("made");
-    let held = [device.alloc(Request::new(5000)).expect("room"), cpu.alloc(Request::new(5000)).expect("room")];
-    let piece = arena.take(5000, 1).expect("room");
-    let keys = [AllocatorKey::Device(FIRST), AllocatorKey::Cpu(None)];
-    for (placed, key) in held.into_iter().zip(keys) {
-        for inside in [0, 1, 4999] {
-            let owner = state.owner_of(placed.address + inside).expect("it is somebody's");
-            assert_eq!((owner.key, owner.placed), (key, placed));
+    for kind in with_regions() {
+        let (_fake, state) = state();
+        state.configure(options().device_kind(kind).pinned_kind(kind).cpu_kind(kind)).expect("nothing is made yet");
+        let private = [on_device(), on_host().gpu_compatible(), on_host()]
+            .map(|attributes| state.allocator(FIRST, attributes).expect("made"));
+        let arena = state.arena(FIRST).expect("made");
+        let keys =
+            [AllocatorKey::Device(FIRST), AllocatorKey::Pinned(BackendKind::Host, None), AllocatorKey::Cpu(None)];
+        for (allocator, key) in private.iter().zip(keys) {
+            let here = allocator.alloc(Request::new(5000)).expect("room");
+            for placed in [here, elsewhere(allocator, 5000)] {
+                for inside in [0, 1, 4999] {
+                    let owner = state.owner_of(placed.address + inside).expect("it is somebody's");
+                    assert_eq!((owner.key, owner.placed), (key, placed));
+                }
+                let behind = state.owner_of(placed.address + placed.bytes);
+                assert!(behind.is_none_or(|owner| owner.placed.number != placed.number), "{behind:?}");
+                allocator.free(placed.address).expect("in use");
+                assert_eq!(state.owner_of(placed.address + 1), None);
+            }
         }
-        assert_eq!(state.owner_of(placed.address + placed.bytes), None);
+        let piece = arena.take(5000, 1).expect("room");
+        let owner = state.owner_of(piece.ptr().0 + 4000).expect("it is the arena's");
+        assert_eq!((owner.key, owner.placed.address), (AllocatorKey::Arena(FIRST), piece.ptr().0));
+        assert_eq!(state.owner_of(0), None);
+        arena.give_back(piece);
     }
-    let owner = state.owner_of(piece.ptr().0 + 4000).expect("it is the arena's");
-    assert_eq!((owner.key, owner.placed.address), (AllocatorKey::Arena(FIRST), piece.ptr().0));
-    assert_eq!(state.owner_of(0), None);
-    device.free(held[0].address).expect("in use");
-    assert_eq!(state.owner_of(held[0].address + 1), None);
-    arena.give_back(piece);
 }
 
 /// Counts regions by allocator, and bytes.
@@ -481,68 +559,85 @@ impl KeyedVisitor for Registered {
 
 #[test]
 fn visitors_hear_of_every_region_that_comes_and_goes() {
-    let (_fake, state) = state();
-    let registered = Arc::new(Registered::default());
-    state
-        .configure(options().arena_growth(Growth::Fixed(MIB)).visitor(registered.clone()))
-        .expect("nothing is made yet");
-    let device = state.allocator(FIRST, on_device()).expect("made");
-    let pinned = state.allocator(FIRST, on_host().gpu_compatible()).expect("made");
-    let arena = state.arena(FIRST).expect("made");
-    let held = [&device, &pinned].map(|allocator| allocator.alloc(Request::new(100)).expect("room").address);
-    let piece = arena.take(100, 1).expect("room");
-    let keys = [AllocatorKey::Device(FIRST), AllocatorKey::Arena(FIRST), AllocatorKey::Pinned(BackendKind::Host, None)];
-    let of = |key| registered.0.lock().expect("no panic").get(&key).copied();
-    assert_eq!(keys.map(of), [Some((1, 2 * MIB)), Some((1, MIB)), Some((1, 2 * MIB))]);
-    arena.give_back(piece);
-    device.free(held[0]).expect("in use");
-    pinned.free(held[1]).expect("in use");
-    [device.trim(), pinned.trim(), arena.trim()].into_iter().for_each(|trimmed| assert!(trimmed.expect("trimmed") > 0));
-    assert_eq!(keys.map(of), [Some((0, 0)); 3]);
+    for kind in with_regions() {
+        let (_fake, state) = state();
+        let registered = Arc::new(Registered::default());
+        state
+            .configure(
+                options()
+                    .device_kind(kind)
+                    .pinned_kind(kind)
+                    .arena_growth(Growth::Fixed(MIB))
+                    .visitor(registered.clone()),
+            )
+            .expect("nothing is made yet");
+        let device = state.allocator(FIRST, on_device()).expect("made");
+        let pinned = state.allocator(FIRST, on_host().gpu_compatible()).expect("made");
+        let arena = state.arena(FIRST).expect("made");
+        let held = [&device, &pinned].map(|allocator| allocator.alloc(Request::new(100)).expect("room").address);
+        let piece = arena.take(100, 1).expect("room");
+        let keys =
+            [AllocatorKey::Device(FIRST), AllocatorKey::Arena(FIRST), AllocatorKey::Pinned(BackendKind::Host, None)];
+        let of = |key| registered.0.lock().expect("no panic").get(&key).copied();
+        assert_eq!(keys.map(of), [Some((1, 2 * MIB)), Some((1, MIB)), Some((1, 2 * MIB))]);
+        arena.give_back(piece);
+        device.free(held[0]).expect("in use");
+        pinned.free(held[1]).expect("in use");
+        [device.trim(), pinned.trim(), arena.trim()]
+            .into_iter()
+            .for_each(|trimmed| assert!(trimmed.expect("trimmed") > 0));
+        assert_eq!(keys.map(of), [Some((0, 0)); 3]);
+    }
 }
 
 #[test]
 fn all_of_it_is_torn_down_and_configured_anew() {
-    let (fake, state) = state();
-    state.configure(options()).expect("nothing is made yet");
-    let device = state.allocator(FIRST, on_device()).expect("made");
-    let placed = device.alloc(Request::new(1)).expect("room");
-    state.allocator(FIRST, on_host().gpu_compatible()).expect("made").alloc(Request::new(1)).expect("room");
-    is_invalid(state.tear_down_all(), "bytes in use");
-    device.free(placed.address).expect("in use");
-    is_invalid(state.tear_down_all(), "handles elsewhere");
-    drop(device);
-    is_invalid(state.tear_down_all(), "Pinned");
-    let pinned = state.allocator(FIRST, on_host().gpu_compatible()).expect("it stays");
-    let held = pinned.find(0);
-    assert_eq!((held, fake.live_bytes()), (None, 0), "the device's went first");
-    is_invalid(state.configure(options()), "given after an allocator was made");
-    let other = ProcessState::new([fake.gpu()]);
-    other.configure(options()).expect("nothing is made yet");
-    other.allocator(FIRST, on_device()).expect("made");
-    assert_eq!(other.tear_down_all().expect("nothing is in use"), 0);
-    let less = ProcessOptions::default().limit(MemoryLimit::Bytes(MIB));
-    other.configure(less).expect("it is as if nothing had been made");
-    let device = other.allocator(FIRST, on_device()).expect("made");
-    assert!(device.alloc(Request::new(2 * MIB)).is_err(), "the limit is the later one");
+    for kind in with_regions() {
+        let (fake, state) = state();
+        state.configure(options().device_kind(kind).pinned_kind(kind)).expect("nothing is made yet");
+        let device = state.allocator(FIRST, on_device()).expect("made");
+        let placed = device.alloc(Request::new(1)).expect("room");
+        state.allocator(FIRST, on_host().gpu_compatible()).expect("made").alloc(Request::new(1)).expect("room");
+        is_invalid(state.tear_down_all(), "bytes in use");
+        device.free(placed.address).expect("in use");
+        is_invalid(state.tear_down_all(), "handles elsewhere");
+        drop(device);
+        is_invalid(state.tear_down_all(), "Pinned");
+        let pinned = state.allocator(FIRST, on_host().gpu_compatible()).expect("it stays");
+        let held = pinned.find(0);
+        assert_eq!((held, fake.live_bytes()), (None, 0), "the device's went first");
+        is_invalid(state.configure(options().device_kind(kind).pinned_kind(kind)), "given after an allocator was made");
+        let other = ProcessState::new([fake.gpu()]);
+        other.configure(options().device_kind(kind).pinned_kind(kind)).expect("nothing is made yet");
+        other.allocator(FIRST, on_device()).expect("made");
+        assert_eq!(other.tear_down_all().expect("nothing is in use"), 0);
+        let less = ProcessOptions::default().limit(MemoryLimit::Bytes(MIB));
+        other.configure(less).expect("it is as if nothing had been made");
+        let device = other.allocator(FIRST, on_device()).expect("made");
+        assert!(device.alloc(Request::new(2 * MIB)).is_err(), "the limit is the later one");
+    }
 }
 
 #[test]
 fn what_ran_out_of_memory_is_written_down() {
-    let (_fake, state) = state();
-    let folder = std::env::temp_dir().join(format!("gpu-ipc-dump-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    state.configure(options().memory_dump(folder.join("heap"))).expect("nothing is made yet");
-    let device = state.allocator(FIRST, on_device()).expect("made");
-    device.alloc(Request::new(MIB)).expect("room");
-    device.alloc(Request::new(33 * MIB)).expect_err("above the limit");
-    let files: Vec<_> =
-        std::fs::read_dir(&folder).expect("it is there").map(|file| file.expect("a file").path()).collect();
-    let [file] = &files[..] else { panic!("{files:?}") };
-    let text = std::fs::read_to_string(file).expect("it is readable");
-    let snapshot: Snapshot = serde_json::from_str(&text).expect("it is a snapshot");
-    assert_eq!((snapshot.name.as_str(), snapshot.stats.bytes_in_use), ("virtual device 0", MIB));
-    std::fs::remove_dir_all(folder).expect("it was ours");
+    for kind in with_regions() {
+        let (_fake, state) = state();
+        let folder = std::env::temp_dir().join(format!("gpu-ipc-dump-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        state
+            .configure(options().device_kind(kind).pinned_kind(kind).memory_dump(folder.join("heap")))
+            .expect("nothing is made yet");
+        let device = state.allocator(FIRST, on_device()).expect("made");
+        device.alloc(Request::new(MIB)).expect("room");
+        device.alloc(Request::new(33 * MIB)).expect_err("above the limit");
+        let files: Vec<_> =
+            std::fs::read_dir(&folder).expect("it is there").map(|file| file.expect("a file").path()).collect();
+        let [file] = &files[..] else { panic!("{files:?}") };
+        let text = std::fs::read_to_string(file).expect("it is readable");
+        let snapshot: Snapshot = serde_json::from_str(&text).expect("it is a snapshot");
+        assert_eq!((snapshot.name.as_str(), snapshot.stats.bytes_in_use), ("virtual device 0", MIB));
+        std::fs::remove_dir_all(folder).expect("it was ours");
+    }
 }
 
 #[test]

@@ -3,14 +3,14 @@
 mod random;
 
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Barrier, RwLock};
+use std::sync::{Arc, Barrier, Mutex, RwLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use allocators::*;
-use gpu_api::{Error, StreamIdentity};
+use gpu_api::{Error, Holder, ParticipantId, Reclaim, Reclaimed, StreamIdentity};
 use proptest::prelude::*;
 use random::Random;
 
@@ -110,7 +110,7 @@ proptest! {
 #[test]
 fn the_peak_of_threads_at_once_is_neither_too_low_nor_too_high() {
     #[derive(Default)]
-    struct Sum(std::sync::Mutex<(i64, i64)>);
+    struct Sum(Mutex<(i64, i64)>);
     impl Sum {
         fn add(&self, bytes: i64) {
             let mut sum = self.0.lock().expect("no panic");
@@ -289,4 +289,101 @@ fn numbers_are_used_once_and_are_the_same_in_every_report() {
         assert_eq!(shown, numbers);
         assert!(held.iter().all(|placed| here.get(placed.address) == Some(*placed)));
     });
+}
+
+/// A session that gives an allocation back at a `collect_all`, or at a later one once consumers were asked.
+#[derive(Debug, Default)]
+struct Session {
+    limbo: Mutex<Option<(Weak<ThreadHeaps<Simulated>>, u64)>>,
+    /// How many looks it takes once consumers were asked; before that nothing comes back. At once for 0.
+    slow: usize,
+    collects: AtomicUsize,
+    asks: AtomicUsize,
+}
+
+impl Reclaim for Session {
+    fn collect_all(&self) -> Reclaimed {
+        let asked = self.asks.load(Ordering::SeqCst) > 0;
+        let looks = if asked || self.slow == 0 { self.collects.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
+        if looks <= self.slow {
+            return Reclaimed::default();
+        }
+        let Some((heaps, address)) = self.limbo.lock().expect("no panic").take() else { return Reclaimed::default() };
+        let heaps = heaps.upgrade().expect("they ask");
+        let bytes = heaps.get(address).expect("in use").bytes;
+        heaps.free(address).expect("in use");
+        Reclaimed { blocks: 1, bytes }
+    }
+
+    fn ask_to_unmap(&self) -> usize {
+        self.asks.fetch_add(1, Ordering::SeqCst);
+        usize::from(self.slow > 0)
+    }
+
+    fn holders(&self) -> Vec<Holder> {
+        vec![Holder {
+            participant: ParticipantId(7),
+            pid: 4711,
+            command: "trainer".into(),
+            leases: 1,
+            bytes: 64 * UNIT,
+            mappings: 0,
+            oldest: Duration::from_millis(1500),
+            dying: false,
+        }]
+    }
+
+    fn limbo_bytes(&self) -> u64 {
+        64 * UNIT
+    }
+}
+
+/// Two heaps of two regions, the first of which is in a session's limbo.
+fn with_session(limit: u64, slow: usize, patience: Duration) -> (Arc<ThreadHeaps<Simulated>>, Arc<Session>) {
+    let (relief, session) = (Arc::new(Relief::new()), Arc::new(Session { slow, ..Session::default() }));
+    let weak: Weak<dyn Reclaim> = Arc::<Session>::downgrade(&session);
+    relief.register(weak);
+    let heaps = Arc::new(two_heaps(limit).relief(relief, patience));
+    let placed = heaps.alloc(Request::new(64 * UNIT)).expect("room");
+    session.collects.store(0, Ordering::SeqCst);
+    *session.limbo.lock().expect("no panic") = Some((Arc::downgrade(&heaps), placed.address));
+    (heaps, session)
+}
+
+#[test]
+fn limbo_is_collected_before_they_grow() {
+    for thread in 0..2 {
+        let (heaps, session) = with_session(128 * UNIT, 0, Duration::ZERO);
+        let here = &*heaps;
+        thread::scope(|scope| {
+            // Of whichever heap it is.
+            let crew = Crew::new(scope, 2);
+            crew.run(thread, move || here.alloc(Request::new(64 * UNIT))).expect("it came out of limbo");
+        });
+        assert_eq!((heaps.stats().bytes_reserved, session.asks.load(Ordering::SeqCst)), (64 * UNIT, 0));
+    }
+}
+
+#[test]
+fn consumers_are_asked_when_nothing_is_left_and_waited_for() {
+    let (heaps, session) = with_session(64 * UNIT, 3, Duration::from_secs(600));
+    heaps.alloc(Request::new(64 * UNIT)).expect("they unmapped it");
+    assert!(session.asks.load(Ordering::SeqCst) > 0);
+    // Who would get nothing by it bothers nobody.
+    let (heaps, session) = with_session(64 * UNIT, 3, Duration::from_secs(600));
+    let error = heaps.alloc(Request::new(65 * UNIT)).expect_err("above the limit");
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    assert_eq!(session.asks.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn the_error_names_who_holds_the_memory() {
+    let (heaps, session) = with_session(64 * UNIT, usize::MAX, Duration::ZERO);
+    let text = heaps.alloc(Request::new(UNIT)).expect_err("all is in use").to_string();
+    for part in ["one of 2 heaps", "in limbo 16 KiB", "process 4711 (trainer) holds 16 KiB in 1 leases"] {
+        assert!(text.contains(part), "{part}\nnot in\n{text}");
+    }
+    let snapshot = heaps.snapshot().expect("regions");
+    assert_eq!((snapshot.limbo_bytes, snapshot.holders[0].pid), (64 * UNIT, 4711));
+    assert_eq!(session.asks.load(Ordering::SeqCst), 1);
 }

@@ -10,7 +10,7 @@ use super::core::{Core, Grower, Refused};
 use super::heap::{Fit, Unfit};
 use super::options::Growth;
 use crate::sync::{MutexGuard, PoisonError};
-use crate::{Extent, Placed, Request, Snapshot, SubAllocator};
+use crate::{Extent, Placed, Request, Snapshot, SubAllocator, Trim};
 
 /// The most chunks of which an error shows the sizes and the places: to list them holds up everybody else.
 const DRAWN: usize = 1 << 16;
@@ -265,5 +265,11 @@ impl<U: SubAllocator> Core<U> {
                 self.options.name, stats.bytes_reserved, stats.bytes_in_use, stats.largest_free_block_bytes
             ),
         }
+    }
+}
+
+impl<U: SubAllocator> Trim for Core<U> {
+    fn trim(&self) -> Result<u64> {
+        Core::trim(self)
     }
 }

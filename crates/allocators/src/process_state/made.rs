@@ -10,8 +10,8 @@ use super::{AllocatorKey, AllocatorKind, MemoryLimit, PhysicalDevice, ProcessOpt
 use crate::managed::available_on_host;
 use crate::{
     Allocator, Arena, BasicCpu, Bfc, BfcOptions, Budget, DeviceMemory, Direct, DriverPool, GrowingMemory, HostHeap,
-    HostPages, Limit, ManagedMemory, NodePages, Pool, PoolOptions, RegionVisitor, Relief, Relieved, SubAllocator, Trim,
-    Visited,
+    HostPages, Limit, ManagedMemory, NodePages, Pool, PoolOptions, RegionVisitor, Relief, Relieved, SubAllocator,
+    ThreadHeaps, Trim, Visited,
 };
 
 /// An allocator that was made.
@@ -81,13 +81,13 @@ impl Inner {
                 let options = &self.options;
                 let name = name("pinned host memory", node);
                 match options.pinned_kind {
-                    AllocatorKind::BestFit => {
+                    kind @ (AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_)) => {
                         let bfc = BfcOptions::new(name)
                             .device(device)
                             .limit(options.pinned_limit)
                             .growth(options.pinned_growth)
                             .memory_dump(options.memory_dump.clone());
-                        Ok(Arc::new(Bfc::new(bfc, pages)))
+                        Ok(best_fit(kind, bfc, pages))
                     }
                     kind => {
                         limited(kind, name, &options.pinned_pool, Direct::new("pinned", pages), options.pinned_limit)
@@ -98,13 +98,13 @@ impl Inner {
                 let options = &self.options;
                 let name = name(&options.cpu_pool.name, node);
                 match (options.cpu_kind, node) {
-                    (AllocatorKind::BestFit, None) => {
+                    (kind @ (AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_)), None) => {
                         let heap = Visited::maybe(HostHeap::new()?, self.visitor(key));
-                        Ok(Arc::new(Bfc::new(self.cpu(name), heap)))
+                        Ok(best_fit(kind, self.cpu(name), heap))
                     }
-                    (AllocatorKind::BestFit, Some(node)) => {
+                    (kind @ (AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_)), Some(node)) => {
                         let pages = Visited::maybe(NodePages::new(node)?, self.visitor(key));
-                        Ok(Arc::new(Bfc::new(self.cpu(name), pages)))
+                        Ok(best_fit(kind, self.cpu(name), pages))
                     }
                     (kind, node) => limited(kind, name, &options.cpu_pool, BasicCpu::new(node)?, u64::MAX),
                 }
@@ -127,10 +127,10 @@ impl Inner {
             .collect_from(options.collect_from)
             .round_up_divisions(options.round_up_divisions)
             .memory_dump(options.memory_dump.clone());
-        let grows = options.grows_in_place && !options.managed && options.device_kind == AllocatorKind::BestFit;
-        if grows && gpu.caps().ranges {
+        let has_regions = matches!(options.device_kind, AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_));
+        if options.grows_in_place && !options.managed && has_regions && gpu.caps().ranges {
             let memory = Visited::maybe(GrowingMemory::new(gpu)?.budget(budget), self.visitor(key));
-            return Ok(Relieved::with_patience(Bfc::new(bfc, memory), relief, options.patience));
+            return self.keep_device(device, bfc, memory, relief);
         }
         if options.device_kind == AllocatorKind::Driver {
             let pool = DriverPool::new(device.to_string(), gpu, budget.limit())?;
@@ -157,6 +157,10 @@ impl Inner {
             AllocatorKind::BestFit => {
                 let bfc = Bfc::new(bfc, memory);
                 Ok(Relieved::with_patience(bfc, relief, options.patience))
+            }
+            AllocatorKind::ThreadHeaps(heaps) => {
+                let heaps = ThreadHeaps::new(bfc, heaps, memory);
+                Ok(Arc::new(heaps.relief(relief, options.patience)))
             }
             AllocatorKind::Pool => {
                 let mut pool = options.device_pool.clone();
@@ -239,6 +243,14 @@ pub(super) fn physical(gpu: &Gpu) -> PhysicalDevice {
 
 fn name(what: &str, node: Option<u32>) -> String {
     node.map_or_else(|| what.to_owned(), |node| format!("{what} of node {node}"))
+}
+
+/// Puts one heap over where memory comes from, or one for each thread.
+fn best_fit(kind: AllocatorKind, options: BfcOptions, upstream: impl SubAllocator) -> Arc<dyn Allocator> {
+    match kind {
+        AllocatorKind::ThreadHeaps(heaps) => Arc::new(ThreadHeaps::new(options, heaps, upstream)),
+        _ => Arc::new(Bfc::new(options, upstream)),
+    }
 }
 
 /// Puts a pool over an allocator, or nothing, within a limit.

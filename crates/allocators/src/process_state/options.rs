@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,9 @@ pub type Wrap = Arc<dyn Fn(AllocatorKey, Arc<dyn Allocator>) -> Result<Arc<dyn A
 pub enum AllocatorKind {
     /// Best fit with coalescing ([`Bfc`](crate::Bfc)).
     BestFit,
+    /// The same with this many heaps, so that threads do not take turns at one lock
+    /// ([`ThreadHeaps`](crate::ThreadHeaps)). A heap for each processor is enough.
+    ThreadHeaps(NonZeroUsize),
     /// Buffers kept for the next request of the same size ([`Pool`](crate::Pool)).
     Pool,
     /// Nothing: each request is one of the driver's or the system's ([`Direct`](crate::Direct)).
