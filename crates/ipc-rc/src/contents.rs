@@ -99,7 +99,7 @@ impl Stream {
     ///
     /// [`Error::Invalid`] for more bytes than `to` has and for a block that is mapped read-only, [`Error::Mismatch`]
     /// for a block of another device, [`Error::Capturing`], and the driver's error: then the block is kept until the
-    /// process ends, since nobody knows whether the copy still runs.
+    /// process ends, since the copy may still run.
     ///
     /// # Examples
     ///

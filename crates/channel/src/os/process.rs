@@ -46,7 +46,7 @@ pub fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Says whether a descriptor that somebody sent is a pidfd at all, by the name that the kernel gave its file.
+/// Says whether a descriptor from another process is a pidfd, by the name that the kernel gave its file.
 ///
 /// A pipe or an event would 'fire' when its sender likes, and pass for a death. Reading a link takes no descriptor, so
 /// the answer is the same where none is left.

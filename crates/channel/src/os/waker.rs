@@ -75,7 +75,7 @@ impl<W: Tally> Sleep<W> {
             && self.state.compare_exchange(ASLEEP, UP, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Says whether somebody reminded the thread since it last asked (thread).
+    /// Says whether the thread was reminded since it last asked (thread).
     pub fn take_reminder(&self) -> bool {
         self.reminded.load(Ordering::Relaxed) != 0 && self.reminded.swap(0, Ordering::Relaxed) != 0
     }
@@ -132,7 +132,7 @@ impl Waker {
         }
     }
 
-    /// Says whether somebody reminded the thread since it last asked (thread).
+    /// Says whether the thread was reminded since it last asked (thread).
     pub fn take_reminder(&self) -> bool {
         self.sleep.take_reminder()
     }

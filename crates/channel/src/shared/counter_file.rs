@@ -1,7 +1,7 @@
 //! The counter file: one participant's slots, dirty words and timeline words, shared by the producer and it alone.
 //!
 //! ```text
-//! 0                 header, 4,096 bytes: magic, version, slots (for people with a debugger; nobody relies on it)
+//! 0                 header, 4,096 bytes: magic, version, slots (for people with a debugger; no code relies on it)
 //! 4,096             512 timeline words
 //! 8,192             a dirty word for each group of 64 slots, padded to 4,096 bytes
 //! 8,192 + padded    the slots, 8 bytes each

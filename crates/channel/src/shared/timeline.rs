@@ -9,7 +9,7 @@
 //! | 0 | nothing was written yet |
 //! | 1 to 2^61 - 1 | the producing stream has finished what was shared with this value or a lower one |
 //! | [`POISON`] = 2^62 | the producer is dead or broken: every wait completes, and [`Fence`] says what was received |
-//! | any other | input from somebody hostile or broken; counts as not reached |
+//! | any other | written by a hostile or broken process; counts as not reached |
 //!
 //! A GPU's wait compares cyclically and signed (measured: `word - value >= 0` as `i64`), so every live wait is
 //! completed by 2^62 and none by a value from 2^63 on.

@@ -41,7 +41,7 @@ enum Source {
 ///
 /// let session = Session::builder(gpu)
 ///     .socket(dir.path().join("s")) // else one in the runtime directory
-///     .time_to_live(Some(Duration::from_secs(10))) // of descriptors that nobody claims
+///     .time_to_live(Some(Duration::from_secs(10))) // of unclaimed descriptors
 ///     .open()?;
 /// assert_eq!(session.socket_path(), dir.path().join("s"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

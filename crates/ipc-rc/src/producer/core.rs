@@ -59,7 +59,7 @@ pub(crate) struct Core {
     pub drops: [Drops; SHARDS],
     /// Participants that have gone wait for what streams of ours owe to their words.
     pub settles: AtomicBool,
-    /// A region that nobody maps any more goes back to the driver.
+    /// A region that no participant maps any more goes back to the driver.
     pub trims: AtomicBool,
     /// It was said that very many blocks are in limbo.
     pub warned_of_limbo: AtomicBool,

@@ -9,9 +9,9 @@
 //! | share by ticket | [`grants::ticket`], [`fences::ticket_event`] |
 //! | drop: limbo | [`sent_block`], [`blocks`] |
 //! | collect, retire, give back | [`collect`], [`grants`], [`blocks`] |
-//! | who connects, what they ask, and what they were told | [`service`], [`roster`] |
+//! | connections, questions, and answers | [`service`], [`roster`] |
 //! | deaths, mappings, time to live | [`service`], [`roster`] |
-//! | who holds what, and where it lies | [`report`], [`snapshot`] |
+//! | holders, and where their memory lies | [`report`], [`snapshot`] |
 
 pub(crate) mod blocks;
 pub(crate) mod builder;

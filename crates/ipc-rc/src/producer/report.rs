@@ -62,7 +62,7 @@ pub struct Stats {
     pub leaked_bytes: u64,
     /// Grants taken back by cancel, by the addressee's death or by its goodbye, so far.
     pub revoked: u64,
-    /// Grants taken back because nobody claimed them in time, so far.
+    /// Grants taken back because they were not claimed in time, so far.
     pub expired: u64,
     /// Participants that died with leases or mappings and are buried, so far.
     pub deaths: u64,

@@ -194,7 +194,7 @@ impl SentBlock {
     /// let seen = pool[0].share(To::Ticket(Claims::Once), After::Done)?;
     /// let free = pool.iter().position(|frame| frame.wait_released(Some(Duration::ZERO)).is_ok());
     /// assert_eq!(free, Some(1));
-    /// assert!(pool[0].cancel(&seen)?, "nobody has claimed it");
+    /// assert!(pool[0].cancel(&seen)?, "it was not claimed");
     /// pool[0].wait_released(None)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

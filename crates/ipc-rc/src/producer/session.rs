@@ -263,8 +263,8 @@ impl Session {
     /// let block = unsafe { session.adopt(pool.base, 4096, AdoptToken(1)) }?;
     /// // ... share it ...
     /// drop(block);
-    /// assert_eq!(session.collect().tokens, [AdoptToken(1)]); // nobody holds or maps it any more
-    /// // SAFETY: `free` asks for memory of `alloc` that nothing touches and nobody has open: its token is back.
+    /// assert_eq!(session.collect().tokens, [AdoptToken(1)]); // no process holds or maps it
+    /// // SAFETY: `free` asks for memory of `alloc` that nothing touches and no process has open: its token is back.
     /// unsafe { gpu.backend().free(pool.base) }?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -313,7 +313,7 @@ impl Session {
         Collected { blocks: reclaimed.blocks, bytes: reclaimed.bytes, tokens }
     }
 
-    /// Returns regions that nobody uses or maps to the driver, and says how many bytes. May block.
+    /// Returns unused, unmapped regions to the driver, and says how many bytes. May block.
     ///
     /// # Errors
     ///
@@ -324,7 +324,7 @@ impl Session {
         self.core().memory.source.trim()
     }
 
-    /// Says what is held and by which processes; in a forked child that nothing is.
+    /// Returns the session's statistics and holders; in a forked child, of an empty session.
     pub fn stats(&self) -> Stats {
         let core = self.core();
         if core.is_child() { Stats::default() } else { core.stats() }

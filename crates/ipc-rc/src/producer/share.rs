@@ -89,7 +89,7 @@ impl ShareOptions {
         self
     }
 
-    /// Takes the grant back if nobody has claimed it after this time; `None` never does. Without this call the
+    /// Takes the grant back if it is unclaimed after this time; `None` never does. Without this call the
     /// session's own time to live holds.
     #[must_use]
     pub fn time_to_live(mut self, time: Option<Duration>) -> ShareOptions {

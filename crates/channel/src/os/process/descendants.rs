@@ -82,7 +82,7 @@ struct Stat {
 impl Stat {
     /// Reads it; `None` of a process that is gone, or that is hidden because it is another user's.
     ///
-    /// Whatever else keeps it from being read is an error: a descendant that was passed over for want of a descriptor
+    /// Whatever else keeps it from being read is an error: a descendant that was passed over for lack of a descriptor
     /// could use memory that its parent's death seems to free.
     fn of(pid: u32) -> Result<Option<Stat>> {
         match fs::read(format!("/proc/{pid}/stat")) {

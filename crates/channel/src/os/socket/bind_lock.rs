@@ -58,7 +58,7 @@ impl<'a> BindLock<'a> {
         Err(taken(path, "which another process is binding"))
     }
 
-    /// Takes the lock, unless somebody has it.
+    /// Takes the lock, unless another process has it.
     pub(super) fn try_take(directory: &'a OwnedFd, id: u32) -> Result<Option<BindLock<'a>>> {
         let name = BindLock::name(id);
         loop {
@@ -96,7 +96,7 @@ impl<'a> BindLock<'a> {
         Ok((is.st_dev, is.st_ino))
     }
 
-    /// Gives the bound socket its own name, which nobody has.
+    /// Gives the bound socket its own name, which is free.
     pub(super) fn publish(&self, name: &OsStr, path: &Path) -> Result<()> {
         let (dir, unfinished) = (self.directory, self.unfinished());
         match rustix::fs::renameat_with(dir, &unfinished, dir, name, RenameFlags::NOREPLACE) {

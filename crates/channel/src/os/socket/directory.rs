@@ -1,4 +1,4 @@
-//! Where sockets lie unless somebody says otherwise, and the removal of those whose owner died.
+//! The default directory of sockets, and the removal of those whose owner died.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -160,11 +160,11 @@ pub(super) enum Probe {
     NoSocket,
     /// A socket without a listener.
     Dead,
-    /// A socket that somebody listens on, or about which nothing certain can be said.
+    /// A socket with a listener, or an undecided one.
     Alive,
 }
 
-/// Finds out whether somebody listens at a path. A producer that does sees a connection that ends at once.
+/// Finds out whether a producer listens at a path. It sees a connection that ends at once.
 pub(super) fn probe(path: &Path) -> Result<Probe> {
     match fs::symlink_metadata(path) {
         Ok(is) if is.file_type().is_socket() => {}

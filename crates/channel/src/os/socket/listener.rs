@@ -100,7 +100,7 @@ impl Listener {
         Ok(Listener { socket, path, bound: Some(bound), spare })
     }
 
-    /// Takes in a socket that somebody else made to listen. Its name stays theirs.
+    /// Takes in a listening socket made elsewhere. Its name stays its maker's.
     ///
     /// # Errors
     ///

@@ -130,7 +130,7 @@ impl Block {
         self.has_tickets.load(Ordering::SeqCst)
     }
 
-    /// Keeps a block for ever, because nobody can say when the work on it ends. Counted once, however many hold it.
+    /// Keeps a block for ever, because the end of its work cannot be observed. Counted once, however many hold it.
     pub(crate) fn leak(self: Arc<Block>) {
         if !self.is_leaked.swap(true, Ordering::Relaxed) {
             self.memory.leaked.add(self.len());
@@ -197,7 +197,7 @@ impl Drop for Block {
     }
 }
 
-/// Keeps a dropped block: nobody knows when the queued work ends, so the bytes are never used again.
+/// Keeps a dropped block: the end of its queued work is unknown, so the bytes are never used again.
 pub(crate) fn keep_for_ever(block: Arc<Block>, error: &Error) {
     tracing::warn!(bytes = block.len(), %error, "a dropped block is kept for ever: its streams cannot be asked");
     block.leak();

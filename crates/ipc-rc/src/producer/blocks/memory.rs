@@ -54,7 +54,7 @@ impl Memory {
         self.ask_source(|source| source.regions(piece)).unwrap_or_default()
     }
 
-    /// Keeps an adopted block's token until somebody collects. It waits for the unmapping of the piece that comes with
+    /// Keeps an adopted block's token until a collect. It waits for the unmapping of the piece that comes with
     /// it.
     pub fn return_token(&self, token: AdoptToken, piece: Option<Piece>) {
         self.tokens.push(token, piece);
@@ -62,7 +62,7 @@ impl Memory {
         self.wakeups.thread.nudge();
     }
 
-    /// Tells the source of regions that a participant does not map any more, and that nobody else does.
+    /// Tells the source of regions that the last participant has unmapped.
     pub fn note_unpinned(&self, regions: &[Arc<Region>]) {
         let own = regions.iter().filter(|region| region.id() < FIRST_ADOPTED);
         own.filter(|region| !region.is_pinned()).for_each(|region| self.source.unpinned(region));

@@ -149,7 +149,7 @@ impl<B> PendingWork<B> {
     ///
     /// # Errors
     ///
-    /// The block, and what the driver gave: nobody knows when the work ends, so the caller leaks the block.
+    /// The block, and the driver's error: the end of the work is unknown, so the caller leaks the block.
     pub fn synchronize(&self, unmarked: Unmarked<B>) -> Result<(), (B, Error)> {
         let Unmarked { block, proofs, streams } = unmarked;
         let passed = streams.iter().try_for_each(|stream| {

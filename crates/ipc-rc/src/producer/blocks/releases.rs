@@ -28,7 +28,7 @@ impl Releases {
         self.is_any.store(true, Ordering::Relaxed);
     }
 
-    /// Takes out those that nobody holds any more, and says whether there were any (thread).
+    /// Takes out those without a holder, and says whether there were any (thread).
     pub fn take(&self) -> bool {
         if !self.is_any() {
             return false;

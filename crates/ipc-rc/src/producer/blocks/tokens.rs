@@ -1,4 +1,4 @@
-//! Tokens of adopted memory that nobody holds any more, until their owners take them.
+//! Tokens of adopted memory without holders, until their owners take them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -53,7 +53,7 @@ impl ReturnedTokens {
         in_order(mapped)
     }
 
-    /// Takes the tokens whose memory nobody maps.
+    /// Takes the tokens of unmapped memory.
     pub fn take(&self, notices: &Notices<SessionNotice>) -> Vec<AdoptToken> {
         let mut tokens = Vec::new();
         let Some(mut returned) = self.lock() else { return tokens };

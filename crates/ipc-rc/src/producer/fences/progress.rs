@@ -59,7 +59,7 @@ impl Progress {
         self.wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Says whether somebody waits for an event.
+    /// Says whether a departed participant waits for an event.
     pub fn is_proof_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
     }

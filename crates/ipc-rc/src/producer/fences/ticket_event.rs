@@ -1,8 +1,8 @@
 //! Points in a stream's order, for readers that are not known yet.
 //!
 //! A grant to a participant writes a value into that participant's word at once. A ticket has no participant, so it
-//! keeps a [`TicketEvent`]: an event on the stream. When somebody claims the ticket, either the event is done and no
-//! fence is needed, or a stream of the producer's own waits for the event and writes the claimant's word.
+//! keeps a [`TicketEvent`]: an event on the stream. When a participant claims the ticket, either the event is done and
+//! no fence is needed, or a stream of the producer's own waits for the event and writes the claimant's word.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -29,7 +29,7 @@ pub(crate) struct TicketEvent {
 }
 
 impl TicketEvent {
-    /// Marks what is queued on `stream` at this moment.
+    /// Marks the work queued on `stream` at this moment.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ pub(crate) enum Await {
 }
 
 /// The producer's own streams that wait for tickets' events: one for each stream that a claimed ticket was made after,
-/// so that one stuck stream holds up only those who wait for it. The session's thread has them.
+/// so that one stuck stream holds up only claims that wait for it. The session's thread has them.
 #[derive(Debug, Default)]
 pub(crate) struct TicketStreams(HashMap<StreamKey, TicketStream>);
 

@@ -43,7 +43,7 @@ pub struct Words {
     is_closed: AtomicBool,
 }
 
-/// What was ever taken of a participant's words.
+/// The words ever taken of a participant.
 #[derive(Debug, Default)]
 struct Taken {
     cells: Vec<Arc<Mutex<Cell>>>,

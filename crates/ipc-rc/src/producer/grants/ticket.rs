@@ -1,7 +1,7 @@
 //! Tickets: grants to the participants that ask first.
 //!
 //! A ticket's descriptor names a row here instead of a slot. A participant that claims it asks over its socket and is
-//! granted a slot in its own counter file; so nobody ever writes in another's file, and nobody can end another's lease.
+//! granted a slot in its own counter file; so no participant writes in another's file or can end another's lease.
 //!
 //! | row | holds | ends by |
 //! |---|---|---|
@@ -38,8 +38,9 @@ pub enum Claims {
     Once,
     /// By the first participants, up to this number. The block is held until all have claimed.
     Times(NonZeroU32),
-    /// By everybody, until the block's [`SentBlock`](crate::SentBlock) is dropped: for broadcasts. Such a ticket is not
-    /// counted by [`outstanding`](crate::SentBlock::outstanding): a pool that writes blocks again cancels it first.
+    /// By all participants, until the block's [`SentBlock`](crate::SentBlock) is dropped: for broadcasts. Such a ticket
+    /// is not counted by [`outstanding`](crate::SentBlock::outstanding): a pool that writes blocks again cancels it
+    /// first.
     Unlimited,
 }
 
@@ -189,7 +190,7 @@ impl Tickets {
         Ok(TicketId { number, generation: table.rows[number as usize].generation })
     }
 
-    /// Says what a claimant gets: what it was given before, or may be granted, or why not.
+    /// Decides a claim: the earlier lease again, a grant, or a refusal with its reason.
     pub fn look(&self, claimant: ParticipantId, ticket: TicketId) -> Result<Plan, Outcome> {
         let table = self.table();
         let row = table.find(ticket).ok_or(Outcome::Stale)?;

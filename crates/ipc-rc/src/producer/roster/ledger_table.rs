@@ -31,7 +31,7 @@ impl Default for LedgerTable {
 }
 
 impl LedgerTable {
-    /// Says whether nobody but this table knows a place's ledger.
+    /// Says whether this table alone knows a place's ledger.
     pub fn is_vacant(&self, place: usize) -> bool {
         self.ledgers[place].get().is_none_or(|ledger| Arc::strong_count(ledger) == 1)
     }

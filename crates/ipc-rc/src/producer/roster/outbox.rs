@@ -71,7 +71,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Sends what is kept for a participant, as far as it reads.
+    /// Sends the messages kept for a participant, as far as it reads.
     pub fn flush(&self, peer: &Peer) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(queue) = kept.get_mut(&peer.id) else { return };
@@ -91,7 +91,7 @@ impl Outbox {
         !self.kept.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Throws away what is kept for a participant.
+    /// Drops the messages kept for a participant.
     pub fn forget(&self, participant: ParticipantId) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&participant);
     }

@@ -138,7 +138,7 @@ impl Peer {
         self.ledger.add_file(&lock(&self.files)[0]);
     }
 
-    /// Says what it holds.
+    /// Returns its holdings.
     pub fn holder(&self, now: Tick) -> Holder {
         let tally = self.ledger.tally(now, |block| block.len());
         Holder {

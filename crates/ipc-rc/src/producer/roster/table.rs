@@ -81,7 +81,7 @@ impl Roster {
         Ok(())
     }
 
-    /// Takes a participant out of the table, if it is there, and forgets what was to be sent to it (thread).
+    /// Takes a participant out of the table, if it is there, with its unsent messages (thread).
     pub fn unseat(&self, peer: &Peer) {
         self.outbox.forget(peer.id);
         let place = place_of(peer.id);
@@ -99,14 +99,14 @@ impl Roster {
         self.peers.swap(Arc::default())
     }
 
-    /// Sends what is kept for participants, as far as they read (thread).
+    /// Sends the messages kept for participants, as far as they read (thread).
     pub fn flush(&self) {
         if self.outbox.is_waiting() {
             self.peers().iter().flatten().for_each(|peer| self.outbox.flush(peer));
         }
     }
 
-    /// Asks everybody who maps such a region to unmap it once it is not used, and counts what was asked.
+    /// Asks every participant that maps such a region to unmap it once it is unused, and counts the requests.
     pub fn ask_to_unmap(&self, is_unwanted: impl Fn(RegionId) -> bool) -> usize {
         let asked = |peer: &Arc<Peer>| {
             let unwanted = peer.mapped().into_iter().filter(|&region| is_unwanted(region));

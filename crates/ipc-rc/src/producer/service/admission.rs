@@ -226,7 +226,7 @@ impl Service {
         self.core.wakeups.announce_change();
     }
 
-    /// Welcomes a participant and puts it into the table. After an error it is in no table, and nobody has seen it.
+    /// Welcomes a participant and puts it into the table. After an error it is in no table.
     fn seat(&mut self, peer: &Arc<Peer>, file: &Arc<CounterFile>) -> Result<()> {
         let id = peer.id;
         self.watch(peer.pidfd.as_fd(), Watch::Process(id))?;

@@ -139,7 +139,7 @@ impl Service {
         Some(behind)
     }
 
-    /// Gives a participant a counter file of its own that it says is not there.
+    /// Sends a participant a counter file that it says is missing.
     fn give_file(&self, peer: &Arc<Peer>, request: u64, index: u32) {
         match peer.file(index) {
             Some(file) => {

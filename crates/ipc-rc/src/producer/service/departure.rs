@@ -128,7 +128,7 @@ impl Service {
         self.core.settles.store(!self.leaving.is_empty(), Ordering::Relaxed);
     }
 
-    /// Ends the registrations of a participant that is gone, and lets go of its counter files after that.
+    /// Ends the registrations of a participant that is gone, then drops its counter files.
     pub(super) fn unregister(&mut self, peer: Arc<Peer>) {
         let gpu = self.core.facts.gpu.clone();
         self.blocking.run(move || {

@@ -149,7 +149,7 @@ impl Service {
         self.poller.remove(fd);
     }
 
-    /// Grants nothing more and takes back what was not claimed.
+    /// Grants nothing more, and takes unclaimed grants back.
     pub(super) fn close(&self, peer: &Arc<Peer>) {
         let mut out = ReclaimedBlocks::new();
         peer.close(&mut out);

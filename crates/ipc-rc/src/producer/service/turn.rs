@@ -1,4 +1,4 @@
-//! The session's own thread: its socket, its participants' deaths, and collecting when nobody else does.
+//! The session's own thread: its socket, its participants' deaths, and collecting when no other thread does.
 //!
 //! It never makes a driver call that can block: those go to [`Blocking`](channel::os::blocking::Blocking). It sleeps in
 //! epoll, and gets up by itself only for what the kernel does not announce: a GPU's store of RELEASED, the end of a
@@ -189,7 +189,7 @@ impl Service {
         self.wanted = mapped;
     }
 
-    /// Takes back what was not claimed in time, when something is due.
+    /// Takes back grants that were not claimed in time.
     fn expire(&mut self) {
         let now = Tick::now();
         if now < self.core.next_lapse.get() {
@@ -232,7 +232,7 @@ impl Service {
         }
     }
 
-    /// Gives regions back to the driver that were asked for and that nobody maps any more.
+    /// Returns to the driver requested regions that no participant maps any more.
     fn trim_unmapped(&mut self) {
         if self.unmapped && self.core.trims.load(Ordering::Relaxed) {
             self.unmapped = false;
@@ -246,7 +246,7 @@ impl Service {
         }
     }
 
-    /// A closing session asks those who hold no lease to unmap.
+    /// A closing session asks participants without a lease to unmap.
     fn ask_when_closing(&mut self) {
         for peer in self.core.roster.peers().iter().flatten() {
             if peer.mappings() > 0 && peer.ledger.is_empty() && !self.asked.contains(&peer.id) {
