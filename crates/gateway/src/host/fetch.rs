@@ -30,9 +30,13 @@ use crate::transport::path::route::{Candidate, Found, Route};
 use crate::transport::path::staging::{Staging, ToObject};
 use crate::transport::{Pair, Peer, Progress, Registration, Span, Transfer, Transport};
 
-/// How often a transfer is looked at, at least. One of which something was heard lately is looked at more often: after
+/// How often what is awaited is looked at, at least. Soon after something has happened it is looked at more often: after
 /// an eighth of the time since.
 const LOOK: Duration = Duration::from_millis(1);
+/// How often a transfer is, at least, since its bytes move when it is polled; unless none has come for [`QUIET`].
+const READING: Duration = Duration::from_micros(100);
+/// See [`READING`].
+const QUIET: Duration = Duration::from_secs(1);
 /// Less is no time to sleep.
 const SPIN: Duration = Duration::from_micros(50);
 /// Bytes of one trial of a way.
@@ -156,6 +160,7 @@ impl Fetch<'_> {
         let mut stages = Stages::new();
         let found = Arc::<Mutex<Found>>::default();
         let (mut arrived, mut quiet) = (0, Instant::now());
+        let begun = || found.lock().unwrap_or_else(PoisonError::into_inner).begun;
         let mut waits: Vec<(Question, Asked)> = Vec::new();
         let mut began = Instant::now();
         let (mut pull, actions) = Pull::begin(Duration::ZERO, self.patience, self.rules);
@@ -198,7 +203,7 @@ impl Fetch<'_> {
                     }
                     Action::Read(_) => {
                         began = Instant::now();
-                        (arrived, quiet) = (0, began);
+                        arrived = 0;
                         *found.lock().unwrap_or_else(PoisonError::into_inner) = Found::default();
                         let begun = self.read(&mut attempt, &mut stages, &found);
                         pass("pull.reading");
@@ -207,7 +212,8 @@ impl Fetch<'_> {
                     Action::Flush => {
                         pass("pull.read");
                         let bytes = attempt.bytes();
-                        let Found { measured, taken } = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                        let Found { measured, taken, .. } =
+                            found.lock().unwrap_or_else(PoisonError::into_inner).clone();
                         let began = taken.map_or(began, |(_, at)| at);
                         report.gb_s = bytes as f64 / began.elapsed().as_secs_f64().max(1e-9) / 1e9;
                         report.way = taken.map(|(way, _)| way);
@@ -268,11 +274,14 @@ impl Fetch<'_> {
                         return Err(Failure { kind: Kind::Stuck, why });
                     }
                 };
+                quiet = Instant::now();
                 if let Some(event) = event {
                     todo.extend(pull.happened(started.elapsed(), event));
                 }
             }
-            let pause = if attempt.transfer.is_some() { LOOK.min(quiet.elapsed() / 8) } else { LOOK };
+            quiet = begun().map_or(quiet, |begun| begun.max(quiet));
+            let most = if attempt.transfer.is_some() && quiet.elapsed() < QUIET { READING } else { LOOK };
+            let pause = most.min(quiet.elapsed() / 8);
             if pause < SPIN {
                 std::thread::yield_now();
             } else {

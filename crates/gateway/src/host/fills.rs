@@ -15,6 +15,9 @@ use crate::transport::path::ring::Source;
 
 /// How often one piece is asked for: an answer may be lost.
 const MOST_ASKED: u32 = 3;
+/// A question while another waits for its answer asks for as many parts of the ring: the origin takes about as long to
+/// answer for one slot as for several, and at 390 GB/s a slot of 16 MiB is read in 43 us.
+const PARTS: usize = 4;
 
 /// The origin's slots, as the replica asks for them.
 pub struct Fills {
@@ -26,6 +29,8 @@ pub struct Fills {
     /// Bytes that were there from the beginning, in slots of `slot_bytes`.
     filled: u64,
     slot_bytes: u64,
+    /// Slots of one question, at least, while another waits for its answer.
+    at_least: usize,
     number: u64,
     /// What the next question asks for.
     noted: Vec<Piece>,
@@ -50,8 +55,21 @@ impl Fills {
     /// Begins to ask for pieces under a lease. An answer is waited for as long as `patience`.
     pub fn new(session: Session, gateway: Gateway, lease: LeaseId, lent: &Lent, patience: Duration) -> Fills {
         let Lent { way, filled, slot_bytes, .. } = *lent;
-        let (noted, waiting) = (Vec::new(), Vec::new());
-        Fills { session, gateway, lease, way, patience, filled, slot_bytes, number: 0, noted, waiting, failed: None }
+        let at_least = lent.slots.len().div_ceil(PARTS);
+        Fills {
+            session,
+            gateway,
+            lease,
+            way,
+            patience,
+            filled,
+            slot_bytes,
+            at_least,
+            number: 0,
+            noted: Vec::new(),
+            waiting: Vec::new(),
+            failed: None,
+        }
     }
 
     fn ask(&mut self, pieces: Vec<Piece>, times: u32) -> Result<()> {
@@ -105,8 +123,12 @@ impl Source for Fills {
             return Ok(());
         }
         self.hear()?;
+        // What is noted while an answer is awaited goes with the next question: that answer comes, or is given up.
+        if self.noted.is_empty() || (!self.waiting.is_empty() && self.noted.len() < self.at_least) {
+            return Ok(());
+        }
         let noted = std::mem::take(&mut self.noted);
-        if noted.is_empty() { Ok(()) } else { self.ask(noted, 1) }
+        self.ask(noted, 1)
     }
 
     fn filled(&mut self, slot: usize) -> Result<bool> {

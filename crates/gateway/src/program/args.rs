@@ -75,6 +75,9 @@ pub struct Net {
     /// Bytes of one request of NIXL's, so that a read of few bytes has a middle
     #[arg(long, hide = true)]
     pub piece_bytes: Option<u64>,
+    /// Read by an agent with a progress thread, to compare
+    #[arg(long, hide = true)]
+    pub progress_thread: bool,
 }
 
 /// What carries the bytes.
@@ -245,17 +248,18 @@ impl Net {
         self.link_gbit.map_or_else(Pace::default, |gbit| Pace { bits_per_second: (gbit * 1e9) as u64 })
     }
 
-    /// Makes what carries the bytes.
+    /// Makes what carries the bytes, for a process that others read from, or for one that reads.
     ///
     /// # Errors
     ///
     /// [`Error::Unavailable`] without its library.
-    pub fn carrier(&self, address: IpAddr) -> Result<Arc<dyn Transport>> {
+    pub fn carrier(&self, address: IpAddr, reads: bool) -> Result<Arc<dyn Transport>> {
         let faults = Faults { stall_after: self.stall_after, fail_after: None };
         match self.transport {
             Carrier::Tcp => Ok(Arc::new(Tcp::listen(address, faults)?)),
             Carrier::Nixl => {
-                let mut nixl = Nixl::start(&format!("gateway-{}", Incarnation::random()?), None)?;
+                let start = if reads && !self.progress_thread { Nixl::start_reader } else { Nixl::start };
+                let mut nixl = start(&format!("gateway-{}", Incarnation::random()?), None)?;
                 if let Some(bytes) = self.piece_bytes {
                     nixl.set_pieces(bytes, 4);
                 }

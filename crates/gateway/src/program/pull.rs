@@ -69,7 +69,7 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
     let (network, net) = network_of(&options.place, &options.net)?;
     let host = options.place.host();
     let local = Local::connect(&host, options.place.broker.as_deref(), options.place.device.as_deref())?;
-    let transport = net.carrier(network.own_address())?;
+    let transport = net.carrier(network.own_address(), true)?;
     let session = network.open()?;
     let patience = Patience {
         attempts: options.attempts,

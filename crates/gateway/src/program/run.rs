@@ -28,7 +28,7 @@ pub fn run(options: &RunOptions) -> Result<()> {
     let network = options.net.network(Some(options.listen))?;
     let (host, dir) = (options.place.host(), options.place.dir()?);
     let local = Local::connect(&host, options.place.broker.as_deref(), options.place.device.as_deref())?;
-    let transport = options.net.carrier(network.own_address())?;
+    let transport = options.net.carrier(network.own_address(), false)?;
     let session = network.open()?;
     let gateway = Gateway { host: host.clone(), incarnation: Incarnation::random()? };
     let held = Held::create(&dir, &gateway.incarnation.to_string())?;

@@ -1,10 +1,10 @@
 //! NIXL's C functions, loaded at run time.
 //!
 //! Source of every declaration: `src/bindings/rust/wrapper.h` of ai-dynamo/nixl, which the crate `nixl-sys` 1.5.2
-//! carries as `wrapper.h`, and whose bodies are in `wrapper.cpp` beside it. Only functions without a structure of
-//! changing layout are taken: `nixl_capi_create_agent` and not `nixl_capi_create_configured_agent`.
+//! carries as `wrapper.h`, and whose bodies are in `wrapper.cpp` beside it. One of them takes a structure:
+//! [`AgentConfig`].
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
 use gpu_ipc::backend::explain;
@@ -67,6 +67,33 @@ opaque! {
     RequestHandle
 }
 
+/// `nixl_capi_agent_config_t`, as from NIXL 1.4.0 to 1.5.2.
+///
+/// A comment there announces a port of 16 bits. With that, the fields that are not 0 here keep their places, and zeros
+/// follow: so a later layout finds the same.
+#[repr(C)]
+#[derive(Default, Debug)]
+pub struct AgentConfig {
+    progress_thread: bool,
+    listen_thread: bool,
+    listen_port: c_int,
+    synchronisation: c_int,
+    workers: c_uint,
+    progress_delay_us: u64,
+    listen_delay_us: u64,
+    telemetry: bool,
+    _zeros: [u64; 8],
+}
+
+impl AgentConfig {
+    /// Configures an agent whose thread sleeps for at most this many microseconds, rounded up to milliseconds, when no
+    /// event wakes it; or an agent that goes on in calls of `nixl_capi_get_xfer_status` alone.
+    pub fn new(thread_sleeps_us: Option<u64>) -> Self {
+        let (progress_thread, progress_delay_us) = (thread_sleeps_us.is_some(), thread_sleeps_us.unwrap_or(0));
+        Self { progress_thread, progress_delay_us, ..Self::default() }
+    }
+}
+
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*);)*) => {
         /// The functions, each with the name of `nixl_capi_NAME`. All return a status.
@@ -90,8 +117,8 @@ macro_rules! functions {
 }
 
 functions! {
-    /// Makes an agent with a progress thread, without which TCP's reads from it would stand still, and no lock.
-    create_agent(name: *const c_char, agent: *mut *mut AgentHandle);
+    /// Makes an agent.
+    create_configured_agent(name: *const c_char, config: *const AgentConfig, agent: *mut *mut AgentHandle);
     /// Ends it.
     destroy_agent(agent: *mut AgentHandle);
     /// Gives what a peer needs, in memory of `malloc`.
@@ -217,6 +244,6 @@ mod tests {
     #[test]
     fn a_library_without_the_functions_is_named() {
         let error = Library::load(&["libc.so.6"]).err().expect("it is another");
-        assert!(error.to_string().contains("nixl_capi_create_agent"), "{error}");
+        assert!(error.to_string().contains("nixl_capi_create_configured_agent"), "{error}");
     }
 }

@@ -4,16 +4,16 @@
 //!
 //! 1. [`find`]: where the library is looked for.
 //! 2. `library`: its C functions.
-//! 3. `agent`: an agent, with UCX and a progress thread, and memory registered with it.
+//! 3. `agent`: an agent, with UCX, with or without a progress thread, and memory registered with it.
 //! 4. `envelope`: the metadata that one gateway gives another.
 //! 5. `peer`: other gateways that NIXL knows.
 //! 6. `request`: one read; **one that never ends keeps its memory**.
 //! 7. `transfer`: many, as one [`Transfer`].
 //! 8. `card`: what a network card wrote to a GPU is made visible.
 //!
-//! Both sides must run their agents: a read over TCP is answered by the origin's progress thread. It stands still while
-//! that process is stopped, for as long as it is (`SIGSTOP`: still under way after 40 s; a link that is down: after
-//! 150 s; `SIGKILL`: an error in 38 to 72 ms).
+//! Both sides must run their agents: a read over TCP is answered by the origin's progress thread, and goes on at the
+//! replica when it is polled. It stands still while either process is stopped, for as long as it is (`SIGSTOP`: still
+//! under way after 40 s; a link that is down: after 150 s; `SIGKILL`: an error in 38 to 72 ms).
 
 mod agent;
 mod card;
@@ -88,6 +88,25 @@ impl Nixl {
     ///
     /// [`Error::Unavailable`] without the library, with how to get it, and [`Error::Invalid`] for a name that is none.
     pub fn start(name: &str, transports: Option<&str>) -> Result<Self> {
+        Self::with(name, transports, true)
+    }
+
+    /// Starts an agent that reads and that nobody reads from. It has no thread: its reads go on in
+    /// [`poll`](Transfer::poll) alone, so a read by TCP wants it often.
+    ///
+    /// Through `cuda_ipc` UCX puts all reads from a peer on one stream. Each time that NIXL's thread goes to sleep, UCX
+    /// puts a host function on every stream with work (`uct_cuda_base_iface_event_fd_arm` in
+    /// `src/uct/cuda/base/cuda_iface.c`), and the next read waits for those before it. A thread that never sleeps arms
+    /// all the same.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Nixl::start).
+    pub fn start_reader(name: &str, transports: Option<&str>) -> Result<Self> {
+        Self::with(name, transports, false)
+    }
+
+    fn with(name: &str, transports: Option<&str>, thread: bool) -> Result<Self> {
         if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(Error::Invalid {
                 what: "the name of NIXL's agent",
@@ -96,7 +115,7 @@ impl Nixl {
             });
         }
         let library = library::Library::load(&find::Surroundings::of_process().candidates()?)?;
-        let agent = Arc::new(Agent::start(library, name, transports)?);
+        let agent = Arc::new(Agent::start(library, name, transports, thread)?);
         let shared = Shared { agent, next: AtomicU64::new(1), registered: Mutex::default() };
         Ok(Self { shared: Arc::new(shared), peers: Peers::default(), cut: Cut::default() })
     }

@@ -70,6 +70,9 @@ pub struct Buffers {
     pub remote: Vec<RemoteSpan>,
 }
 
+/// Steps of a slot's round.
+const ROUND: usize = 4;
+
 enum State {
     Free,
     Filling(Range<u64>),
@@ -127,22 +130,23 @@ impl<S: Source, C: Copier> Ring<S, C> {
         Ok(Self { transport, peer, source, copier, local, remote, slots, next, bytes, done, failed: None, ended: None })
     }
 
-    /// Takes a slot one step further. An error is of a step that has ended or did not begin: the slot is free.
-    fn step(&mut self, slot: usize) -> Result<()> {
-        self.slots[slot] = match mem::replace(&mut self.slots[slot], State::Free) {
+    /// Takes a slot one step further, and says whether there was one. An error is of a step that has ended or did not
+    /// begin: the slot is free.
+    fn step(&mut self, slot: usize) -> Result<bool> {
+        let (next, moved) = match mem::replace(&mut self.slots[slot], State::Free) {
             State::Free => {
                 let end = self.bytes.min(self.next.saturating_add(self.local[slot].bytes));
                 if self.failed.is_some() || self.next == end {
-                    return Ok(());
+                    return Ok(false);
                 }
                 let piece = self.next..end;
                 self.source.fill(slot, piece.clone());
                 self.next = end;
-                State::Filling(piece)
+                (State::Filling(piece), true)
             }
             State::Filling(piece) => match self.source.filled(slot)? {
-                false => State::Filling(piece),
-                true if self.failed.is_some() => return Ok(()),
+                false => (State::Filling(piece), false),
+                true if self.failed.is_some() => return Ok(true),
                 true => {
                     let bytes = piece.end - piece.start;
                     let pair = Pair {
@@ -151,30 +155,50 @@ impl<S: Source, C: Copier> Ring<S, C> {
                     };
                     // SAFETY: `Peer::read`: the slot is this ring's alone, in no other step, and stays mapped, as the
                     // caller of `new` promises.
-                    State::Reading(piece, unsafe { self.peer.read(&[pair]) }?)
+                    (State::Reading(piece, unsafe { self.peer.read(&[pair]) }?), true)
                 }
             },
             State::Reading(piece, mut transfer) => match transfer.poll()? {
-                Progress::Running { .. } => State::Reading(piece, transfer),
-                Progress::Done if self.failed.is_some() => return Ok(()),
+                Progress::Running { .. } => (State::Reading(piece, transfer), false),
+                Progress::Done if self.failed.is_some() => return Ok(true),
                 Progress::Done => {
                     self.transport.flush()?;
                     let from = Span { bytes: piece.end - piece.start, ..self.local[slot] };
                     // SAFETY: `Copier::copy`: the slot is in no other step; slot and object stay mapped, as the caller
                     // of `new` promises, and pieces do not overlap.
                     unsafe { self.copier.copy(slot, from, piece.clone()) }?;
-                    State::Copying(piece)
+                    (State::Copying(piece), true)
                 }
             },
             State::Copying(piece) => match self.copier.copied(slot)? {
-                false => State::Copying(piece),
+                false => (State::Copying(piece), false),
                 true => {
                     self.done += piece.end - piece.start;
-                    State::Free
+                    (State::Free, true)
                 }
             },
         };
-        Ok(())
+        self.slots[slot] = next;
+        Ok(moved)
+    }
+
+    /// Takes every slot one step further, and says whether one moved.
+    fn pass(&mut self) -> bool {
+        let mut moved = false;
+        for slot in 0..self.slots.len() {
+            match self.step(slot) {
+                Ok(this) => moved |= this,
+                // The first error is the cause of those after it.
+                Err(error) => {
+                    self.failed.get_or_insert(error);
+                    moved = true;
+                }
+            }
+        }
+        if let Err(error) = self.source.send() {
+            self.failed.get_or_insert(error);
+        }
+        moved
     }
 }
 
@@ -183,14 +207,11 @@ impl<S: Source, C: Copier> Transfer for Ring<S, C> {
         if let Some(ended) = &self.ended {
             return ended.clone().map(|()| Progress::Done).map_err(|why| Error::Transfer { why });
         }
-        for slot in 0..self.slots.len() {
-            // The first error is the cause of those after it.
-            if let Err(error) = self.step(slot) {
-                self.failed.get_or_insert(error);
+        // A step that has ended lets the next begin at once, and not after a caller's pause.
+        for _ in 0..ROUND {
+            if !self.pass() {
+                break;
             }
-        }
-        if let Err(error) = self.source.send() {
-            self.failed.get_or_insert(error);
         }
         if self.slots.iter().any(|state| !matches!(state, State::Free))
             || (self.failed.is_none() && self.done < self.bytes)

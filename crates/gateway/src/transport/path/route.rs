@@ -25,6 +25,8 @@ pub struct Found {
     pub measured: Vec<Measured>,
     /// The way that was taken, and when its read began.
     pub taken: Option<(Way, Instant)>,
+    /// When the last trial, or the read, began: who polls does so often after it.
+    pub begun: Option<Instant>,
 }
 
 /// A way that can be taken.
@@ -83,13 +85,15 @@ impl Route {
                 Ok(transfer) => self.trial = Some((transfer, begun)),
                 Err(error) => self.trials.ended(Err(error)),
             }
+            self.found.lock().unwrap_or_else(PoisonError::into_inner).begun = Some(begun);
             return Ok(());
         }
         let way = choose(self.trials.measured())?;
         let Some(index) = self.candidates.iter().position(|one| one.way == way) else { return Ok(()) };
         let Candidate { begin, .. } = self.candidates.swap_remove(index);
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        *found = Found { measured: self.trials.measured().to_vec(), taken: Some((way, Instant::now())) };
+        let now = Instant::now();
+        *found = Found { measured: self.trials.measured().to_vec(), taken: Some((way, now)), begun: Some(now) };
         drop(found);
         let Some(peer) = self.peer.take() else { return Ok(()) };
         self.reading = Some(begin(peer)?);
