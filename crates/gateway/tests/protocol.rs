@@ -177,7 +177,7 @@ impl World {
                                 Some(Message::Declined(*number))
                             }
                             (Asked::Again(grant), _) => Some(Message::Granted(*number, grant)),
-                            (Asked::Wait | Asked::Busy(_), _) => None,
+                            (Asked::Wait(_) | Asked::Busy(_), _) => None,
                         }
                     }
                     Message::Confirm(confirm) => {

@@ -30,8 +30,8 @@ use crate::transport::path::route::{Candidate, Found, Route};
 use crate::transport::path::staging::{Staging, ToObject};
 use crate::transport::{Pair, Peer, Progress, Registration, Span, Transfer, Transport};
 
-/// How often what is awaited is looked at, at least. Soon after something has happened it is looked at more often: after
-/// an eighth of the time since.
+/// How often what is awaited is looked at, at least. Soon after something has happened it is looked at more often:
+/// after an eighth of the time since.
 const LOOK: Duration = Duration::from_millis(1);
 /// How often a transfer is, at least, since its bytes move when it is polled; unless none has come for [`QUIET`].
 const READING: Duration = Duration::from_micros(100);
@@ -331,9 +331,14 @@ impl Fetch<'_> {
     fn lease(&self, number: u64, gateway: &Gateway, question: &Question, attempt: &mut Attempt) -> Event {
         let later = |why: String| Event::Declined(number, why, Again::Later);
         let never = |why: String| Event::Declined(number, why, Again::Never);
-        let answered = match ask(self.session, gateway, question, self.patience.answer) {
-            Ok(asked) => asked.wait(),
-            Err(error) => return later(error.to_string()),
+        let asked = Instant::now();
+        let answered = loop {
+            match ask(self.session, gateway, question, self.patience.answer).map(|asked| asked.wait()) {
+                // The same question: it is not registered once more.
+                Ok(Some(Answered { answer: Answer::Registering, .. })) if asked.elapsed() < self.patience.busy => {}
+                Ok(answered) => break answered,
+                Err(error) => return later(error.to_string()),
+            }
         };
         let Some(Answered { answer, attached }) = answered else {
             return later(format!("the gateway of {} does not answer", gateway.host));
@@ -345,6 +350,7 @@ impl Fetch<'_> {
                 return Event::Busy(number, why, Duration::ZERO);
             }
             Answer::Declined { why, again } => return Event::Declined(number, why, again),
+            Answer::Registering => return later(format!("the gateway of {} registers it yet", gateway.host)),
             _ => return never("the gateway answered another question".into()),
         };
         let (manifest, metadata) = attached.split_at(granted.manifest);

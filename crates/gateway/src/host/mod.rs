@@ -2,8 +2,8 @@
 //!
 //! 1. `local`: the connection, what is there, and where memory lies.
 //! 2. `heard`: what other gateways announce. `pace`: how long a read takes.
-//! 3. `desk`: whether to serve one more, by the plan. `rings`: staging memory for those that read. `serve`: the
-//!    origin's side of a lease.
+//! 3. `desk`: whether to serve one more, by the plan. `rings`: staging memory for those that read. `register`: objects
+//!    are registered beside the thread of `serve`: the origin's side of a lease.
 //! 4. `source`: the host to read from. `fills`: questions for pieces in the origin's ring. `fetch`: the replica's side
 //!    of a pull. `follow`: removals at the home.
 
@@ -14,6 +14,7 @@ pub mod follow;
 pub mod heard;
 pub mod local;
 pub mod pace;
+mod register;
 pub mod rings;
 pub mod serve;
 pub mod source;

@@ -44,7 +44,7 @@ pub struct Rings {
     transport: Arc<dyn Transport>,
     /// Bytes of a slot, where a test says it.
     slot_bytes: Option<u64>,
-    made: BTreeMap<Way, usize>,
+    made: Mutex<BTreeMap<Way, usize>>,
     free: Arc<Mutex<Vec<Ring>>>,
 }
 
@@ -87,7 +87,7 @@ impl Order {
 impl Rings {
     /// Has none yet.
     pub fn new(gpu: Gpu, transport: Arc<dyn Transport>, slot_bytes: Option<u64>) -> Rings {
-        Rings { gpu, transport, slot_bytes, made: BTreeMap::new(), free: Arc::default() }
+        Rings { gpu, transport, slot_bytes, made: Mutex::default(), free: Arc::default() }
     }
 
     /// Lends a ring of each way that is possible, filled with the first pieces. A ring that cannot be had is missing.
@@ -95,7 +95,7 @@ impl Rings {
     /// # Safety
     ///
     /// The object is mapped and readable, and never changes.
-    pub unsafe fn lend(&mut self, ways: &[Way], object: &[Span]) -> Vec<Lent> {
+    pub unsafe fn lend(&self, ways: &[Way], object: &[Span]) -> Vec<Lent> {
         let bytes: u64 = object.iter().map(|region| region.bytes).sum();
         if bytes < LEAST_STAGED && self.slot_bytes.is_none() {
             return Vec::new();
@@ -115,7 +115,7 @@ impl Rings {
     /// # Safety
     ///
     /// As for [`lend`](Rings::lend).
-    unsafe fn lend_one(&mut self, way: Way, object: &[Span], bytes: u64) -> Result<Option<Lent>> {
+    unsafe fn lend_one(&self, way: Way, object: &[Span], bytes: u64) -> Result<Option<Lent>> {
         let Some(ring) = self.take(way)? else { return Ok(None) };
         let slots = ring.staging.slots();
         let order = Mutex::new(Order::new(slots.len()));
@@ -132,13 +132,15 @@ impl Rings {
         Ok(Some(lent))
     }
 
-    fn take(&mut self, way: Way) -> Result<Option<Ring>> {
+    fn take(&self, way: Way) -> Result<Option<Ring>> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = free.iter().position(|ring| ring.way == way) {
             return Ok(Some(free.swap_remove(index)));
         }
         drop(free);
-        let made = self.made.entry(way).or_default();
+        // Others wait meanwhile, so that no more are made than may be.
+        let mut all = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = all.entry(way).or_default();
         if *made >= MOST {
             return Ok(None);
         }
@@ -146,6 +148,7 @@ impl Rings {
         let staging: &'static Staging = Box::leak(Box::new(staging));
         // Counted though it cannot be registered: it is not freed.
         *made += 1;
+        drop(all);
         // SAFETY: `register`: staging memory is mapped, readable and writable for the process' life.
         let registration = unsafe { self.transport.register(&[staging.memory()]) }?;
         Ok(Some(Ring { way, staging, _registration: registration }))

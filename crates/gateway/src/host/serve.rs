@@ -1,9 +1,9 @@
 //! Serves other gateways: opens what they ask for, registers it, confirms, and ends what was not renewed.
 //!
 //! One thread owns the table of leases, so that *ended, then taken back* is the order of its statements. Questions wait
-//! in a queue of [`MOST_WAITING`]; one more is dropped, and its asker asks again.
+//! in a queue of [`MOST_WAITING`]; one more is dropped, and its asker asks again. An object is registered beside this
+//! thread (`register`), whose result comes by the same queue; the lease begins then.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -19,15 +19,16 @@ use zenoh::query::{Query, Queryable};
 use super::desk::Service;
 use super::local::Local;
 use super::pace::Pace;
+use super::register::{Done, Event, Held, Registering, Wanted};
 use super::rings::{Lent, Rings};
 use super::step::pass;
 use crate::error::{Error, Result};
 use crate::lease::{Asked, Ended, Limits, Table};
-use crate::message::{Again, Ask, Fill, Grant, Incarnation, Release};
+use crate::message::{Again, Ask, Confirm, Fill, Grant, Incarnation, Release};
 use crate::net::call::{Answer, Answered, Granted, Question, read_question};
 use crate::net::key::{Announced, Gateway};
 use crate::transport::path::choice::candidates;
-use crate::transport::{Place, Registration, Transport};
+use crate::transport::{Place, Transport};
 
 /// Questions that wait to be answered.
 pub const MOST_WAITING: usize = 256;
@@ -37,18 +38,6 @@ pub const MOST_ANNOUNCED: usize = 4_096;
 const TICK: Duration = Duration::from_millis(100);
 /// How often the broker is asked what it has.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// What a lease holds: dropped in this order.
-#[derive(Debug)]
-struct Held {
-    /// None where the transport does not take the object's own memory.
-    registration: Option<Box<dyn Registration>>,
-    rings: Vec<Lent>,
-    reader: Reader,
-    host: String,
-    since: Duration,
-    confirmed: Cell<bool>,
-}
 
 /// What a gateway has done, as data.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -63,6 +52,8 @@ pub struct Figures {
     pub confirmed: (u64, u64),
     /// Leases that a timer ended.
     pub expired: u64,
+    /// How often an asker was told that its object is being registered yet.
+    pub told: u64,
     /// Questions that made no sense.
     pub garbage: u64,
 }
@@ -80,7 +71,7 @@ pub struct Server {
     /// Of the objects that were asked for.
     services: BTreeMap<[u8; 16], Service>,
     pace: Pace,
-    rings: Rings,
+    registering: Registering,
     looked: Option<Instant>,
 }
 
@@ -101,8 +92,9 @@ impl Server {
         pace: Pace,
         slot_bytes: Option<u64>,
     ) -> Server {
+        let rings = Rings::new(local.client.gpu().clone(), Arc::clone(&transport), slot_bytes);
         Server {
-            rings: Rings::new(local.client.gpu().clone(), Arc::clone(&transport), slot_bytes),
+            registering: Registering::new(Arc::clone(&transport), Arc::new(rings)),
             table: Table::new(gateway.incarnation, limits),
             gateway,
             local,
@@ -123,12 +115,17 @@ impl Server {
     ///
     /// [`Error::Unavailable`] when nothing can be announced.
     pub fn run(mut self, mut each_tick: impl FnMut(&Figures, Vec<Lease>) -> bool) -> Result<()> {
-        let (sender, questions) = sync_channel(MOST_WAITING);
-        let _queryable = self.listen(sender)?;
+        let (sender, events) = sync_channel(MOST_WAITING);
+        let _queryable = self.listen(sender.clone())?;
         let _live = self.token(&format!("{}/live", self.gateway.key()))?;
         while each_tick(&self.figures, self.leases()) {
             self.look();
-            self.hear(&questions);
+            self.hear(&events, &sender);
+            for query in self.registering.take_impatient() {
+                self.figures.told += 1;
+                reply(&query, &Answered::plain(Answer::Registering));
+            }
+            self.registering.forget().into_iter().for_each(|lease| self.table.failed(lease));
             let ended = self.table.expire(self.started.elapsed());
             self.figures.expired += ended.len() as u64;
             ended.into_iter().for_each(|ended| self.take_back(ended));
@@ -137,9 +134,9 @@ impl Server {
         Ok(())
     }
 
-    fn listen(&self, sender: SyncSender<Query>) -> Result<Queryable<()>> {
+    fn listen(&self, sender: SyncSender<Event>) -> Result<Queryable<()>> {
         let queue = move |query: Query| {
-            if sender.try_send(query).is_err() {
+            if sender.try_send(Event::Asked(query)).is_err() {
                 tracing::warn!("{MOST_WAITING} questions wait already; one more was dropped");
             }
         };
@@ -152,128 +149,153 @@ impl Server {
     }
 
     /// Answers what has come, for a tick.
-    fn hear(&mut self, questions: &Receiver<Query>) {
+    fn hear(&mut self, events: &Receiver<Event>, sender: &SyncSender<Event>) {
         let until = Instant::now() + TICK;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let query = match questions.recv_timeout(left) {
-                Ok(query) => query,
+            let answered = match events.recv_timeout(left) {
+                Ok(Event::Asked(query)) => self.heard(query, sender),
+                Ok(Event::Registered(done)) => {
+                    let done = self.registering.done(*done);
+                    done.map(|(query, done)| (query, self.registered(done)))
+                }
                 Err(RecvTimeoutError::Timeout) => return,
                 Err(RecvTimeoutError::Disconnected) => return std::thread::sleep(left),
             };
-            let bytes = query.payload().map(|payload| payload.to_bytes().into_owned()).unwrap_or_default();
-            let answered = match read_question(&bytes) {
-                Ok(question) => self.answer(question),
-                Err(error) => {
-                    self.figures.garbage += 1;
-                    Some(declined(error.to_string(), Again::Never))
-                }
-            };
             // Before the answer, so that a gateway that hears of the lease has heard of the load.
             self.announce_loads();
-            let Some(answered) = answered else { continue };
-            if let Err(error) = query.reply(query.key_expr().clone(), answered.encode()).wait() {
-                tracing::warn!(%error, "an answer could not be sent");
-            }
+            let Some((query, answered)) = answered else { continue };
+            reply(&query, &answered);
             if matches!(answered.answer, Answer::Granted(_)) {
                 pass("lease.granted");
             }
         }
     }
 
-    fn answer(&mut self, question: Question) -> Option<Answered> {
+    /// Answers a question, unless a registration comes first.
+    fn heard(&mut self, query: Query, sender: &SyncSender<Event>) -> Option<(Query, Answered)> {
+        let bytes = query.payload().map(|payload| payload.to_bytes().into_owned()).unwrap_or_default();
         let now = self.started.elapsed();
-        let is = |yes| Some(Answered::plain(Answer::Is(yes)));
-        match question {
-            Question::Ask(ask) => self.ask(now, &ask),
-            Question::Confirm(confirm) => {
-                pass("confirm.heard");
-                let yes = self.table.confirm(self.started.elapsed(), &confirm);
-                let counted = &mut self.figures.confirmed;
-                *(if yes { &mut counted.0 } else { &mut counted.1 }) += 1;
-                if yes && let Some(held) = self.table.of(confirm.lease.lease) {
-                    held.confirmed.set(true);
-                    if let Some(service) = self.services.get_mut(&confirm.identity) {
-                        service.confirmed(now, &held.host);
-                    }
-                }
-                pass("confirm.answered");
-                is(yes)
-            }
-            Question::Renew(renew) => is(self.table.renew(now, &renew)),
-            Question::Fill(fill) => {
+        let is = |yes| Answered::plain(Answer::Is(yes));
+        let answered = match read_question(&bytes) {
+            Ok(Question::Ask(ask)) => return self.ask(now, &ask, query, sender),
+            Ok(Question::Confirm(confirm)) => is(self.confirm(&confirm)),
+            Ok(Question::Renew(renew)) => is(self.table.renew(now, &renew)),
+            Ok(Question::Fill(fill)) => {
                 pass("fill.heard");
                 let filled = self.fill(now, &fill);
                 pass("fill.copied");
                 is(filled)
             }
-            Question::Release(release) => {
+            Ok(Question::Release(release)) => {
                 let ended = self.table.release(&release);
                 let was = ended.is_some();
                 ended.into_iter().for_each(|ended| self.take_back(ended));
                 is(was)
             }
-            Question::Removed(names) => Some(self.removed(&names)),
-        }
+            Ok(Question::Removed(names)) => self.removed(&names),
+            Err(error) => {
+                self.figures.garbage += 1;
+                declined(error.to_string(), Again::Never)
+            }
+        };
+        Some((query, answered))
     }
 
-    fn ask(&mut self, now: Duration, ask: &Ask) -> Option<Answered> {
+    fn confirm(&mut self, confirm: &Confirm) -> bool {
+        pass("confirm.heard");
+        let now = self.started.elapsed();
+        let yes = self.table.confirm(now, confirm);
+        let counted = &mut self.figures.confirmed;
+        *(if yes { &mut counted.0 } else { &mut counted.1 }) += 1;
+        if yes && let Some(held) = self.table.of(confirm.lease.lease) {
+            held.confirmed.set(true);
+            if let Some(service) = self.services.get_mut(&confirm.identity) {
+                service.confirmed(now, &held.host);
+            }
+        }
+        pass("confirm.answered");
+        yes
+    }
+
+    fn ask(&mut self, now: Duration, ask: &Ask, query: Query, sender: &SyncSender<Event>) -> Option<(Query, Answered)> {
         pass("ask.heard");
         let lease = match self.table.ask(now, ask) {
             Asked::Open(lease) => lease,
             Asked::Again(grant) => {
                 let held = self.table.of(grant.lease.lease)?;
-                return self.granted(grant, held).ok();
+                let answered = self.granted(grant, held).ok()?;
+                return Some((query, answered));
             }
-            Asked::Wait => return None,
-            Asked::Busy(why) => return self.decline(why, Again::Busy),
+            Asked::Wait(lease) => {
+                let (query, done) = self.registering.asked(lease, query)?;
+                return Some((query, self.registered(done)));
+            }
+            Asked::Busy(why) => return Some((query, self.decline(why, Again::Busy))),
         };
-        let (bytes, held) = match self.hold(now, ask) {
-            Ok(held) => held,
+        let wanted = match self.open(now, lease, ask) {
+            Ok(wanted) => wanted,
             Err((why, again)) => {
                 self.table.failed(lease);
-                return self.decline(why, again);
+                return Some((query, self.decline(why, again)));
+            }
+        };
+        if let Err(refused) = self.registering.begin(wanted, query, sender.clone()) {
+            let (query, error) = *refused;
+            self.table.failed(lease);
+            return Some((query, self.decline(error.to_string(), Again::Later)));
+        }
+        None
+    }
+
+    /// Makes a lease live whose object is registered and whose asker waits, or declines it.
+    fn registered(&mut self, done: Done) -> Answered {
+        let Done { lease, bytes, held } = done;
+        let held = match held {
+            Ok(held) => held,
+            Err(error) => {
+                self.table.failed(lease);
+                return self.decline(error.to_string(), Again::Never);
             }
         };
         pass("lease.registered");
         let (identity, epoch) = (held.reader.identity().0, held.reader.epoch().0);
         let now = self.started.elapsed();
-        match self.table.registered(now, lease, identity, epoch, held) {
-            Ok(grant) => {
-                if let Some(service) = self.services.get_mut(&identity) {
-                    service.begun();
-                }
-                let answered = self.table.of(lease).map(|held| self.granted(grant, held));
-                match answered {
-                    Some(Ok(answered)) => {
-                        self.figures.granted += 1;
-                        self.figures.bytes += bytes;
-                        Some(answered)
-                    }
-                    Some(Err(error)) => {
-                        let ended = self.table.release(&Release { lease: grant.lease });
-                        ended.into_iter().for_each(|ended| self.take_back(ended));
-                        self.decline(error.to_string(), Again::Later)
-                    }
-                    None => None,
-                }
-            }
+        let grant = match self.table.registered(now, lease, identity, epoch, held) {
+            Ok(grant) => grant,
             Err((ended, again, why)) => {
                 // It was never admitted.
                 drop(ended);
-                self.decline(why, again)
+                return self.decline(why, again);
             }
+        };
+        if let Some(service) = self.services.get_mut(&identity) {
+            service.begun();
         }
+        let why = match self.table.of(lease).map(|held| self.granted(grant, held)) {
+            Some(Ok(answered)) => {
+                self.figures.granted += 1;
+                self.figures.bytes += bytes;
+                return answered;
+            }
+            Some(Err(error)) => error.to_string(),
+            None => "the lease has ended".into(),
+        };
+        let ended = self.table.release(&Release { lease: grant.lease });
+        ended.into_iter().for_each(|ended| self.take_back(ended));
+        self.decline(why, Again::Later)
     }
 
-    fn decline(&mut self, why: String, again: Again) -> Option<Answered> {
+    fn decline(&mut self, why: String, again: Again) -> Answered {
         self.figures.declined += 1;
-        Some(declined(why, again))
+        declined(why, again)
     }
 
-    /// Opens and registers an object, if the plan admits the asker. Returns its bytes with it; else why not, and
-    /// whether it may work later.
-    fn hold(&mut self, now: Duration, ask: &Ask) -> Result<(u64, Held), (String, Again)> {
+    /// Opens an object, if the plan admits the asker; else says why not, and whether it may work later.
+    fn open(&mut self, now: Duration, lease: u64, ask: &Ask) -> Result<Wanted, (String, Again)> {
+        if !self.registering.has_room() {
+            return Err(("too many objects are being registered".into(), Again::Busy));
+        }
         let wanted = &ask.wanted;
         let selector = match (wanted.identity, wanted.epoch) {
             (Some(identity), _) => Selector::Identity(Identity(identity)),
@@ -295,22 +317,8 @@ impl Server {
         let reads = self.reads(now, reader.identity());
         let service = self.service(&reader, bytes).map_err(|e| (e.to_string(), Again::Later))?;
         service.admit(now, &reads, ask.last_resort).map_err(|why| (why, Again::Busy))?;
-        // SAFETY: `register` asks for memory that is mapped and readable until the registration is dropped: `Held`
-        // keeps the reader, whose mapping it is, and drops it after the registration.
-        let registered = unsafe { self.transport.register(&spans) };
         let ways = candidates(self.local.place());
-        // SAFETY: `lend`: the reader's mapping is readable, and an object never changes.
-        let rings = unsafe { self.rings.lend(ways, &spans) };
-        let registration = match registered {
-            Ok(registration) => Some(registration),
-            Err(error) if rings.is_empty() => return Err((error.to_string(), Again::Never)),
-            Err(error) => {
-                tracing::warn!(%error, "an object is read through rings alone");
-                None
-            }
-        };
-        let (host, since, confirmed) = (ask.host.clone(), now, Cell::new(false));
-        Ok((bytes, Held { registration, rings, reader, host, since, confirmed }))
+        Ok(Wanted { lease, since: now, host: ask.host.clone(), reader, spans, ways })
     }
 
     /// Fills a slot of a lease that is live. On the thread that ends leases, so that none ends meanwhile.
@@ -324,8 +332,9 @@ impl Server {
 
     /// Returns the ages of the reads of an object.
     fn reads(&self, now: Duration, identity: Identity) -> Vec<Duration> {
-        let of_it = self.table.held().filter(|held| held.reader.identity() == identity);
-        of_it.map(|held| now.saturating_sub(held.since)).collect()
+        let held = self.table.held().map(|held| (held.reader.identity(), held.since));
+        let of_it = held.chain(self.registering.objects()).filter(|(of, _)| *of == identity);
+        of_it.map(|(_, since)| now.saturating_sub(since)).collect()
     }
 
     fn service(&mut self, reader: &Reader, bytes: u64) -> Result<&mut Service> {
@@ -464,6 +473,12 @@ pub struct Lease {
     pub host: String,
     /// How long it lives yet.
     pub lives_ms: u64,
+}
+
+fn reply(query: &Query, answered: &Answered) {
+    if let Err(error) = query.reply(query.key_expr().clone(), answered.encode()).wait() {
+        tracing::warn!(%error, "an answer could not be sent");
+    }
 }
 
 fn declined(why: String, again: Again) -> Answered {

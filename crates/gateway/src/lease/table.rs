@@ -53,8 +53,8 @@ pub enum Asked {
     Open(u64),
     /// The lease is there.
     Again(Grant),
-    /// The same question is being answered.
-    Wait,
+    /// The same question is being answered: the object of this lease is not registered yet.
+    Wait(u64),
     /// There is no room at this moment: somebody else may serve it, or this gateway later.
     Busy(String),
 }
@@ -91,11 +91,11 @@ impl<M> Table<M> {
     /// Takes the question for a lease.
     pub fn ask(&mut self, now: Duration, ask: &Ask) -> Asked {
         let same = |row: &&Row<M>| row.asker == ask.asker && row.number == ask.number;
-        if let Some(row) = self.rows.values().find(same) {
+        if let Some((lease, row)) = self.rows.iter().find(|(_, row)| same(row)) {
             return match &row.live {
                 Some((grant, _)) if now < row.until => Asked::Again(*grant),
                 Some(_) => Asked::Busy("the lease of this question has ended".into()),
-                None => Asked::Wait,
+                None => Asked::Wait(*lease),
             };
         }
         let of_host = self.rows.values().filter(|row| row.host == ask.host).count();
@@ -111,8 +111,8 @@ impl<M> Table<M> {
         Asked::Open(self.last)
     }
 
-    /// Makes a lease live, from this moment on. Gives back what it was to hold where its time is over or the object has
-    /// leases enough.
+    /// Makes a lease live, from this moment on, however long the registration took. Gives back what it was to hold
+    /// where the object has leases enough.
     ///
     /// # Errors
     ///
@@ -132,15 +132,15 @@ impl<M> Table<M> {
             return Err((Ended(held), Again::Busy, why));
         }
         match self.rows.get_mut(&lease) {
-            Some(row) if row.live.is_none() && now < row.until => {
+            Some(row) if row.live.is_none() => {
                 let lease = LeaseId { incarnation: self.incarnation, lease };
                 let lives_ms = u64::try_from(self.limits.time.as_millis()).unwrap_or(u64::MAX);
                 let grant = Grant { lease, identity, epoch, lives_ms };
-                row.until = now + self.limits.time;
+                (row.since, row.until) = (now, now + self.limits.time);
                 row.live = Some((grant, held));
                 Ok(grant)
             }
-            _ => Err((Ended(held), Again::Later, "it took longer than a lease lives".into())),
+            _ => Err((Ended(held), Again::Later, "the lease was given up".into())),
         }
     }
 
@@ -183,9 +183,11 @@ impl<M> Table<M> {
         row.live.map(|(_, held)| Ended(held))
     }
 
-    /// Ends the leases whose time is over, and returns what they held.
+    /// Ends the leases whose time is over, and returns what they held. The time of one whose object is not registered
+    /// has not begun.
     pub fn expire(&mut self, now: Duration) -> Vec<Ended<M>> {
-        let over: Vec<u64> = self.rows.iter().filter(|(_, row)| now >= row.until).map(|(lease, _)| *lease).collect();
+        let is_over = |row: &Row<M>| row.live.is_some() && now >= row.until;
+        let over: Vec<u64> = self.rows.iter().filter(|(_, row)| is_over(row)).map(|(lease, _)| *lease).collect();
         let rows = over.iter().filter_map(|lease| self.rows.remove(lease));
         rows.filter_map(|row| row.live).map(|(_, held)| Ended(held)).collect()
     }
@@ -277,7 +279,7 @@ mod tests {
         let another_process = Ask { asker: Incarnation([5; 16]), ..ask(2, 1) };
         assert!(matches!(table.ask(SECOND, &another_process), Asked::Busy(_)), "a pull of the same host");
         let Asked::Open(lease) = table.ask(SECOND, &ask(3, 1)) else { panic!("a third in all") };
-        assert_eq!(table.ask(SECOND, &ask(3, 1)), Asked::Wait);
+        assert_eq!(table.ask(SECOND, &ask(3, 1)), Asked::Wait(lease));
         let (held, again, why) = table.registered(SECOND, lease, X, 3, 5).expect_err("a third of one object");
         assert_eq!((held.into_inner(), again, why.as_str()), (5, Again::Busy, "2 gateways read the object already"));
         assert!(matches!(table.ask(SECOND, &ask(3, 2)), Asked::Open(_)), "and it takes no place");
@@ -285,11 +287,15 @@ mod tests {
     }
 
     #[test]
-    fn what_came_too_late_is_given_back_and_a_release_ends_one_lease_once() {
+    fn a_registration_takes_as_long_as_it_takes_and_a_release_ends_one_lease_once() {
         let mut table = table();
         let Asked::Open(lease) = table.ask(SECOND, &ask(2, 1)) else { panic!("room") };
-        assert_eq!(table.expire(SECOND * 31), []);
-        assert!(table.registered(SECOND * 31, lease, X, 3, 5).is_err());
+        assert_eq!(table.expire(SECOND * 300), []);
+        assert_eq!(table.ask(SECOND * 300, &ask(2, 1)), Asked::Wait(lease), "it is not begun anew");
+        assert!(table.registered(SECOND * 300, lease, X, 3, 5).is_ok());
+        assert_eq!(table.expire(SECOND * 329), []);
+        assert_eq!(table.expire(SECOND * 330), [Ended(5)], "its time begins when it is registered");
+        assert!(table.registered(SECOND * 330, lease, X, 3, 5).is_err(), "it was given up");
         let grant = granted(&mut table, SECOND * 31, &ask(2, 2));
         let release = Release { lease: grant.lease };
         let elsewhere = LeaseId { incarnation: Incarnation([9; 16]), ..grant.lease };

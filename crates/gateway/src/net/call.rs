@@ -51,6 +51,8 @@ pub enum Answer {
         /// Whether it may be yes at another moment.
         again: Again,
     },
+    /// The object is being registered: ask the same again.
+    Registering,
     /// Yes or no.
     Is(bool),
     /// Names and the epoch that each was removed up to.

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use gateway::host::local::Local;
 use gpu_ipc::Gpu;
 use gpu_ipc::broker::{Broker, Client, Layout, Limits, Options, PartSpec, Selector};
 use serde_json::Value;
 
 /// Ends a case that waits for what does not come. Nothing is expected to be fast.
-const WATCHDOG: Duration = Duration::from_secs(300);
+pub const WATCHDOG: Duration = Duration::from_secs(300);
 const BROKER: &str = "GPU_IPC_GATEWAYS_TEST_BROKER";
 const GATEWAY: &str = env!("CARGO_BIN_EXE_gpu-ipc-gateway");
 
@@ -177,6 +178,11 @@ impl Host {
     pub fn json(&self, name: &str, args: &[&str]) -> Value {
         let output = self.command(name).args(args).arg("--json").output().expect("it starts");
         json(&output)
+    }
+
+    /// Connects to the broker as a gateway does.
+    pub fn local(&self) -> Local {
+        Local::connect(&self.name, Some(self.dir.path()), Some("host:0")).expect("a broker")
     }
 
     fn client(&self) -> Client {

@@ -4,6 +4,7 @@
 
 mod fan_out;
 mod host;
+mod registration;
 mod rings;
 mod trust;
 
@@ -13,13 +14,18 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 10] = [
     ("eight_pulls_cost_the_origin_two_reads", fan_out::eight_pulls_cost_the_origin_two_reads),
     (
         "a_certificate_of_another_authority_and_none_are_not_let_in",
         trust::a_certificate_of_another_authority_and_none_are_not_let_in,
     ),
     ("garbage_on_every_port_costs_nobody_else_anything", trust::garbage_on_every_port_costs_nobody_else_anything),
+    (
+        "questions_are_answered_while_an_object_is_registered",
+        registration::questions_are_answered_while_an_object_is_registered,
+    ),
+    ("a_pull_waits_for_a_long_registration", registration::a_pull_waits_for_a_long_registration),
     ("either_of_two_gateways_of_one_broker_serves", trust::either_of_two_gateways_of_one_broker_serves),
     ("each_way_brings_every_byte_and_the_choice_is_shown", rings::each_way_brings_every_byte_and_the_choice_is_shown),
     ("a_way_that_does_not_lead_there_is_an_error", rings::a_way_that_does_not_lead_there_is_an_error),

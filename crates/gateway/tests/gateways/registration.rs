@@ -1,0 +1,174 @@
+//! A gateway whose transport takes as long as it is told to register an object.
+
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use gateway::Result;
+use gateway::host::serve::Server;
+use gateway::lease::Limits;
+use gateway::message::{Ask, Confirm, Incarnation, LeaseId, Wanted};
+use gateway::net::call::{Answer, Question, ask};
+use gateway::net::key::Gateway;
+use gateway::net::session::{Address, Network, Trust};
+use gateway::transport::tcp::{Faults, Tcp};
+use gateway::transport::{Peer, Registration, Span, Transport};
+
+use crate::host::{Host, WATCHDOG, contents, json, watch};
+
+/// Plain TCP that registers nothing before it is let.
+#[derive(Debug)]
+struct Slow {
+    tcp: Tcp,
+    registrations: AtomicU64,
+    let_go: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Slow {
+    fn let_go(&self) {
+        *self.let_go.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.told.notify_all();
+    }
+}
+
+impl Transport for Slow {
+    fn kind(&self) -> &'static str {
+        "tcp"
+    }
+
+    unsafe fn register(&self, memory: &[Span]) -> Result<Box<dyn Registration>> {
+        self.registrations.fetch_add(1, Ordering::Relaxed);
+        let held = self.let_go.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.told.wait_while(held, |let_go| !*let_go));
+        // SAFETY: `register` asks for what our caller promises.
+        unsafe { self.tcp.register(memory) }
+    }
+
+    fn metadata(&self) -> Result<Vec<u8>> {
+        self.tcp.metadata()
+    }
+
+    fn load_peer(&self, metadata: &[u8]) -> Result<Box<dyn Peer>> {
+        self.tcp.load_peer(metadata)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.tcp.flush()
+    }
+}
+
+/// A gateway in this process.
+struct Serving {
+    slow: Arc<Slow>,
+    gateway: Gateway,
+    ticks: Arc<AtomicU64>,
+    told: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Serving {
+    fn begin(host: &Host) -> Serving {
+        let listen = host.address.parse().expect("an address");
+        let tcp = Tcp::listen([127, 0, 0, 1].into(), Faults::default()).expect("loopback");
+        let (registrations, let_go, told) = (AtomicU64::new(0), Mutex::new(false), Condvar::new());
+        let slow = Arc::new(Slow { tcp, registrations, let_go, told });
+        let gateway = Gateway { host: host.name.clone(), incarnation: Incarnation::random().expect("random bits") };
+        let session = network(Some(listen), Vec::new()).open().expect("a session");
+        let limits = Limits { time: WATCHDOG, ..Limits::default() };
+        let pace = gateway::host::pace::Pace::default();
+        let server = Server::new(gateway.clone(), host.local(), slow.clone(), session, limits, pace, None);
+        let [ticks, told] = [Arc::<AtomicU64>::default(), Arc::default()];
+        let over = Arc::<AtomicBool>::default();
+        let (ticked, tells, ended) = (ticks.clone(), told.clone(), over.clone());
+        let run = move || {
+            server.run(|figures, _| {
+                tells.store(figures.told, Ordering::Relaxed);
+                ticked.fetch_add(1, Ordering::Relaxed);
+                !ended.load(Ordering::Relaxed)
+            })
+        };
+        Serving { slow, gateway, ticks, told, over, thread: std::thread::spawn(run) }
+    }
+
+    /// Ends it, and says how often it has registered something.
+    fn end(self) -> u64 {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().expect("no panic").expect("served");
+        self.slow.registrations.load(Ordering::Relaxed)
+    }
+}
+
+fn network(listen: Option<Address>, peers: Vec<Address>) -> Network {
+    Network { listen, peers, trust: Trust::Everybody }
+}
+
+pub fn questions_are_answered_while_an_object_is_registered() {
+    let host = Host::new(0);
+    let _brokers = Host::brokers(std::slice::from_ref(&host));
+    host.put("model", &contents(1 << 20, 0));
+    let serving = Serving::begin(&host);
+    let Serving { slow, gateway, ticks, .. } = &serving;
+
+    let session = network(None, vec![host.address.parse().expect("an address")]).open().expect("a session");
+    let answer = |question: &Question| {
+        let asked = ask(&session, gateway, question, WATCHDOG).expect("a question");
+        asked.wait().map(|answered| answered.answer)
+    };
+    let anything = Question::Removed(vec!["model".into()]);
+    watch("the gateway answers", || matches!(answer(&anything), Some(Answer::Removed(_))));
+    let wanted = Wanted { name: "model".into(), epoch: None, identity: None };
+    let asker = Incarnation([9; 16]);
+    let lease = Question::Ask(Ask { asker, host: "other".into(), number: 1, wanted, last_resort: false });
+    let waits = ask(&session, gateway, &lease, WATCHDOG).expect("a question");
+    watch("the registration begins", || slow.registrations.load(Ordering::Relaxed) == 1);
+
+    // It is held, and everything else goes on.
+    assert!(matches!(answer(&anything), Some(Answer::Removed(_))));
+    let id = LeaseId { incarnation: gateway.incarnation, lease: 1 };
+    let confirm = Question::Confirm(Confirm { lease: id, identity: [0; 16], number: 7 });
+    assert_eq!(answer(&confirm), Some(Answer::Is(false)), "no lease lives before its memory is registered");
+    let before = ticks.load(Ordering::Relaxed);
+    watch("the gateway looks at its leases", || ticks.load(Ordering::Relaxed) > before + 1);
+
+    // Who asks is told that it goes on, and asks the same again, twice: one of both is lost.
+    assert_eq!(waits.wait().map(|answered| answered.answer), Some(Answer::Registering));
+    drop(ask(&session, gateway, &lease, WATCHDOG).expect("a question"));
+    assert_eq!(answer(&lease), Some(Answer::Registering));
+    let waits = ask(&session, gateway, &lease, WATCHDOG).expect("a question");
+    slow.let_go();
+    let granted = match waits.wait().map(|answered| answered.answer) {
+        // Told in the moment in which it was let go.
+        Some(Answer::Registering) => answer(&lease),
+        granted => granted,
+    };
+    let Some(Answer::Granted(granted)) = granted else { panic!("no lease: {granted:?}") };
+    assert_eq!(granted.grant.lease, id, "it was not begun anew");
+    let confirm = Confirm { lease: id, identity: granted.grant.identity, number: 8 };
+    assert_eq!(answer(&Question::Confirm(confirm)), Some(Answer::Is(true)));
+    assert_eq!(serving.end(), 1);
+}
+
+/// A pull waits for a long registration, which is not begun anew and costs no attempt.
+pub fn a_pull_waits_for_a_long_registration() {
+    let hosts = [Host::new(0), Host::new(1)];
+    let _brokers = Host::brokers(&hosts);
+    let bytes = contents(1 << 20, 1);
+    hosts[0].put("model", &bytes);
+    let serving = Serving::begin(&hosts[0]);
+    let network = ["--peer", &hosts[0].address, "--insecure"];
+    let announced = || hosts[1].json("objects", &[&["--all-hosts"], &network[..]].concat());
+    watch("it is announced", || announced().as_array().is_some_and(|all| all.iter().any(|row| row["name"] == "model")));
+    let mut pull = hosts[1].command("pull");
+    let patience = WATCHDOG.as_secs().to_string();
+    pull.args(["model", "--json", "--transport", "tcp", "--answer-s", &patience]).args(network);
+    let pull = pull.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    watch("the pull is told twice that it goes on", || serving.told.load(Ordering::Relaxed) >= 2);
+    serving.slow.let_go();
+    let report = json(&pull.wait_with_output().expect("it ends"));
+    assert_eq!((&report["bytes"], &report["retries"]), (&bytes.len().into(), &0.into()), "{report}");
+    assert!(hosts[1].get("model") == bytes);
+    assert_eq!(serving.end(), 1);
+}
