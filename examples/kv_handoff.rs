@@ -303,8 +303,7 @@ fn engine(backend: &str) -> Result<(), Box<dyn Error>> {
     let kernel = move || {
         let _ = ended.recv();
     };
-    // SAFETY: `host_function` asks for a live stream that nobody captures.
-    unsafe { stream.gpu().backend().host_function(stream.raw(), Box::new(kernel)) }?;
+    stream.host_function(kernel)?;
     let unfinished = session.alloc(KV as u64)?;
     writeln!(out, "{}", hex(unfinished.share(decoder, After::Stream(&stream))?.as_bytes()))?;
 

@@ -44,7 +44,6 @@ fn the_successor_of_a_killed_engine_answers() {
     let whole = number_before(&text, " ms after its start");
     let parts = [" ms until it had device", " ms to open", " ms to capture"].map(|words| number_before(&text, words));
     assert!(whole >= parts.iter().sum::<f64>() * 0.99 && parts[1] > 0.0, "{text}");
-    assert!(number_before(&text, " ms, ") > 0.0, "{text}");
 }
 
 #[test]

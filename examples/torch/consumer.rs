@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use gpu_ipc::torch::{Layout, ReceivedStorage, Receiver, ReceiverStats, TensorMessage};
 use gpu_ipc::{BackendKind, Stream, Wait, detect};
-use wire::{PATIENCE, Result, Wire, fill, gather, open, pattern};
+use wire::{PATIENCE, Result, Wire, gather, open, pattern};
 
 mod wire;
 
@@ -148,7 +148,7 @@ impl Consumer {
                 let (tensor, stream) = self.tensor(&frame)?;
                 compare(&tensor, &stream, number)?;
                 // Not waited for: the counter goes down when it is done.
-                fill(&stream, tensor.storage.device_ptr(), 1, tensor.storage.len())?;
+                tensor.storage.fill(&stream, 1)?;
             }
             "hold" => {
                 let frame = self.wire.receive()?;

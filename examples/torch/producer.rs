@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use gpu_ipc::backend::Sharing;
 use gpu_ipc::torch::{Collected, Dtype, Fields, Layout, Recipient, SendId, Sender, TensorMessage};
 use gpu_ipc::{After, Gpu, SentBlock, Session, Stream};
-use wire::{Checks, PATIENCE, Result, Wire, fill, gather, left_behind, open, pattern};
+use wire::{Checks, PATIENCE, Result, Wire, gather, left_behind, open, pattern};
 
 mod pieces;
 mod wire;
@@ -343,10 +343,9 @@ fn ordered(producer: &Producer, consumer: &mut Consumer, busy: u64) -> Result<()
     let (scratch, expected) = (producer.session.alloc(busy.max(1 << 20))?, vec![7; 4096]);
     let block = producer.block(&[0; 4096])?;
     for _ in 0..100 {
-        fill(&producer.stream, scratch.device_ptr(), 1, scratch.len())?;
+        producer.stream.fill(&scratch, 1)?;
     }
-    fill(&producer.stream, block.device_ptr(), 7, block.len())?;
-    scratch.used_on(&producer.stream)?;
+    producer.stream.fill(&*block, 7)?;
     let layout = Layout::contiguous(Dtype::U8, &[4096]);
     let (_, message) = producer.message(&block, &consumer.to, &layout)?;
     // No pattern: only what is sent beside it is compared.
@@ -368,7 +367,7 @@ fn row(producer: &Producer, consumer: &mut Consumer, count: usize) -> Result<()>
         }
         let block = Arc::new(producer.session.alloc(SMALL)?);
         // No wait here: the event tells the consumer's stream.
-        fill(&producer.stream, block.device_ptr(), (number % 251) as u8, SMALL)?;
+        producer.stream.fill(&*block, (number % 251) as u8)?;
         consumer.wire.send(producer.message(&block, &consumer.to, &layout)?.1)?;
         if number % 64 == 63 {
             producer.sender.collect();

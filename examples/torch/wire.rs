@@ -5,9 +5,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use gpu_ipc::backend::DevicePtr;
 use gpu_ipc::torch::{Dtype, Layout};
-use gpu_ipc::{BackendKind, Gpu, Stream, detect};
+use gpu_ipc::{BackendKind, Gpu, detect};
 
 /// A process that takes longer counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -112,13 +111,6 @@ pub fn gather(layout: &Layout, storage: &[u8]) -> Result<Vec<u8>> {
         all.extend(&storage[at..at + width]);
     }
     Ok(all)
-}
-
-/// Queues a fill: the kernel of these programs, which nobody waits for here.
-pub fn fill(stream: &Stream, to: DevicePtr, byte: u8, len: u64) -> Result<()> {
-    // SAFETY: `fill` asks for a live stream and for a range that is valid until the fill is done: the caller holds it.
-    unsafe { stream.gpu().backend().fill(stream.raw(), to, byte, len) }?;
-    Ok(())
 }
 
 /// Names a file of shared memory that a process left, if there is one.

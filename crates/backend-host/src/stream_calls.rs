@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpu_api::groups::*;
+use gpu_api::vendor::queued::contain;
 use gpu_api::{
     CaptureStatus, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostPtr, MAX_BATCH, RawEvent, RawStream, Result,
     StreamIdentity, StreamInfo, StreamOp, WordPtr,
@@ -131,7 +132,7 @@ unsafe impl GpuStreams for HostBackend {
     }
 
     unsafe fn host_function(&self, stream: RawStream, function: Box<dyn FnOnce() + Send>) -> Result<()> {
-        self.queue("host_function", stream)?.push(function);
+        self.queue("host_function", stream)?.push(|| contain(function));
         Ok(())
     }
 }

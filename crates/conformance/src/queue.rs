@@ -11,6 +11,7 @@ use crate::{Case, wait_until};
 pub(crate) const CASES: &[Case] = &[
     Case { name: "queue::copies_and_fills_run_in_order", run: copies },
     Case { name: "queue::host_functions_run_in_order", run: host_functions },
+    Case { name: "queue::a_host_functions_panic_ends_in_it", run: panicking },
     Case { name: "queue::queued_is_not_done", run: queued_is_not_done },
     // Not held up meanwhile: AMD's call waits for what is queued, and only a backend's own test says how long.
     Case { name: "queue::what_is_queued_runs_although_the_stream_is_destroyed", run: destroyed },
@@ -128,6 +129,14 @@ fn host_functions(gpu: &Gpu) {
     }
     queue.synchronize();
     assert_eq!(*order.lock().expect("nobody panicked"), (0..50).collect::<Vec<i32>>());
+}
+
+fn panicking(gpu: &Gpu) {
+    let (queue, (called, calls)) = (Queue::new(gpu), channel());
+    queue.call(|| panic!("on purpose"));
+    queue.call(move || called.send(()).expect("it is waited for"));
+    queue.synchronize();
+    calls.try_recv().expect("the stream went on behind the panic");
 }
 
 fn queued_is_not_done(gpu: &Gpu) {

@@ -1,4 +1,4 @@
-//! Copies between a program's own bytes and a block, without `unsafe`.
+//! Copies between a program's own bytes and a block, and fills of a block, without `unsafe`.
 
 use std::ops::RangeBounds;
 use std::sync::atomic::AtomicU8;
@@ -11,7 +11,8 @@ use crate::range::part_of;
 use crate::stream::Stream;
 use sealed::Extent;
 
-/// Bytes of a block that a [`Stream`] copies to and from: [`SentBlock`], [`ReceivedBlock`] and slices of both.
+/// Bytes of a block that a [`Stream`] copies to and from, and fills: of a [`SentBlock`], a [`ReceivedBlock`] or a slice
+/// of either.
 ///
 /// Implemented by this crate alone.
 pub trait Contents: sealed::Contents {}
@@ -23,6 +24,10 @@ mod sealed {
 
     pub trait Contents {
         fn extent(&self) -> Extent<'_>;
+        /// Refuses a forked child.
+        fn check_process(&self) -> Result<()>;
+        /// Names a stream whose queued work touches the block.
+        fn used_on(&self, stream: &Stream) -> Result<()>;
         /// Keeps the block until the process ends, because a copy of unknown state may touch it.
         fn keep_for_ever(&self);
     }
@@ -98,8 +103,8 @@ impl Stream {
     /// # Errors
     ///
     /// [`Error::Invalid`] for more bytes than `to` has and for a block that is mapped read-only, [`Error::Mismatch`]
-    /// for a block of another device, [`Error::Capturing`], and the driver's error: then the block is kept until the
-    /// process ends, since the copy may still run.
+    /// for a block of another device, [`Error::Capturing`], [`Error::Forked`], and the driver's error: then the block
+    /// is kept until the process ends, since the copy may still run.
     ///
     /// # Examples
     ///
@@ -121,13 +126,7 @@ impl Stream {
     /// ```
     pub fn write(&self, to: &impl Contents, bytes: &[u8]) -> Result<()> {
         self.check(to, bytes.len(), "the bytes to write")?;
-        if to.extent().access == Access::ReadOnly {
-            return Err(Error::Invalid {
-                what: "the block to write to",
-                got: "mapped read-only".into(),
-                must: "of a participant that was connected without `read_only`",
-            });
-        }
+        check_writable(to)?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -168,7 +167,52 @@ impl Stream {
         Ok(())
     }
 
+    /// Queues a fill: sets every byte of a block or slice to `byte`, after the work that is queued on the stream, and
+    /// returns at once. The stream counts as one that the block was used on ([`SentBlock::used_on`],
+    /// [`ReceivedBlock::used_on`]), so a dropped block's bytes are not used again before the fill has finished.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a block that is mapped read-only and for the per-thread default stream (handle 2),
+    /// [`Error::Mismatch`] for a block of another device, [`Error::Capturing`], [`Error::Forked`], and the driver's
+    /// error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::{After, Claims, Session, Stream, To};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// # let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open()?;
+    /// let stream = Stream::create(&gpu)?;
+    /// let block = session.alloc(4096)?;
+    /// stream.fill(&block, 0)?;
+    /// stream.fill(&block.slice(..8)?, 7)?;
+    /// // Whoever claims it waits for both fills.
+    /// let ticket = block.share(To::Ticket(Claims::Once), After::Stream(&stream))?;
+    /// # assert!(block.cancel(&ticket)?);
+    /// let mut read = [0; 9];
+    /// stream.read(&block, &mut read)?;
+    /// assert_eq!(read, [7, 7, 7, 7, 7, 7, 7, 7, 0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn fill(&self, block: &impl Contents, byte: u8) -> Result<()> {
+        self.check(block, 0, "the bytes to fill")?;
+        check_writable(block)?;
+        // Before the fill: a call that fails may have queued it all the same.
+        block.used_on(self)?;
+        let Extent { start, len, .. } = block.extent();
+        // SAFETY: `fill` asks for
+        // - a live stream: `self` keeps it;
+        // - a range that is valid until the fill has finished: the block is borrowed, and from its drop on it waits for
+        //   this stream, which was named.
+        unsafe { self.gpu().backend().fill(self.raw(), start, byte, len) }
+    }
+
     fn check(&self, block: &impl Contents, len: usize, what: &'static str) -> Result<()> {
+        block.check_process()?;
         let extent = block.extent();
         self.require(extent.gpu)?;
         if len as u64 > extent.len {
@@ -178,7 +222,7 @@ impl Stream {
                 must: "no more than the block or slice has",
             });
         }
-        self.refuse_capture("copy before the capture begins or after it ended")
+        self.refuse_capture("do it before the capture begins or after it ended")
     }
 
     /// Waits for a copy and gives its bytes back. A copy whose end is not known keeps them and the block for ever.
@@ -194,10 +238,29 @@ impl Stream {
     }
 }
 
+fn check_writable(block: &impl Contents) -> Result<()> {
+    if block.extent().access != Access::ReadOnly {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        what: "the block to write to",
+        got: "mapped read-only".into(),
+        must: "of a participant that was connected without `read_only`",
+    })
+}
+
 impl sealed::Contents for SentBlock {
     fn extent(&self) -> Extent<'_> {
         let (gpu, start) = (&self.core().facts.gpu, self.device_ptr());
         Extent { gpu, start, len: self.len(), access: Access::ReadWrite }
+    }
+
+    fn check_process(&self) -> Result<()> {
+        self.core().check_fork()
+    }
+
+    fn used_on(&self, stream: &Stream) -> Result<()> {
+        SentBlock::used_on(self, stream)
     }
 
     fn keep_for_ever(&self) {
@@ -210,6 +273,14 @@ impl sealed::Contents for SentSlice<'_> {
         Extent { start: self.device_ptr(), len: self.len, ..self.block.extent() }
     }
 
+    fn check_process(&self) -> Result<()> {
+        self.block.check_process()
+    }
+
+    fn used_on(&self, stream: &Stream) -> Result<()> {
+        self.block.used_on(stream)
+    }
+
     fn keep_for_ever(&self) {
         self.block.keep_for_ever();
     }
@@ -219,6 +290,14 @@ impl sealed::Contents for ReceivedBlock {
     fn extent(&self) -> Extent<'_> {
         let facts = &self.link().facts;
         Extent { gpu: &facts.gpu, start: self.device_ptr(), len: self.len(), access: facts.access }
+    }
+
+    fn check_process(&self) -> Result<()> {
+        self.link().guard.check("this block")
+    }
+
+    fn used_on(&self, stream: &Stream) -> Result<()> {
+        ReceivedBlock::used_on(self, stream)
     }
 
     fn keep_for_ever(&self) {
@@ -244,29 +323,41 @@ fn view(block: &impl sealed::Contents) -> Option<&[AtomicU8]> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
 
     use backend_host::{HostBackend, HostConfig};
-    use gpu_api::DeviceId;
+    use gpu_api::{CaptureStatus, DeviceId};
 
     use super::*;
     use crate::{After, Participant, Session, To, Wait};
 
+    /// Long enough for the slowest machine; a test that waits longer hangs.
+    const WATCHDOG: Duration = Duration::from_secs(120);
+
     struct Pair {
         _dir: tempfile::TempDir,
+        host: Arc<HostBackend>,
         gpu: Gpu,
         session: Session,
         participant: Participant,
     }
 
+    fn open() -> (Arc<HostBackend>, Gpu) {
+        let host = HostBackend::new(HostConfig::default()).expect("memory");
+        let gpu = Gpu::new(host.clone(), DeviceId(0)).expect("a device");
+        (host, gpu)
+    }
+
     fn pair(read_only: bool) -> Pair {
         let dir = tempfile::tempdir().expect("a directory");
-        let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("memory"), DeviceId(0)).expect("a device");
+        let (host, gpu) = open();
         let session = Session::builder(gpu.clone()).socket(dir.path().join("s")).open().expect("a session");
         let builder = Participant::builder(gpu.clone());
         let builder = if read_only { builder.read_only() } else { builder };
         let participant = builder.connect(session.socket_path()).expect("a participant");
-        Pair { _dir: dir, gpu, session, participant }
+        Pair { _dir: dir, host, gpu, session, participant }
     }
 
     fn received(pair: &Pair, block: &SentBlock) -> ReceivedBlock {
@@ -306,6 +397,95 @@ mod tests {
         let mut bytes = vec![0; len];
         stream.read(&received, &mut bytes).expect("read");
         assert_eq!(bytes, vec![3; len]);
+    }
+
+    #[test]
+    fn a_fill_is_of_its_slice_alone_and_behind_what_is_queued() {
+        let pair = pair(false);
+        let stream = Stream::create(&pair.gpu).expect("a stream");
+        let block = pair.session.alloc(16).expect("room");
+        stream.fill(&block, 1).expect("filled");
+        stream.fill(&block.slice(4..6).expect("inside"), 2).expect("filled");
+        stream.fill(&block.slice(5..).expect("inside"), 3).expect("filled");
+        let mut bytes = [0; 16];
+        stream.read(&block, &mut bytes).expect("read");
+        assert_eq!(bytes, [1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3]);
+        let received = received(&pair, &block);
+        stream.fill(&received.slice(..1).expect("inside"), 4).expect("filled");
+        stream.read(&block, &mut bytes).expect("read");
+        assert_eq!(bytes[..2], [4, 1]);
+    }
+
+    #[test]
+    fn what_a_fill_cannot_be_ordered_with_is_refused_and_changes_nothing() {
+        let pair = pair(true);
+        let (stream, foreign) = (Stream::create(&pair.gpu), Stream::create(&open().1));
+        let (stream, foreign) = (stream.expect("a stream"), foreign.expect("a stream"));
+        let block = pair.session.alloc(16).expect("room");
+        stream.fill(&block, 1).expect("filled");
+        let received = received(&pair, &block);
+        let read_only = stream.fill(&received, 2).expect_err("mapped read-only").to_string();
+        assert!(read_only.contains("read_only"), "{read_only}");
+        let elsewhere = foreign.fill(&block, 2);
+        assert!(matches!(elsewhere, Err(Error::Mismatch { .. })), "{elsewhere:?}");
+        // SAFETY: `borrow` asks for a stream that is alive as long as `keep`, and that nobody captures it meanwhile:
+        // the backend keeps its default streams.
+        let threads = unsafe { Stream::borrow(&pair.gpu, 2, Arc::new(())) }.expect("the thread's own");
+        let another = threads.fill(&block, 2);
+        assert!(matches!(another, Err(Error::Invalid { what: "the stream", .. })), "{another:?}");
+        pair.host.set_capture(stream.raw(), CaptureStatus::Active);
+        for refused in [stream.fill(&block, 2), stream.write(&block, &[2]), stream.read(&block, &mut [0])] {
+            assert!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
+        }
+        pair.host.set_capture(stream.raw(), CaptureStatus::None);
+        let mut bytes = [0; 16];
+        stream.read(&block, &mut bytes).expect("read");
+        assert_eq!(bytes, [1; 16]);
+    }
+
+    #[test]
+    fn a_dropped_block_is_not_used_again_before_its_fill_has_finished() {
+        let pair = pair(false);
+        let stream = Stream::create(&pair.gpu).expect("a stream");
+        let (block, other) = (pair.session.alloc(4096).expect("room"), pair.session.alloc(4096).expect("room"));
+        let received = received(&pair, &other);
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        stream.host_function(move || gate.recv().unwrap_or(())).expect("queued");
+        stream.fill(&block, 1).expect("queued");
+        stream.fill(&received, 1).expect("queued");
+        drop((block, received));
+        pair.session.collect();
+        assert_eq!((pair.session.stats().live_blocks, other.outstanding()), (2, 1), "the fills have not begun");
+        drop(go);
+        other.wait_released(Some(WATCHDOG)).expect("the fill has finished");
+        let start = Instant::now();
+        while pair.session.stats().live_blocks > 1 {
+            assert!(start.elapsed() < WATCHDOG, "the filled block does not come back");
+            pair.session.collect();
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_forked_child_moves_no_bytes() {
+        let pair = pair(false);
+        let stream = Stream::create(&pair.gpu).expect("a stream");
+        let block = pair.session.alloc(16).expect("room");
+        let received = received(&pair, &block);
+        // SAFETY: `fork` asks that the child of a process with threads does only what is safe there: it frees memory
+        // with the C library, compares numbers, and leaves with `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused = |done: Result<()>| matches!(done, Err(Error::Forked { .. }));
+            let sent = refused(stream.fill(&block, 1)) && refused(stream.write(&block, &[1]));
+            let is_refused = sent && refused(stream.fill(&received, 1)) && refused(stream.read(&received, &mut [0]));
+            // SAFETY: `_exit` has no conditions.
+            unsafe { libc::_exit(i32::from(!is_refused)) };
+        }
+        let mut status = 0;
+        // SAFETY: `waitpid` asks for a place to write to: `status` lives on this frame.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0), "the child called the driver");
     }
 
     #[test]

@@ -160,6 +160,46 @@ impl Stream {
         unsafe { self.0.gpu.backend().synchronize_stream(self.0.raw) }
     }
 
+    /// Queues a call of `function` on a thread of the driver's, after the work that is queued on the stream, and
+    /// returns at once. What is queued later waits until the function has returned.
+    ///
+    /// The function calls neither this library nor the driver, drops nothing of theirs, and waits for no work of the
+    /// GPU: such a call may fail or never return, and other streams may wait with this one ([`cuLaunchHostFunc`], and
+    /// `hipLaunchHostFunc` on AMD). It sends to a channel, sets a flag or wakes a thread. A panic ends in it, and the
+    /// stream goes on. If the device fails before, the function may never be called.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`], since a graph may run more than once and the function cannot, and the driver's error: then
+    /// the function is never called.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use backend_host::{HostBackend, HostConfig};
+    /// # use gpu_api::{DeviceId, Gpu};
+    /// # use ipc_rc::Stream;
+    /// # let gpu = Gpu::new(HostBackend::new(HostConfig::default())?, DeviceId(0))?;
+    /// let stream = Stream::create(&gpu)?;
+    /// let (done, when_done) = std::sync::mpsc::channel();
+    /// // ... queue kernels on the stream ...
+    /// stream.host_function(move || done.send("all kernels have finished").unwrap_or(()))?;
+    /// assert_eq!(when_done.recv()?, "all kernels have finished");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`cuLaunchHostFunc`]: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__EXEC.html
+    #[doc(alias = "cuLaunchHostFunc")]
+    #[doc(alias = "hipLaunchHostFunc")]
+    pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.refuse_capture("queue host functions outside the capture")?;
+        // SAFETY: `host_function` asks for
+        // - a live stream: `self` keeps it;
+        // - that no thread begins to capture it during the call: whoever can capture it, by its handle, vouched for
+        //   that where the library was given the stream (`borrow`) or to the driver's call that captures.
+        unsafe { self.0.gpu.backend().host_function(self.0.raw, Box::new(function)) }
+    }
+
     /// Returns a clone for a list of streams that work may be queued on.
     pub(crate) fn name(&self) -> NamedStream {
         let stream = self.clone();
@@ -264,8 +304,12 @@ impl Stream {
         Ok(status != CaptureStatus::None)
     }
 
-    /// Refuses a capturing stream.
-    pub(crate) fn refuse_capture(&self, remedy: &'static str) -> Result<()> {
+    /// Refuses a stream that is being captured into a graph; `remedy` goes into the error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Capturing`], and the driver's error.
+    pub fn refuse_capture(&self, remedy: &'static str) -> Result<()> {
         if self.is_capturing()? { Err(Error::Capturing { stream: self.0.raw.handle, remedy }) } else { Ok(()) }
     }
 }
@@ -367,5 +411,37 @@ mod tests {
         assert!(lives());
         drop(stream);
         assert!(!lives(), "the last clone of its own process destroys it");
+    }
+
+    #[test]
+    fn a_host_function_runs_behind_what_is_queued_and_a_panic_ends_in_it() {
+        let gpu = Gpu::new(HostBackend::new(HostConfig::default()).expect("memory"), DeviceId(0)).expect("a device");
+        let stream = Stream::create(&gpu).expect("a stream");
+        let (ran, runs) = std::sync::mpsc::channel();
+        for number in 0..50 {
+            let ran = ran.clone();
+            stream.host_function(move || ran.send(number).expect("it is waited for")).expect("queued");
+        }
+        stream.host_function(|| panic!("on purpose")).expect("queued");
+        stream.host_function(move || ran.send(50).expect("it is waited for")).expect("queued");
+        stream.synchronize().expect("all ran");
+        assert_eq!(runs.try_iter().collect::<Vec<i32>>(), (0..=50).collect::<Vec<i32>>());
+    }
+
+    #[test]
+    fn a_captured_stream_takes_no_host_function() {
+        let host = HostBackend::new(HostConfig::default()).expect("memory");
+        let gpu = Gpu::new(host.clone(), DeviceId(0)).expect("a device");
+        let stream = Stream::create(&gpu).expect("a stream");
+        for status in [CaptureStatus::Active, CaptureStatus::Invalidated] {
+            host.set_capture(stream.raw(), status);
+            let refused = stream.host_function(|| unreachable!("it was refused"));
+            assert!(matches!(refused, Err(Error::Capturing { .. })), "{refused:?}");
+        }
+        host.set_capture(stream.raw(), CaptureStatus::None);
+        let (ran, runs) = std::sync::mpsc::channel();
+        stream.host_function(move || ran.send(()).expect("it is waited for")).expect("queued");
+        stream.synchronize().expect("it ran");
+        assert_eq!(runs.try_iter().count(), 1);
     }
 }

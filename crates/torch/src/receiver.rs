@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpu_api::{CaptureStatus, DevicePtr, Error, EventHandle, Gpu, RawEvent, Result};
+use gpu_api::{DevicePtr, Error, EventHandle, Gpu, RawEvent, Result};
 use ipc_rc::{Stream, Wait};
 
 use crate::counter_file::{CounterFile, CounterName};
@@ -193,7 +193,7 @@ impl Receiver {
     fn wait(&self, handle: &EventHandle, wait: Wait<'_>, timeout: Option<Duration>) -> Result<()> {
         let backend = self.0.gpu.backend();
         if let Wait::Stream(stream) = wait {
-            refuse_capture(stream, "open the storage before the capture")?;
+            stream.refuse_capture("open the storage before the capture")?;
         }
         if matches!(wait, Wait::None) {
             return Ok(());
@@ -278,7 +278,7 @@ impl ReceivedStorage {
     pub fn read(&self, stream: &Stream, bytes: &mut [u8]) -> Result<()> {
         self.0.receiver.check_process()?;
         same_gpu(stream, self.0.receiver.gpu())?;
-        refuse_capture(stream, "copy before the capture begins or after it ended")?;
+        stream.refuse_capture("copy before the capture begins or after it ended")?;
         if bytes.len() as u64 > self.len() {
             let got = format!("{} bytes of {}", bytes.len(), self.len());
             return Err(Error::Invalid { what: "the bytes to read", got, must: "no more than the storage has" });
@@ -307,6 +307,29 @@ impl ReceivedStorage {
         }
     }
 
+    /// Queues a fill: sets every byte of the storage to `byte`, after the work that is queued on the stream, and
+    /// returns at once. The stream counts as [used](ReceivedStorage::used_on), so the counter goes down after the fill.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Mismatch`] for a stream of another device, [`Error::Invalid`] for the per-thread default stream (handle
+    /// 2), [`Error::Capturing`], [`Error::Forked`], and the driver's error.
+    pub fn fill(&self, stream: &Stream, byte: u8) -> Result<()> {
+        self.0.receiver.check_process()?;
+        same_gpu(stream, self.0.receiver.gpu())?;
+        stream.refuse_capture("fill before the capture begins or after it ended")?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        // Before the fill: a call that fails may have queued it all the same.
+        self.used_on(stream)?;
+        // SAFETY: `fill` asks for
+        // - a live stream: the caller keeps it;
+        // - a range that is valid until the fill has finished: the storage is borrowed, and its last drop waits for the
+        //   streams that were named before it unmaps.
+        unsafe { stream.gpu().backend().fill(stream.raw(), self.device_ptr(), byte, self.len()) }
+    }
+
     /// Names a stream whose queued work touches the storage.
     ///
     /// # Errors
@@ -321,14 +344,6 @@ impl ReceivedStorage {
             used.push(stream.clone());
         }
         Ok(())
-    }
-}
-
-fn refuse_capture(stream: &Stream, remedy: &'static str) -> Result<()> {
-    // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
-    match unsafe { stream.gpu().backend().capture_status(stream.raw()) }? {
-        CaptureStatus::None => Ok(()),
-        _ => Err(Error::Capturing { stream: stream.raw().handle, remedy }),
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpu_api::{CaptureStatus, Error, EventKind, Gpu, RawEvent, Result};
+use gpu_api::{Error, EventKind, Gpu, RawEvent, Result};
 use ipc_rc::Stream;
 
 use crate::counter_file::{CounterFile, CounterName, Released};
@@ -235,11 +235,8 @@ impl Releases {
     }
 
     fn record(&self, stream: &Stream) -> Result<RawEvent> {
+        stream.refuse_capture("drop the storage after the capture")?;
         let backend = self.desk.gpu.backend();
-        // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
-        if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
-            return Err(Error::Capturing { stream: stream.raw().handle, remedy: "drop the storage after the capture" });
-        }
         let event = backend.create_event(self.desk.gpu.device(), EventKind::Local)?;
         // SAFETY: `record_event` asks for a live event and stream of one device: just made, kept by `stream`, and
         // `used_on` took only streams of this device.

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu_api::{
-    AddressRange, BackendKind, CaptureStatus, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Export, Gpu,
-    RawEvent, Region, Result, Sharing,
+    AddressRange, BackendKind, DevicePtr, DeviceUuid, Error, EventHandle, EventKind, Export, Gpu, RawEvent, Region,
+    Result, Sharing,
 };
 use ipc_rc::{After, SentBlock, Stream};
 
@@ -251,11 +251,8 @@ impl Sender {
     /// Makes the receiver wait for a stream: by an event, or by waiting here.
     fn order(&self, stream: &Stream) -> Result<Option<(RawEvent, EventHandle)>> {
         same_gpu(stream, &self.gpu)?;
+        stream.refuse_capture("send before or after the capture")?;
         let backend = self.gpu.backend();
-        // SAFETY: `capture_status` asks for a live stream: `stream` keeps it, and it is of this backend.
-        if unsafe { backend.capture_status(stream.raw()) }? != CaptureStatus::None {
-            return Err(Error::Capturing { stream: stream.raw().handle, remedy: "send before or after the capture" });
-        }
         let by_event = self.gpu.caps().event_ipc && self.gpu.kind() != BackendKind::Hip;
         if !by_event || self.ledger().events >= MAX_EVENTS {
             stream.synchronize()?;

@@ -42,7 +42,7 @@ impl Engine {
         let took = start.elapsed();
         weights.used_on(&stream)?;
         let look = match client.gpu().kind() {
-            BackendKind::Cuda => Look::Graph(Box::new(Graph::capture(client.gpu(), &stream, &weights)?)),
+            BackendKind::Cuda => Look::Graph(Box::new(Graph::capture(client, &stream, &weights)?)),
             _ => Look::Copy(Vec::new()),
         };
         Ok((Engine { stream, weights, look }, took))

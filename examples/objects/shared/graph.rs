@@ -10,9 +10,9 @@ use std::error::Error;
 
 use backend_cuda::CudaBackend;
 use backend_cuda::launch::{Application, CAPTURE_GLOBAL, Graph as Captured, Kernel};
-use gpu_ipc::backend::{DevicePtr, Sharing};
-use gpu_ipc::broker::Reader;
-use gpu_ipc::{Gpu, Stream};
+use gpu_ipc::Stream;
+use gpu_ipc::backend::DevicePtr;
+use gpu_ipc::broker::{Client, Layout, PartSpec, Reader, Scratch};
 
 use super::engine::Answer;
 
@@ -20,20 +20,20 @@ use super::engine::Answer;
 const SHAPE: (u32, u32) = (1024, 256);
 /// Bytes that the graph copies, and looks at there.
 const SAMPLE: u64 = 4096;
-/// Where the copy lies, behind the answer.
-const COPY: u64 = 4096;
+/// Bytes of an answer: two words.
+const ANSWER: u64 = 16;
 
 /// A captured graph, and memory for its answer.
 pub struct Graph {
-    gpu: Gpu,
     application: Application,
     graph: Captured,
-    out: DevicePtr,
+    out: Scratch,
 }
 
 impl Graph {
     /// Captures what looks at every word of an object.
-    pub fn capture(gpu: &Gpu, stream: &Stream, weights: &Reader) -> Result<Graph, Box<dyn Error>> {
+    pub fn capture(client: &Client, stream: &Stream, weights: &Reader) -> Result<Graph, Box<dyn Error>> {
+        let gpu = client.gpu();
         let application = Application::begin(&CudaBackend::load()?, gpu.device())?;
         let ptx = include_str!("look.ptx");
         let [begin, look, look_there] = [
@@ -41,7 +41,11 @@ impl Graph {
             application.kernel(ptx, "look")?,
             application.kernel(ptx, "look_there")?,
         ];
-        let out = gpu.backend().alloc(gpu.device(), COPY + SAMPLE, Sharing::Fd)?.base;
+        let specs = vec![PartSpec::bytes("answer", ANSWER)?, PartSpec::bytes("copy", SAMPLE)?];
+        let out = client.scratch("answer", Layout::pack(specs, &[])?)?;
+        out.used_on(stream)?;
+        let address = |part| out.device_ptr(part).ok_or("a part without an address");
+        let (answer, copy) = (address("answer")?, address("copy")?);
         let mut parts: Vec<(DevicePtr, u64)> = Vec::new();
         for part in weights.layout().parts() {
             parts.push((weights.device_ptr(&part.spec.name).ok_or("a part without an address")?, part.spec.len));
@@ -60,18 +64,18 @@ impl Graph {
         };
         // SAFETY: `begin_capture` asks for a live stream: the caller's.
         unsafe { application.begin_capture(stream.raw(), CAPTURE_GLOBAL) }?;
-        launch(&begin, (1, 1), &[out.0])?;
+        launch(&begin, (1, 1), &[answer.0])?;
         for &(at, len) in &parts {
-            launch(&look, SHAPE, &[at.0, len / 8, out.0])?;
+            launch(&look, SHAPE, &[at.0, len / 8, answer.0])?;
         }
-        launch(&look_there, SHAPE, &[out.0])?;
+        launch(&look_there, SHAPE, &[answer.0])?;
         // SAFETY: `copy` asks for a live stream and two ranges that are valid until the copy is done: a part has at
-        // least as many bytes, and so has the memory behind the answer; both are there whenever the graph is launched.
-        unsafe { gpu.backend().copy(stream.raw(), out.offset(COPY), last, SAMPLE) }?;
-        launch(&look, (1, 256), &[out.0 + COPY, SAMPLE / 8, out.0])?;
+        // least as many bytes, and so has the part for the copy; both are there whenever the graph is launched.
+        unsafe { gpu.backend().copy(stream.raw(), copy, last, SAMPLE) }?;
+        launch(&look, (1, 256), &[copy.0, SAMPLE / 8, answer.0])?;
         // SAFETY: `end_capture` asks for a live stream: the caller's.
         let graph = unsafe { application.end_capture(stream.raw()) }?;
-        Ok(Graph { gpu: gpu.clone(), application, graph, out })
+        Ok(Graph { application, graph, out })
     }
 
     /// Launches the graph, and waits for its answer.
@@ -79,20 +83,10 @@ impl Graph {
         // SAFETY: `launch_graph` asks for a live stream, and that all may be done that the graph does: the weights are
         // mapped, and `out` is there until this is dropped.
         unsafe { self.application.launch_graph(&self.graph, stream.raw()) }?;
-        let mut answer = [0u8; 16];
-        // SAFETY: `copy_to_host` asks for a live stream and two ranges that are valid until the copy is done: it is
-        // waited for below.
-        unsafe { self.gpu.backend().copy_to_host(stream.raw(), answer.as_mut_ptr(), self.out, answer.len()) }?;
         stream.synchronize()?;
+        let mut answer = [0; ANSWER as usize];
+        self.out.read_at("answer", 0, &mut answer)?;
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| answer[at + i]));
         Ok(Answer { lowest: word(0), highest: word(8) })
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: `free` asks for memory that came from `alloc`, is freed once, and that nothing uses: every answer was
-        // waited for, and the graph, which is never destroyed, is launched by this alone. An error leaks it.
-        let _ = unsafe { self.gpu.backend().free(self.out) };
     }
 }

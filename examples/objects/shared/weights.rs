@@ -28,15 +28,12 @@ pub fn begin(
     stream: &Stream,
     share: f64,
 ) -> Result<Writer, Box<dyn Error>> {
-    let writer = client.create(NAME, layout(bytes, parts, stamp)?)?;
+    let mut writer = client.create(NAME, layout(bytes, parts, stamp)?)?;
     let filled = (parts as f64 * share).ceil() as usize;
-    for part in writer.layout().parts().iter().take(filled) {
-        let at = writer.device_ptr(&part.spec.name).ok_or("a part without an address")?;
-        // SAFETY: `fill` asks for a live stream and a range that is valid until the fill is done: the part is leased to
-        // the writer, which names the stream below.
-        unsafe { client.gpu().backend().fill(stream.raw(), at, stamp, part.spec.len) }?;
+    let names: Vec<_> = writer.layout().parts().iter().take(filled).map(|part| part.spec.name.clone()).collect();
+    for name in names {
+        writer.fill(&name, stamp, stream)?;
     }
-    writer.used_on(stream)?;
     Ok(writer)
 }
 

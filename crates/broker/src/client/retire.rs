@@ -1,6 +1,6 @@
 //! Addresses without a holder: given back once the GPU is done with them.
 
-use gpu_api::{CaptureStatus, EventKind, Gpu, RawEvent};
+use gpu_api::{EventKind, Gpu, RawEvent};
 use ipc_rc::Stream;
 
 use crate::memory::range::Range;
@@ -28,13 +28,8 @@ impl Behind {
     }
 
     fn record(&mut self, stream: &Stream) -> gpu_api::Result<()> {
+        stream.refuse_capture("end the capture before the object goes")?;
         let backend = self.gpu.backend();
-        // SAFETY: `capture_status` asks for a live stream: `stream` keeps it.
-        let status = unsafe { backend.capture_status(stream.raw()) }?;
-        if status != CaptureStatus::None {
-            let remedy = "end the capture before the object goes";
-            return Err(gpu_api::Error::Capturing { stream: stream.raw().handle, remedy });
-        }
         let event = backend.create_event(stream.gpu().device(), EventKind::Local)?;
         self.events.push(event);
         // SAFETY: `record_event` asks for both alive and of one device: just made on the stream's.

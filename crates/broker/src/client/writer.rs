@@ -212,6 +212,49 @@ impl Writer {
         Ok(stream.synchronize()?)
     }
 
+    /// Queues a fill: sets every byte of a part to `byte`, after the work that is queued on the stream, and returns at
+    /// once. The stream counts as [used](Writer::used_on), so the commit waits for the fill.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a part that is not there or is taken over, and for the per-thread default stream (handle
+    /// 2); [`Error::Mismatch`] for a stream of another device; [`Error::Capturing`]; the driver's error.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # fn example(client: &broker::Client, layout: broker::Layout) -> Result<(), broker::ObjectError> {
+    /// let stream = ipc_rc::Stream::create(client.gpu())?;
+    /// let mut writer = client.create("model", layout)?;
+    /// writer.fill("bias", 0, &stream)?;
+    /// writer.commit(&[])?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn fill(&mut self, part: &str, byte: u8, stream: &Stream) -> Result<()> {
+        self.link.check_fork()?;
+        let Some(found) = self.manifest.layout.part(part) else {
+            let got = format!("{part}, which the layout does not have");
+            return Err(Error::Invalid { what: "a part to fill", got, must: "a part of the object" }.into());
+        };
+        self.check_own(found)?;
+        let (at, len) = (address(&self.manifest, self.base, found), found.spec.len);
+        check_stream(self.link.gpu(), stream)?;
+        stream.refuse_per_thread()?;
+        stream.refuse_capture("fill before the capture begins or after it ended")?;
+        if len == 0 {
+            return Ok(());
+        }
+        // Before the fill: a call that fails may have queued it all the same.
+        note(&self.streams, stream);
+        // SAFETY: `fill` asks for
+        // - a live stream: the caller keeps it;
+        // - a range that is valid until the fill has finished: the part lies in the mapped range, which is unmapped
+        //   behind the streams that were noted.
+        unsafe { stream.gpu().backend().fill(stream.raw(), at, byte, len) }?;
+        Ok(())
+    }
+
     /// Copies a piece of a part to the host.
     pub(super) fn read_at(&self, part: &str, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.link.check_fork()?;

@@ -1,12 +1,14 @@
 //! Participants that lie, are late, or belong elsewhere: each has its error or its rule.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use backend_host::{HostBackend, HostConfig};
 use broker::memory::sealed;
 use broker::wire::{Refusal, Standing, ToBroker, ToClient};
 use broker::{Client, CreateOptions, Epoch, Identity, Layout, Manifest, ObjectError, PartSpec, Readers, Selector};
-use gpu_api::{DeviceId, DeviceUuid, Gpu};
+use gpu_api::{CaptureStatus, DeviceId, DeviceUuid, Error, Gpu};
+use ipc_rc::Stream;
 
 use crate::agent::{Agent, Dir, client, fill, gpu, layout, put, seed_of, started};
 use crate::raw::{Raw, hello};
@@ -24,6 +26,7 @@ pub const CASES: &[Case] = &[
     ("bad_input::nonsense_is_passed_over", nonsense_is_passed_over),
     ("bad_input::a_client_of_mps_may_read_and_not_write", a_client_of_mps_may_read_and_not_write),
     ("bad_input::another_device_is_refused_by_name", another_device_is_refused_by_name),
+    ("bad_input::a_fill_that_cannot_be_followed_is_refused", a_fill_that_cannot_be_followed_is_refused),
     ("bad_input::out_of_memory_half_way_gives_all_back", out_of_memory_half_way_gives_all_back),
     ("bad_input::a_full_keeper_refuses_the_commit", a_full_keeper_refuses_the_commit),
     ("bad_input::questions_may_come_twice", questions_may_come_twice),
@@ -190,6 +193,32 @@ fn another_device_is_refused_by_name() {
     let (answer, _) = raw.hear().expect("an answer");
     let ToClient::Declined { refusal: Refusal::Device, why, .. } = answer else { panic!("{answer:?}") };
     assert_eq!(why, "this broker does not serve host device eeeeeeee-eeee-eeee-eeee-eeeeeeeeeeee");
+}
+
+fn a_fill_that_cannot_be_followed_is_refused() {
+    let (dir, _keeper) = started();
+    let host = HostBackend::new(HostConfig::default()).expect("the host backend");
+    let own = Gpu::new(host.clone(), DeviceId(0)).expect("its device");
+    let client = Client::builder(own.clone()).dir(&*dir).connect().expect("a broker that listens");
+    let mut writer = client.create("model", layout(1)).expect("memory");
+    fill(&mut writer, 1).expect("written");
+    let (stream, foreign) = (Stream::create(&own), Stream::create(&gpu()));
+    let (stream, foreign) = (stream.expect("a stream"), foreign.expect("a stream"));
+    let error = writer.fill("p9", 0, &stream).expect_err("no such part").to_string();
+    assert!(error.contains("p9, which the layout does not have"), "{error}");
+    let elsewhere = writer.fill("p0", 0, &foreign);
+    assert!(matches!(elsewhere, Err(ObjectError::Gpu(Error::Mismatch { .. }))), "{elsewhere:?}");
+    // SAFETY: `borrow` asks for a stream that is alive as long as `keep`, and that nobody captures it meanwhile: the
+    // backend keeps its default streams.
+    let threads = unsafe { Stream::borrow(&own, 2, Arc::new(())) }.expect("the thread's own");
+    let another = writer.fill("p0", 0, &threads);
+    assert!(matches!(another, Err(ObjectError::Gpu(Error::Invalid { what: "the stream", .. }))), "{another:?}");
+    host.set_capture(stream.raw(), CaptureStatus::Active);
+    let captured = writer.fill("p0", 0, &stream);
+    assert!(matches!(captured, Err(ObjectError::Gpu(Error::Capturing { .. }))), "{captured:?}");
+    // None of them was noted: the commit does not ask the stream that is captured.
+    writer.commit(&[]).expect("queued").wait().expect("a commit");
+    assert_eq!(seed_of(&client.open("model").expect("an object")), 1, "nothing changed");
 }
 
 fn out_of_memory_half_way_gives_all_back() {

@@ -22,9 +22,10 @@ use harness::surroundings::{has_namespaces, has_users};
 use harness::wait_until as until;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Cases that need what the host backend alone can be made to do: a shared context, a device that is nearly full, a
-/// limit of addresses.
+/// Cases that need what the host backend alone can be made to do: a capture, a shared context, a device that is nearly
+/// full, a limit of addresses.
 const HOST_ONLY: &[&str] = &[
+    "bad_input::a_fill_that_cannot_be_followed_is_refused",
     "bad_input::a_client_of_mps_may_read_and_not_write",
     "bad_input::another_device_is_refused_by_name",
     "bad_input::out_of_memory_half_way_gives_all_back",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use broker::{CreateOptions, Epoch, GroupWriter, Layout, ObjectError, PartSpec, Roll, Selector, Standing};
 
-use crate::agent::{Agent, Dir, PART_BYTES, client, fill, layout, put, seed_of, started};
+use crate::agent::{Agent, Dir, PART_BYTES, client, fill, layout, put, seed_of, serving, started};
 use crate::{Case, until};
 
 pub const CASES: &[Case] = &[
@@ -23,6 +23,7 @@ pub const CASES: &[Case] = &[
     ("objects::a_limit_counts_scratch_and_unfinished_objects", a_limit_counts_scratch_and_unfinished_objects),
     ("objects::the_listing_names_readers_and_writers", the_listing_names_readers_and_writers),
     ("objects::a_stream_that_still_writes_holds_the_commit_back", a_stream_that_still_writes_holds_the_commit_back),
+    ("objects::a_fill_holds_the_commit_back", a_fill_holds_the_commit_back),
     ("objects::an_object_of_no_parts_and_one_of_many", an_object_of_no_parts_and_one_of_many),
     ("objects::sixty_four_readers_share_one_object", sixty_four_readers_share_one_object),
     ("objects::a_group_is_there_as_a_whole_or_not_at_all", a_group_is_there_as_a_whole_or_not_at_all),
@@ -299,9 +300,7 @@ fn a_stream_that_still_writes_holds_the_commit_back() {
     fill(&mut writer, 1).expect("written");
     let stream = ipc_rc::Stream::create(client.gpu()).expect("a stream");
     let (open, gate) = std::sync::mpsc::channel::<()>();
-    let wait = Box::new(move || assert!(gate.recv().is_err()));
-    // SAFETY: `host_function` asks for a live stream that nobody captures: this test's own.
-    unsafe { client.gpu().backend().host_function(stream.raw(), wait) }.expect("queued");
+    stream.host_function(move || assert!(gate.recv().is_err())).expect("queued");
     let identity = writer.identity();
     let commit = writer.commit(&[&stream]).expect("queued");
     assert_eq!(client.outcome(identity).expect("an answer"), Standing::Unfinished);
@@ -309,6 +308,25 @@ fn a_stream_that_still_writes_holds_the_commit_back() {
     drop(open);
     assert_eq!(commit.wait().expect("a commit"), Epoch(1));
     assert_eq!(seed_of(&client.open("model").expect("an object")), 1);
+}
+
+fn a_fill_holds_the_commit_back() {
+    let (_dir, _keeper, client) = serving();
+    let specs = [("a", 5_000), ("none", 0), ("b", 5_000)].map(|(name, len)| PartSpec::bytes(name, len));
+    let layout = Layout::pack(specs.map(|spec| spec.expect("a part")), b"").expect("a layout");
+    let mut writer = client.create("model", layout).expect("memory");
+    let stream = ipc_rc::Stream::create(client.gpu()).expect("a stream");
+    writer.fill("a", 1, &stream).expect("queued");
+    let (open, gate) = std::sync::mpsc::channel::<()>();
+    stream.host_function(move || gate.recv().unwrap_or(())).expect("queued");
+    writer.fill("none", 2, &stream).expect("it is always full");
+    writer.fill("b", 3, &stream).expect("queued");
+    let commit = writer.commit(&[]).expect("queued");
+    assert!(client.open("model").is_err(), "the fills have not finished");
+    drop(open);
+    commit.wait().expect("a commit");
+    let model = client.open("model").expect("an object");
+    assert!(model.read("a").expect("mapped") == [1; 5_000] && model.read("b").expect("mapped") == [3; 5_000]);
 }
 
 fn an_object_of_no_parts_and_one_of_many() {

@@ -1,6 +1,7 @@
 //! Parts that the next epoch takes over unchanged, and copies that may be written to.
 
 use broker::{Client, CreateOptions, Epoch, Layout, ObjectError, PartSpec, Readers, Selector};
+use ipc_rc::Stream;
 
 use crate::agent::{Agent, Dir, bytes_of, client, layout, put, started};
 use crate::{Case, until};
@@ -118,6 +119,9 @@ fn what_cannot_be_taken_over_is_named() {
     assert!(error.contains("epoch 1 of model is open to other users than the draft"), "{error}");
     let mut writer = client.create_with("model", two(2), &unchanged(&["base"])).expect("as it was");
     let error = writer.write("base", &bytes_of(9, 0, BASE)).expect_err("it is another epoch's too").to_string();
+    assert!(error.contains("base, which is taken over from the former epoch"), "{error}");
+    let stream = Stream::create(client.gpu()).expect("a stream");
+    let error = writer.fill("base", 9, &stream).expect_err("it is another epoch's too").to_string();
     assert!(error.contains("base, which is taken over from the former epoch"), "{error}");
     drop(writer);
     assert_eq!(adapter_of(&client.open("model").expect("an object")), 1);

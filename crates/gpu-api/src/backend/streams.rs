@@ -53,8 +53,8 @@ pub unsafe trait GpuStreams {
     /// `stream` is alive.
     unsafe fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
 
-    /// Queues a call of `function` on a thread of the driver's; the stream waits for it. The function must not call
-    /// the driver.
+    /// Queues a call of `function` on a thread of the driver's; the stream waits for it. A panic ends in the call. A
+    /// function that calls the driver may fail there or never return.
     ///
     /// # Safety
     ///

@@ -61,8 +61,9 @@ unsafe fn taken(queued: *mut c_void) -> Arc<Mutex<Option<Function>>> {
     unsafe { Arc::from_raw(queued.cast_const().cast()) }
 }
 
-/// Lets no panic out. The panic hook has told of it; what it carries may itself panic when it is dropped.
-fn contain(run: impl FnOnce()) {
+/// Runs a function and lets no panic out. The panic hook has told of it; what it carries may itself panic when it is
+/// dropped.
+pub fn contain(run: impl FnOnce()) {
     if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(run)) {
         std::mem::forget(payload);
     }

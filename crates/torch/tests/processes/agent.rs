@@ -102,11 +102,7 @@ pub fn open_gpu() -> Gpu {
 /// Keeps a stream from going on until the returned end is dropped.
 pub fn stop(stream: &Stream) -> mpsc::Sender<()> {
     let (gate, closed) = mpsc::channel::<()>();
-    let wait = Box::new(move || {
-        let _ = closed.recv();
-    });
-    // SAFETY: `host_function` asks for a live stream that nobody captures: `stream` keeps it.
-    unsafe { stream.gpu().backend().host_function(stream.raw(), wait) }.expect("queued");
+    stream.host_function(move || closed.recv().unwrap_or(())).expect("queued");
     gate
 }
 

@@ -1,5 +1,7 @@
 //! Expandable segments of another process, opened chunk by chunk as PyTorch writes them.
 
+use std::time::Duration;
+
 use gpu_api::Error;
 use gpu_ipc_torch::{Fields, Receiver};
 use harness::WATCHDOG;
@@ -16,6 +18,7 @@ pub const CASES: &[Case] = &[
         chunks_that_cannot_be_opened_are_refused_and_stay_counted,
     ),
     ("a_read_is_checked_and_in_stream_order", a_read_is_checked_and_in_stream_order),
+    ("a_fill_is_checked_and_the_counter_waits_for_it", a_fill_is_checked_and_the_counter_waits_for_it),
 ];
 
 /// What `_share_cuda_` writes of a storage in chunks of another process, each named by `word`.
@@ -112,4 +115,25 @@ fn a_read_is_checked_and_in_stream_order() {
     });
     assert!(read[..4096] == [9; 4096] && read[4096] == 0);
     storage.read(&stream, &mut []).expect("nothing is always there");
+}
+
+fn a_fill_is_checked_and_the_counter_waits_for_it() {
+    let (gpu, foreign) = (open_gpu(), Stream::create(&open_gpu()).expect("a stream"));
+    let (receiver, stream) = (Receiver::new(gpu.clone()).expect("a thread"), Stream::create(&gpu).expect("a stream"));
+    let mut agent = Agent::start();
+    let (file, fds) = exported(&mut agent, 1);
+    let fields = chunked(agent.pid(), 1, &numbers(&fds), &file, (512, 4096));
+    let storage = receiver.open(&fields.decode().expect("good"), Wait::None, None).expect("a parent may");
+    storage.fill(&stream, 9).expect("queued");
+    let refused = storage.fill(&foreign, 8);
+    assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
+    let mut read = vec![0; 4096];
+    storage.read(&stream, &mut read).expect("it reads");
+    assert_eq!(read, [9; 4096]);
+    let gate = stop(&stream);
+    storage.fill(&stream, 7).expect("queued");
+    drop(storage);
+    assert!(!receiver.wait_released(Duration::ZERO), "the fill has not begun");
+    drop(gate);
+    assert!(receiver.wait_released(WATCHDOG));
 }
