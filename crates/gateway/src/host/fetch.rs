@@ -83,7 +83,7 @@ pub struct Report {
 pub enum Kind {
     /// No gateway announces it.
     NotFound,
-    /// All that have it were busy for as long as the caller would wait.
+    /// All that have it were busy, or another process of this host was pulling it, for as long as the caller waits.
     Busy,
     /// This host's broker does not take it.
     Refused,
@@ -185,6 +185,11 @@ impl Fetch<'_> {
                             Next::Wait(pause) => {
                                 attempt.kind = Kind::Busy;
                                 let why = format!("all gateways that announce {} are busy", order.name);
+                                Some(Event::Busy(number, why, pause))
+                            }
+                            Next::PulledHere(pause) => {
+                                attempt.kind = Kind::Busy;
+                                let why = format!("another process of this host is pulling {}", order.name);
                                 Some(Event::Busy(number, why, pause))
                             }
                             Next::Ask { gateway, wanted, last_resort } => {
@@ -398,7 +403,7 @@ impl Fetch<'_> {
             Ok(writer) => writer,
             Err(error) => {
                 let again = match &error {
-                    // Another gateway of this host may be pulling it, and may die.
+                    // Another process of this host began in the same moment: it is waited for from here on.
                     ObjectError::Refused { refusal: gpu_ipc::broker::wire::Refusal::Exists, .. } => Again::Later,
                     ObjectError::Gpu(_) | ObjectError::WriterLost { .. } | ObjectError::Aborted { .. } => Again::Later,
                     _ => Again::Never,

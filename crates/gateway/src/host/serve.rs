@@ -36,6 +36,12 @@ pub const MOST_WAITING: usize = 256;
 pub const MOST_ANNOUNCED: usize = 4_096;
 /// How often leases are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// How often a lease's time an object stays mapped after a timer has ended its lease.
+///
+/// UCX answers a read over TCP piece by piece from the origin's memory, as the connection takes it, also when the
+/// registration has gone: a reader that was stopped, or whose link was down, and goes on later would make it read
+/// what is not mapped (seen as `SIGSEGV`). UCX does not tell when it is done.
+const LINGERS: u32 = 4;
 /// How often the broker is asked what it has.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -73,6 +79,9 @@ pub struct Server {
     pace: Pace,
     registering: Registering,
     looked: Option<Instant>,
+    /// Objects of leases that a timer has ended, and until when they stay mapped.
+    lingering: Vec<(Duration, Reader)>,
+    lingers: Duration,
 }
 
 impl std::fmt::Debug for Server {
@@ -94,6 +103,8 @@ impl Server {
     ) -> Server {
         let rings = Rings::new(local.client.gpu().clone(), Arc::clone(&transport), slot_bytes);
         Server {
+            lingering: Vec::new(),
+            lingers: limits.time * LINGERS,
             registering: Registering::new(Arc::clone(&transport), Arc::new(rings)),
             table: Table::new(gateway.incarnation, limits),
             gateway,
@@ -126,9 +137,11 @@ impl Server {
                 reply(&query, &Answered::plain(Answer::Registering));
             }
             self.registering.forget().into_iter().for_each(|lease| self.table.failed(lease));
-            let ended = self.table.expire(self.started.elapsed());
+            let now = self.started.elapsed();
+            self.lingering.retain(|(until, _)| *until > now);
+            let ended = self.table.expire(now);
             self.figures.expired += ended.len() as u64;
-            ended.into_iter().for_each(|ended| self.take_back(ended));
+            ended.into_iter().for_each(|ended| self.take_back_expired(ended));
             self.announce_loads();
         }
         Ok(())
@@ -367,15 +380,31 @@ impl Server {
         }
     }
 
+    /// Takes back what a lease held whose reader is done.
     fn take_back(&mut self, ended: Ended<Held>) {
+        drop(self.deregister(ended));
+        pass("lease.deregistered");
+    }
+
+    /// Takes back what a lease held whose reader has not said that it is done.
+    fn take_back_expired(&mut self, ended: Ended<Held>) {
+        let reader = self.deregister(ended);
+        if !self.transport.ends_reads() {
+            self.lingering.push((self.started.elapsed() + self.lingers, reader));
+        }
+        pass("lease.deregistered");
+    }
+
+    fn deregister(&mut self, ended: Ended<Held>) -> Reader {
         pass("lease.ended");
-        let held = ended.into_inner();
-        let service = self.services.get_mut(&held.reader.identity().0);
-        if let Some(service) = service.filter(|_| !held.confirmed.get()) {
+        let Held { registration, rings, reader, confirmed, .. } = ended.into_inner();
+        let service = self.services.get_mut(&reader.identity().0);
+        if let Some(service) = service.filter(|_| !confirmed.get()) {
             service.failed();
         }
-        drop(held);
-        pass("lease.deregistered");
+        drop(registration);
+        drop(rings);
+        reader
     }
 
     fn granted(&self, grant: Grant, held: &Held) -> Result<Answered> {

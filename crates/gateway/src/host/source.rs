@@ -1,6 +1,6 @@
 //! The host that a pull reads from: what it has heard and seen, put before the plan.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use gpu_ipc::broker::{Client, Identity, Standing};
@@ -14,6 +14,8 @@ use crate::net::key::{Announced, Gateway, ROOT, escape};
 
 /// How long until a host that was named and is busy is asked again.
 const NAMED_IS_BUSY: Duration = Duration::from_millis(500);
+/// How long until this host's broker is asked again for what another process here is pulling.
+const PULLED_HERE: Duration = Duration::from_millis(200);
 
 /// What is to be pulled.
 #[derive(Clone, Debug)]
@@ -42,6 +44,8 @@ pub enum Next {
     },
     /// Look again after this time: all are busy.
     Wait(Duration),
+    /// Look again after this time: another process of this host is pulling it.
+    PulledHere(Duration),
     /// Nobody announces it.
     Nobody,
 }
@@ -84,12 +88,16 @@ impl Sources {
         let mut offers = self.heard.offers(patience);
         let Some(newest) = offers.iter().map(|offer| offer.object.epoch).max() else { return Next::Nobody };
         offers.retain(|offer| offer.object.epoch == newest);
-        let is_here = |offer: &&Offer| {
-            let outcome = offer.object.identity.parse().map(|identity: Identity| client.outcome(identity));
-            matches!(outcome, Ok(Ok(Standing::Committed(epoch))) if epoch.0 == newest)
-        };
-        if let Some(here) = offers.iter().find(is_here) {
-            return Next::Here(here.object.clone());
+        let mut asked = BTreeSet::new();
+        for Offer { object, .. } in &offers {
+            let Ok(identity) = object.identity.parse::<Identity>() else { continue };
+            match asked.insert(&object.identity).then(|| client.outcome(identity)) {
+                Some(Ok(Standing::Committed(epoch))) if epoch.0 == newest => return Next::Here(object.clone()),
+                // An identity has one writer, and one read over the network does for this host. If that process dies,
+                // the broker forgets what it began.
+                Some(Ok(Standing::Unfinished)) => return Next::PulledHere(PULLED_HERE),
+                _ => {}
+            }
         }
         let step = match &self.order.from {
             Some(_) => self.named(&offers),

@@ -13,7 +13,7 @@ pub struct Patience {
     pub stall: Duration,
     /// Between renewals, where a third of a lease's life is not shorter.
     pub renew: Duration,
-    /// While nobody has room to serve, in a row.
+    /// While nobody has room to serve, or another process of this host is pulling it, in a row.
     pub busy: Duration,
     /// Attempts in all.
     pub attempts: u32,
@@ -52,7 +52,8 @@ pub enum Event {
     Granted(u64, Grant),
     /// The question with this number was refused: for good, or for this moment.
     Declined(u64, String, Again),
-    /// The host that has the object has no room at this moment: ask again after this time. Nothing has failed.
+    /// The host that has the object has no room, or another process here is pulling it: look again after this time.
+    /// Nothing has failed.
     Busy(u64, String, Duration),
     /// The object is there to be filled.
     Created,
@@ -158,7 +159,7 @@ pub struct Pull {
     renewed: Duration,
     number: u64,
     attempt: u32,
-    /// Since when nobody has had room.
+    /// Since when it waits for room, or for another process.
     busy: Option<Duration>,
 }
 
@@ -194,7 +195,7 @@ impl Pull {
             (Stage::Asking { number }, Event::Busy(to, why, pause)) if to == number => {
                 let since = *self.busy.get_or_insert(now);
                 if now.saturating_sub(since) >= self.patience.busy {
-                    let why = format!("{why}; nobody had room for {} s", self.patience.busy.as_secs());
+                    let why = format!("{why}; waited {} s", self.patience.busy.as_secs());
                     return vec![Action::End(Outcome::Failed(why))];
                 }
                 self.go(now, Stage::Waiting { pause, counts: false }, Vec::new())
@@ -227,10 +228,11 @@ impl Pull {
                 self.go(now, Stage::Flushing { grant, lost }, vec![Action::Flush])
             }
             (Stage::Reading { grant, .. }, Event::ReadFailed(why)) => self.throw_away(now, grant, why),
-            (Stage::Reading { grant, .. }, Event::Tick) if self.is_over(now, self.patience.stall) => {
+            (Stage::Reading { .. }, Event::Tick) if self.is_over(now, self.patience.stall) => {
                 let why =
                     format!("no byte came for {} s, and the transfer does not fail", self.patience.stall.as_secs());
-                vec![Action::Release(grant.lease), Action::End(Outcome::Stuck(why))]
+                // The origin may be answering yet, so its timer ends the lease.
+                vec![Action::End(Outcome::Stuck(why))]
             }
             (stage @ (Stage::Creating { grant } | Stage::Reading { grant, .. }), Event::Tick)
                 if now.saturating_sub(self.renewed) >= self.renews_after(grant) =>
@@ -350,7 +352,7 @@ mod tests {
         }
         assert_eq!(pull.attempt(), 1);
         let ended = pull.happened(SECOND * 61, Event::Busy(60, "2 of 2".into(), SECOND));
-        assert_eq!(ended, [Action::End(Outcome::Failed("2 of 2; nobody had room for 60 s".into()))]);
+        assert_eq!(ended, [Action::End(Outcome::Failed("2 of 2; waited 60 s".into()))]);
     }
 
     #[test]

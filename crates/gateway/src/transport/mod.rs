@@ -124,6 +124,12 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// [`Error::Unavailable`](crate::Error::Unavailable) for a peer that cannot be reached.
     fn load_peer(&self, metadata: &[u8]) -> Result<Box<dyn Peer>>;
 
+    /// Says whether a registration that is taken back ends the reads of it that are under way. Else the origin may be
+    /// answering them yet, from memory that must be mapped.
+    fn ends_reads(&self) -> bool {
+        false
+    }
+
     /// Waits until the device sees what a network card wrote to its memory.
     ///
     /// # Errors
@@ -134,7 +140,7 @@ pub trait Transport: fmt::Debug + Send + Sync {
 
 /// Memory that peers may read. Dropping it takes the registration back.
 ///
-/// A read that is under way then fails, or gives any bytes.
+/// A read that is under way then fails, or gives any bytes; [`Transport::ends_reads`] says if the memory may go.
 pub trait Registration: fmt::Debug + Send {}
 
 /// Another gateway, whose memory can be read.

@@ -163,6 +163,10 @@ impl Transport for Tcp {
         Ok(Box::new(read.ok_or_else(malformed)?))
     }
 
+    fn ends_reads(&self) -> bool {
+        true
+    }
+
     fn flush(&self) -> Result<()> {
         Ok(())
     }
