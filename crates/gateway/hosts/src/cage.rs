@@ -20,8 +20,8 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// Says to the inner process that it is that.
 const INNER: &str = "GPU_IPC_HOSTS_INNER";
-/// Where the folders of a run lie. Every Linux system has it, and what is in it stays under the mount.
-const PLACE: &str = "/mnt";
+/// Where the folders of a run may lie. Every Linux system has them, and what is in them stays under the mount.
+const PLACES: [&str; 3] = ["/mnt", "/media", "/srv"];
 
 /// Locks this process in and runs `inner` there; or does nothing but wait for the process that does.
 ///
@@ -67,6 +67,10 @@ fn furnish() -> Result<PathBuf, String> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).map_err(failed("private mounts"))?;
     let safe = MountFlags::NOSUID | MountFlags::NODEV;
     mount("proc", "/proc", "proc", safe, None).map_err(failed("/proc of this namespace"))?;
-    mount("hosts", PLACE, "tmpfs", safe, Some(c"mode=0700")).map_err(failed("a folder in memory on /mnt"))?;
-    Ok(PathBuf::from(PLACE))
+    // The programs may lie in one of them.
+    let program = std::env::current_exe().unwrap_or_default();
+    let place = PLACES.iter().find(|place| Path::new(place).is_dir() && !program.starts_with(place));
+    let place = *place.ok_or_else(|| format!("none of {PLACES:?} is a folder without this program"))?;
+    mount("hosts", place, "tmpfs", safe, Some(c"mode=0700")).map_err(failed("a folder in memory"))?;
+    Ok(PathBuf::from(place))
 }

@@ -1,21 +1,21 @@
 //! A host: a keeper with its broker, and a gateway, in a network of its own.
 
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::network::Network;
+use crate::watch::until;
 
-/// After this time something that must come counts as never coming. Nothing is asserted to be fast.
-pub const WATCHDOG: Duration = Duration::from_secs(300);
-/// Between two looks at something that is waited for.
-const LOOK: Duration = Duration::from_millis(10);
 /// Bytes of one request of NIXL's, of which four are under way at a time: so a read has a middle.
 const PIECE: &str = "262144";
+/// KiB of a slot of a ring: eight of them hold a quarter of an object of 8 MiB, so that each is filled several times.
+const SLOT_KIB: u32 = 256;
 /// The gateways' port: each host has an address of its own.
 pub const PORT: u16 = 7447;
 
@@ -32,44 +32,26 @@ pub struct Programs {
     pub carrier: String,
 }
 
-/// Waits for something.
-///
-/// # Errors
-///
-/// What did not come.
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, String> {
-    let over = Instant::now() + WATCHDOG;
-    loop {
-        if let Some(seen) = look() {
-            return Ok(seen);
-        }
-        if Instant::now() >= over {
-            return Err(format!("{what}: not within {} s", WATCHDOG.as_secs()));
-        }
-        std::thread::sleep(LOOK);
-    }
-}
-
 /// A process that ends with its value.
 #[derive(Debug)]
-pub struct Process(Child);
+pub struct Process(RefCell<Child>);
 
 impl Process {
     /// Sends a signal; to one that has ended nothing.
     pub fn signal(&mut self, signal: Signal) {
         if self.ended().is_none() {
-            send(self.0.id(), signal);
+            send(self.0.get_mut().id(), signal);
         }
     }
 
     /// Says how it ended, once it has.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
-        self.0.try_wait().ok().flatten()
+    pub fn ended(&self) -> Option<ExitStatus> {
+        self.0.borrow_mut().try_wait().ok().flatten()
     }
 
     /// Says whether it is stopped.
     pub fn is_stopped(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap_or_default();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.borrow().id())).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     }
 
@@ -78,14 +60,14 @@ impl Process {
     /// # Errors
     ///
     /// It does not end.
-    pub fn end(&mut self, what: &str) -> Result<ExitStatus, String> {
+    pub fn end(&self, what: &str) -> Result<ExitStatus, String> {
         until(&format!("the end of {what}"), || self.ended())
     }
 
     /// Kills it and waits.
     pub fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.0.get_mut().kill();
+        let _ = self.0.get_mut().wait();
     }
 }
 
@@ -108,6 +90,15 @@ pub struct Serving {
     pub step: Option<String>,
     /// How long its leases live.
     pub lease_ms: Option<u64>,
+    /// KiB of a slot of its rings, which every object then has; else objects of these trials are too small for rings.
+    pub slot_kib: Option<u32>,
+}
+
+impl Serving {
+    /// Lends rings.
+    pub fn rings() -> Serving {
+        Serving { slot_kib: Some(SLOT_KIB), ..Serving::default() }
+    }
 }
 
 /// See the module.
@@ -256,10 +247,13 @@ impl Host {
         if let Some(ms) = serving.lease_ms {
             command.arg("--lease-ms").arg(ms.to_string());
         }
+        if let Some(kib) = serving.slot_kib {
+            command.arg("--slot-kib").arg(kib.to_string());
+        }
         if let Some(step) = &serving.step {
             command.env("GPU_IPC_GATEWAY_STEP", step);
         }
-        let mut gateway = spawn(&mut command)?;
+        let gateway = spawn(&mut command)?;
         let mut died = false;
         let serves = until(&format!("the gateway of {}", self.name), || {
             died = gateway.ended().is_some();
@@ -405,29 +399,37 @@ impl Host {
         status.as_array().into_iter().flatten().filter_map(figure).sum()
     }
 
-    /// Counts the leases of objects of a name that its gateways have given, as they wrote after a moment: what was
-    /// granted before is among them, or has ended.
-    pub fn leases_of(&self, name: &str, after: SystemTime) -> Option<usize> {
+    /// Lists the leases that its gateways have given, as they wrote after a moment: what was granted before is among
+    /// them, or has ended.
+    pub fn leases(&self, after: SystemTime) -> Option<Vec<Value>> {
         let written = |gateway: &Value| {
             let state = self.dir.join(format!("gateway-{}", gateway["incarnation"].as_str()?));
             std::fs::metadata(state).ok()?.modified().ok()
         };
         let all = self.status()?;
         all.as_array()?.iter().all(|gateway| written(gateway).is_some_and(|at| at > after)).then_some(())?;
-        let (status, list) = (self.status()?, self.list()?);
-        let named = list["objects"].as_array()?.iter().filter(|row| row["name"] == name);
-        let objects: Vec<&Value> = named.map(|row| &row["identity"]).collect();
-        let leases = status.as_array()?.iter().filter_map(|gateway| gateway["leases"].as_array()).flatten();
-        Some(leases.filter(|lease| objects.contains(&&lease["identity"])).count())
+        let status = self.status()?;
+        Some(status.as_array()?.iter().filter_map(|gateway| gateway["leases"].as_array()).flatten().cloned().collect())
     }
 
-    /// The last lines that its processes said.
+    /// Counts the leases of objects of a name, as [`leases`](Host::leases) lists them.
+    pub fn leases_of(&self, name: &str, after: SystemTime) -> Option<usize> {
+        let (leases, list) = (self.leases(after)?, self.list()?);
+        let named = list["objects"].as_array()?.iter().filter(|row| row["name"] == name);
+        let objects: Vec<&Value> = named.map(|row| &row["identity"]).collect();
+        Some(leases.iter().filter(|lease| objects.contains(&&lease["identity"])).count())
+    }
+
+    /// The last lines that its processes said, and how its gateway ended, if it has.
     pub fn log(&self) -> String {
         let text = std::fs::read(self.dir.join("log")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();
         let last = &lines[lines.len().saturating_sub(30)..];
-        last.iter().map(|line| format!("    {}: {line}\n", self.name)).collect()
+        let ended = self.gateway.as_ref().and_then(Process::ended);
+        let ended = ended.map(|status| format!("the gateway ended with {status}"));
+        let lines = last.iter().copied().chain(ended.as_deref());
+        lines.map(|line| format!("    {}: {line}\n", self.name)).collect()
     }
 
     /// Says how often a step was passed at which a process was told to die or stop.
@@ -486,6 +488,11 @@ impl Default for Pulling {
 }
 
 impl Pulling {
+    /// Takes this way, as `--way` has it, and no other.
+    pub fn by(way: &str) -> Pulling {
+        Pulling::default().and(&["--way", way])
+    }
+
     /// Adds arguments.
     pub fn and(mut self, arguments: &[&str]) -> Pulling {
         self.more.extend(arguments.iter().map(|&argument| argument.to_owned()));
@@ -497,5 +504,5 @@ fn spawn(command: &mut Command) -> Result<Process, String> {
     if command.get_program().is_empty() {
         return Err("no program".into());
     }
-    command.spawn().map(Process).map_err(|e| format!("{command:?}: {e}"))
+    command.spawn().map(|child| Process(RefCell::new(child))).map_err(|e| format!("{command:?}: {e}"))
 }

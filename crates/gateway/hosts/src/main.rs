@@ -15,6 +15,7 @@ mod host;
 mod network;
 mod random;
 mod relay;
+mod watch;
 mod world;
 
 use std::path::{Path, PathBuf};
@@ -105,7 +106,8 @@ impl Replay {
         let session = network.open().map_err(|e| e.to_string())?;
         for _ in 0..self.times {
             // Nobody answers before the connection is there.
-            let answer = host::until("an answer", || ask(&session, &gateway, &question, host::WATCHDOG).ok()?.wait())?;
+            let answer =
+                watch::until("an answer", || ask(&session, &gateway, &question, watch::WATCHDOG).ok()?.wait())?;
             println!("{}", serde_json::to_string(&answer.answer).map_err(text)?);
         }
         Ok(ExitCode::SUCCESS)

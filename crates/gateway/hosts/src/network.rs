@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
+use crate::watch::until;
+
 /// Bytes that a connection may have under way: few, so that a read is cut in its middle and not in a buffer.
 const BUFFERS: &str = "4096 65536 131072";
 
@@ -79,6 +81,7 @@ impl Network {
         ] {
             call(network.enter(Command::new("ip").args(line)))?;
         }
+        network.runs()?;
         Ok(network)
     }
 
@@ -118,7 +121,19 @@ impl Network {
     ///
     /// What `ip` says.
     pub fn link(&self, up: bool) -> Result<(), String> {
-        ip(&["link", "set", &self.outside, if up { "up" } else { "down" }])
+        ip(&["link", "set", &self.outside, if up { "up" } else { "down" }])?;
+        if up { self.runs() } else { Ok(()) }
+    }
+
+    /// Waits until the interface runs. The kernel notes the carrier a while after both ends are up, and UCX says until
+    /// then that there is no such device.
+    fn runs(&self) -> Result<(), String> {
+        until(&format!("the carrier of {}", self.outside), || {
+            let mut show = Command::new("ip");
+            show.args(["-oneline", "link", "show", "dev", "eth0"]);
+            let out = self.enter(&mut show).output().ok()?;
+            String::from_utf8_lossy(&out.stdout).contains("state UP").then_some(())
+        })
     }
 }
 

@@ -10,13 +10,14 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
-use gateway::host::step::STEPS;
+use gateway::host::step::{RING_STEPS, STEPS};
 use gateway::plan::Dice;
 use rustix::process::Signal;
 
 use crate::cases::STALLS_AFTER;
-use crate::host::{Process, Pulling, Serving, WATCHDOG, until};
+use crate::host::{Process, Pulling, Serving};
 use crate::relay::{Fault, Relay};
+use crate::watch::{WATCHDOG, until};
 use crate::world::{Means, World};
 
 const HOSTS: u8 = 3;
@@ -105,7 +106,7 @@ pub fn run(means: &Means, plan: &Plan) -> Result<String, String> {
 }
 
 fn serving() -> Serving {
-    Serving { lease_ms: Some(LEASE_MS), ..Serving::default() }
+    Serving { lease_ms: Some(LEASE_MS), ..Serving::rings() }
 }
 
 /// Takes out what lasted until this moment.
@@ -180,14 +181,17 @@ impl Chaos {
             return Ok(());
         }
         let host = (home + 1 + self.dice.below(u64::from(HOSTS) - 1) as usize) % usize::from(HOSTS);
-        let step = STEPS[self.dice.below(STEPS.len() as u64) as usize];
+        let steps = [STEPS, RING_STEPS].concat();
+        let step = steps[self.dice.below(steps.len() as u64) as usize];
         let step = match self.dice.below(10) {
             0..5 => Some("stop:pull.half_read".to_owned()),
             5 => Some(format!("stop:{step}")),
             6 => Some(format!("kill:{step}")),
             _ => None,
         };
-        let pulling = Pulling { step, attempts: 4, stall_s: 2, confirms: self.confirms, more: Vec::new() };
+        let way = self.dice.below(3) as usize;
+        let pulling = [Pulling::by("direct"), Pulling::by("pinned-ring"), Pulling::default()][way].clone();
+        let pulling = Pulling { step, attempts: 4, stall_s: 2, confirms: self.confirms, ..pulling };
         let pull = self.world.hosts[host].pull(name, &pulling)?;
         self.pulls.push(Running { pull, host, stopped: None });
         self.count("pulls", 1);
@@ -263,10 +267,16 @@ impl Chaos {
         let first = 1 + self.dice.below(u64::from(HOSTS) - 1) as usize;
         let second = usize::from(HOSTS) - first;
         self.go_on(Instant::now() + 2 * WATCHDOG)?;
+        // Nor has a lease of the time before a mapping where the next ones would be.
+        let before = SystemTime::now();
+        self.wait("no lease", |chaos| (chaos.world.hosts[home].leases_of(name, before)? == 0).then_some(()))?;
         let relay = Relay::before(&self.world.hosts[home].network)?;
         relay.set(Fault::Delay(SLOWLY));
         let Ok(old) = self.world.put(home, name, BYTES) else { return Ok(()) };
-        let Some(mut pull) = self.half(first, name)? else { return Ok(()) };
+        // The memory that is used again is the object's, or that of a ring: one that loses its lease brings no piece
+        // more, so the control reads the object's.
+        let way = if self.confirms && self.dice.below(2) == 0 { "pinned-ring" } else { "direct" };
+        let Some(mut pull) = self.half(first, name, way)? else { return Ok(()) };
         let stopped = SystemTime::now();
         self.wait("the end of the lease", |chaos| {
             let leases = chaos.world.hosts[home].leases_of(name, stopped)?;
@@ -276,8 +286,8 @@ impl Chaos {
         if removed.and_then(|()| self.world.put(home, name, BYTES)).is_ok() {
             // The origin maps the new object for another replica, where it had the old one, for as long as this pull
             // renews.
-            let stalls = Pulling::default().and(&["--stall-after", STALLS_AFTER]);
-            let mut other = self.world.hosts[second].pull(name, &stalls)?;
+            let stalls = Pulling::by("direct").and(&["--stall-after", STALLS_AFTER]);
+            let other = self.world.hosts[second].pull(name, &stalls)?;
             self.wait("the other lease", |chaos| {
                 let leased = chaos.world.hosts[home].leases_of(name, stopped)? > 0;
                 (leased || other.ended().is_some()).then_some(())
@@ -315,10 +325,10 @@ impl Chaos {
     }
 
     /// Begins a pull and waits until it has stopped itself in the middle; nothing if it ends before.
-    fn half(&mut self, host: usize, name: &str) -> Result<Option<Process>, String> {
+    fn half(&mut self, host: usize, name: &str, way: &str) -> Result<Option<Process>, String> {
         let step = Some("stop:pull.half_read".to_owned());
-        let pulling = Pulling { step, confirms: self.confirms, ..Pulling::default() };
-        let mut pull = self.world.hosts[host].pull(name, &pulling)?;
+        let pulling = Pulling { step, confirms: self.confirms, ..Pulling::by(way) };
+        let pull = self.world.hosts[host].pull(name, &pulling)?;
         self.wait("the middle of a pull", |_| (pull.is_stopped() || pull.ended().is_some()).then_some(()))?;
         Ok(pull.ended().is_none().then_some(pull))
     }
@@ -342,7 +352,7 @@ impl Chaos {
     fn go_on(&mut self, now: Instant) -> Result<(), String> {
         self.relay = self.relay.take().filter(|(_, until)| *until > now);
         for host in &mut self.world.hosts {
-            if let Some(ended) = host.gateway.as_mut().and_then(Process::ended) {
+            if let Some(ended) = host.gateway.as_ref().and_then(Process::ended) {
                 return Err(format!("FINDING: the gateway of {} ended by itself: {ended}", host.name));
             }
         }
@@ -387,18 +397,15 @@ impl Chaos {
     fn settle(&mut self) -> Result<(), String> {
         let later = Instant::now() + 2 * WATCHDOG;
         self.go_on(later)?;
-        for running in &mut self.pulls {
-            let what = format!("the end of a pull on {}", self.world.hosts[running.host].name);
-            // It may stop itself yet.
-            until(&what, || {
-                running.pull.signal(Signal::CONT);
-                running.pull.ended()
-            })?;
-        }
+        until("the end of all pulls", || {
+            // They may stop themselves yet, and one may wait for another.
+            self.pulls.iter_mut().for_each(|running| running.pull.signal(Signal::CONT));
+            self.pulls.iter_mut().all(|running| running.pull.ended().is_some()).then_some(())
+        })?;
         self.go_on(later)?;
         // Leases that a loaded machine renews in time, however loaded it is.
         for host in &mut self.world.hosts {
-            host.serve_again(&Serving::default())?;
+            host.serve_again(&Serving::rings())?;
         }
         let read = self.world.check()?;
         self.count("objects compared", read as u64);

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use serde_json::Value;
 
 use crate::content;
-use crate::host::{Host, Programs, Pulling, Serving, until};
+use crate::host::{Host, Programs, Pulling, Serving};
 use crate::network::Network;
+use crate::watch::until;
 
 /// What every case is given.
 #[derive(Clone, Debug)]
@@ -162,7 +163,7 @@ impl World {
     /// It does not, or what it shows is wrong.
     pub fn pulled(&self, host: usize, object: &Committed) -> Result<(), String> {
         let more = vec!["--epoch".to_owned(), object.epoch.to_string()];
-        let mut pull = self.hosts[host].pull(&object.name, &Pulling { more, ..Pulling::default() })?;
+        let pull = self.hosts[host].pull(&object.name, &Pulling { more, ..Pulling::default() })?;
         let ended = pull.end("a pull")?;
         if !ended.success() || !self.shows(host, object) {
             return Err(format!("a pull of {} ended with {ended}, and it is not there\n{}", object.name, self.log()));

@@ -48,7 +48,7 @@ pub fn two_for_one_broker(means: &Means) -> Result<String, String> {
     let pulling = Pulling { more: vec!["--peer".into(), world.hosts[ORIGIN].at_port(PORT + 1)], ..Pulling::default() };
     let mut first = stopped_at(&world, REPLICA, &object, "pull.half_read", &pulling)?;
     // Of one object there is one writer; this one waits, or gives up.
-    let mut beside = world.hosts[REPLICA].pull(&object.name, &pulling)?;
+    let beside = world.hosts[REPLICA].pull(&object.name, &pulling)?;
     // Whichever it reads from.
     world.hosts[ORIGIN].gateway = None;
     first.signal(Signal::CONT);

@@ -14,30 +14,37 @@ const REPLICA: usize = 1;
 const BYTES: usize = 8 << 20;
 
 pub fn down_and_up(means: &Means) -> Result<String, String> {
-    let mut world = World::create(means, 2, &Serving::default())?;
-    for (round, down) in [ORIGIN, REPLICA].into_iter().enumerate() {
-        let object = world.put(ORIGIN, &format!("model-{round}"), BYTES)?;
-        let mut pull = stopped_at(&world, REPLICA, &object, "pull.half_read", &Pulling::default())?;
-        world.hosts[down].network.link(false)?;
-        pull.signal(Signal::CONT);
-        // For so long it reads from nowhere.
-        std::thread::sleep(Duration::from_millis(500));
-        if pull.ended().is_some() {
-            return Err(format!("the pull ended while the link was down\n{}", world.log()));
+    let mut world = World::create(means, 2, &Serving::rings())?;
+    for way in ["direct", "pinned-ring"] {
+        for down in [ORIGIN, REPLICA] {
+            let object = world.put(ORIGIN, &format!("{way}-{down}"), BYTES)?;
+            let mut pull = stopped_at(&world, REPLICA, &object, "pull.half_read", &Pulling::by(way))?;
+            world.hosts[down].network.link(false)?;
+            pull.signal(Signal::CONT);
+            // For so long it reads from nowhere.
+            std::thread::sleep(Duration::from_millis(500));
+            if pull.ended().is_some() {
+                return Err(format!("the pull ended while the link was down\n{}", world.log()));
+            }
+            world.hosts[down].network.link(true)?;
+            let ended = pull.end("the pull")?;
+            if !ended.success() || !world.shows(REPLICA, &object) {
+                return Err(format!("{way}: the pull ended with {ended} after the link came up\n{}", world.log()));
+            }
+            let status = world.hosts[REPLICA].status().unwrap_or_default();
+            let taken = &status[0]["paths"][0]["way"];
+            if *taken != way.replace('-', "_") {
+                return Err(format!("{taken} was taken, and not {way}: {status}"));
+            }
+            world.check()?;
         }
-        world.hosts[down].network.link(true)?;
-        let ended = pull.end("the pull")?;
-        if !ended.success() || !world.shows(REPLICA, &object) {
-            return Err(format!("the pull ended with {ended} after the link came up\n{}", world.log()));
-        }
-        world.check()?;
     }
     world.emptied()?;
-    Ok("at the origin and at the replica".into())
+    Ok("at the origin and at the replica, directly and through a ring".into())
 }
 
 pub fn down_for_good(means: &Means) -> Result<String, String> {
-    let mut world = World::create(means, 2, &Serving { lease_ms: Some(2_000), ..Serving::default() })?;
+    let mut world = World::create(means, 2, &Serving { lease_ms: Some(4_000), ..Serving::default() })?;
     let object = world.put(ORIGIN, "model", BYTES)?;
     let pulling = Pulling { stall_s: 5, ..Pulling::default() };
     let mut pull = stopped_at(&world, REPLICA, &object, "pull.half_read", &pulling)?;

@@ -21,7 +21,9 @@ pub const ALL: &[(&str, Case)] = &[
     ("the other side killed at each step", steps::other_side),
     ("the origin's broker killed at each step", steps::broker_of_origin),
     ("the replica's broker killed at each step", steps::broker_of_replica),
+    ("killed at each step of a ring", steps::of_a_ring),
     ("a reader is stopped while its object's name and memory become another's", stop::reader),
+    ("a reader is stopped beyond its lease, and goes on", stop::reader_beyond_its_lease),
     ("an origin is stopped while its object's name becomes another's", stop::origin),
     ("a relay delays, cuts and truncates", relay::delays_cuts_and_truncates),
     ("a link is down in the middle of a read, and up again", link::down_and_up),
@@ -35,6 +37,7 @@ pub const ALL: &[(&str, Case)] = &[
 
 /// Those that `--carrier nixl` runs unless some are named. Others need what plain TCP can be told, or take long.
 pub const BY_NIXL: &[&str] = &[
+    "a reader is stopped beyond its lease, and goes on",
     "a link is down in the middle of a read, and up again",
     "a link is down until the reader gives up",
     "garbage on every port",

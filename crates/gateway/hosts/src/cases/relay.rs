@@ -6,8 +6,9 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::stop::stopped_at;
-use crate::host::{Pulling, Serving, until};
+use crate::host::{Pulling, Serving};
 use crate::relay::{Fault, Relay};
+use crate::watch::until;
 use crate::world::{Means, World};
 
 const ORIGIN: usize = 0;

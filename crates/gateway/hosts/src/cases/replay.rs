@@ -8,7 +8,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::stop::{STALLS_AFTER, stopped_at};
-use crate::host::{Pulling, Serving, until};
+use crate::host::{Pulling, Serving};
+use crate::watch::until;
 use crate::world::{Means, World};
 
 const ORIGIN: usize = 0;

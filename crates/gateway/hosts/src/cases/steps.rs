@@ -1,10 +1,11 @@
 //! At every named step of a pull, on either side, a process is killed: the one that is there, the one on the other
 //! side, or the broker of either. Afterwards the object can be pulled, is right, and leaves nothing behind.
 
-use gateway::host::step::STEPS;
+use gateway::host::step::{RING_STEPS, STEPS};
 use rustix::process::Signal;
 
-use crate::host::{Pulling, Serving, until};
+use crate::host::{Pulling, Serving};
+use crate::watch::until;
 use crate::world::{Means, World};
 
 const ORIGIN: usize = 0;
@@ -12,7 +13,7 @@ const REPLICA: usize = 1;
 /// Long enough that a read has a middle: many times what connections hold.
 const BYTES: usize = 4 << 20;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Victim {
     Itself,
     OtherSide,
@@ -35,23 +36,39 @@ pub fn broker_of_replica(means: &Means) -> Result<String, String> {
     all(means, Victim::Broker(REPLICA))
 }
 
+/// At the steps that only a read through a ring has: each victim.
+pub fn of_a_ring(means: &Means) -> Result<String, String> {
+    let mut world = World::create(means, 2, &Serving::rings())?;
+    let victims = [Victim::Itself, Victim::OtherSide, Victim::Broker(ORIGIN), Victim::Broker(REPLICA)];
+    for step in RING_STEPS {
+        for victim in victims {
+            let pulling = Pulling::by("pinned-ring");
+            one(&mut world, step, victim, &Serving::rings(), pulling)
+                .map_err(|why| format!("at {step}, {victim:?}: {why}"))?;
+        }
+    }
+    world.check()?;
+    world.emptied()?;
+    Ok(format!("{} steps, {} victims", RING_STEPS.len(), victims.len()))
+}
+
 fn all(means: &Means, victim: Victim) -> Result<String, String> {
     let mut world = World::create(means, 2, &Serving::default())?;
     for step in STEPS {
-        one(&mut world, step, victim).map_err(|why| format!("at {step}: {why}"))?;
+        one(&mut world, step, victim, &Serving::default(), Pulling::default())
+            .map_err(|why| format!("at {step}: {why}"))?;
     }
     world.check()?;
     world.emptied()?;
     Ok(format!("{} steps", STEPS.len()))
 }
 
-fn one(world: &mut World, step: &str, victim: Victim) -> Result<(), String> {
-    let object = world.put(ORIGIN, &format!("at-{step}"), BYTES)?;
+fn one(world: &mut World, step: &str, victim: Victim, serving: &Serving, mut pulling: Pulling) -> Result<(), String> {
+    let object = world.put(ORIGIN, &format!("at-{step}-{victim:?}"), BYTES)?;
     let at = if step.starts_with("pull.") { REPLICA } else { ORIGIN };
     let told = Some(format!("{}:{step}", if victim == Victim::Itself { "kill" } else { "stop" }));
-    let mut pulling = Pulling::default();
     if at == ORIGIN {
-        world.hosts[ORIGIN].serve(&Serving { step: told, ..Serving::default() })?;
+        world.hosts[ORIGIN].serve(&Serving { step: told, ..serving.clone() })?;
     } else {
         pulling.step = told;
     }
@@ -81,7 +98,7 @@ fn one(world: &mut World, step: &str, victim: Victim) -> Result<(), String> {
         }
     }
     if world.hosts[ORIGIN].gateway.as_mut().is_none_or(|gateway| gateway.ended().is_some()) {
-        world.hosts[ORIGIN].serve(&Serving::default())?;
+        world.hosts[ORIGIN].serve(serving)?;
     }
     pull.end("the pull")?;
     world.check_of(&object.name)?;

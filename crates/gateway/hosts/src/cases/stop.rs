@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
 
-use crate::host::{Process, Pulling, Serving, until};
+use crate::host::{Process, Pulling, Serving};
 use crate::relay::{Fault, Relay};
+use crate::watch::until;
 use crate::world::{Committed, Means, World};
 
 const HALF: &str = "pull.half_read";
@@ -74,6 +75,29 @@ pub fn origin(means: &Means) -> Result<String, String> {
     Ok(format!("{ROUNDS} rounds"))
 }
 
+/// Stopped in the middle of a read until the lease has ended: the origin has unmapped what it still answers from.
+pub fn reader_beyond_its_lease(means: &Means) -> Result<String, String> {
+    let mut world = World::create(means, 2, &Serving { lease_ms: Some(3_000), ..Serving::default() })?;
+    for round in 0..ROUNDS {
+        let name = format!("model-{round}");
+        let object = world.put(ORIGIN, &name, 4 * BYTES)?;
+        let mut pull = stopped_at(&world, REPLICA, &object, HALF, &Pulling::default())?;
+        let stopped = SystemTime::now();
+        until("the end of the lease", || (world.hosts[ORIGIN].leases_of(&name, stopped)? == 0).then_some(()))?;
+        pull.signal(Signal::CONT);
+        let ended = pull.end("the pull that was stopped")?;
+        if !ended.success() || !world.shows(REPLICA, &object) {
+            return Err(format!("round {round}: the pull ended with {ended}\n{}", world.log()));
+        }
+        if let Some(ended) = world.hosts[ORIGIN].gateway.as_ref().and_then(Process::ended) {
+            return Err(format!("round {round}: the origin's gateway ended with {ended}\n{}", world.log()));
+        }
+    }
+    world.check()?;
+    world.emptied()?;
+    Ok(format!("{ROUNDS} rounds, and the origin's gateway lives"))
+}
+
 /// Three hosts, the first of which answers slowly: so the middle of a read is one on a loaded machine too.
 fn create(means: &Means) -> Result<(World, Relay), String> {
     let world = World::create(means, 3, &Serving { lease_ms: Some(LEASE_MS), ..Serving::default() })?;
@@ -86,6 +110,9 @@ fn create(means: &Means) -> Result<(World, Relay), String> {
 /// lives; then what it has published is compared.
 fn reuse_while_stopped(world: &mut World, round: usize, confirms: bool) -> Result<(), String> {
     let name = format!("model-{round}");
+    // What the round before has mapped would have the place that becomes free in this one.
+    let before = SystemTime::now();
+    until("no lease", || world.hosts[ORIGIN].leases(before)?.is_empty().then_some(()))?;
     let old = world.put(ORIGIN, &name, BYTES)?;
     let mut pull = stopped_at(world, REPLICA, &old, HALF, &Pulling { confirms, ..Pulling::default() })?;
     let stopped = SystemTime::now();
@@ -127,7 +154,7 @@ pub fn stopped_at(
     pulling: &Pulling,
 ) -> Result<Process, String> {
     let told = Pulling { step: Some(format!("stop:{step}")), ..pulling.clone() };
-    let mut pull = world.hosts[host].pull(&object.name, &told)?;
+    let pull = world.hosts[host].pull(&object.name, &told)?;
     let stopped = until(step, || (pull.is_stopped() || pull.ended().is_some()).then_some(()));
     match (stopped, pull.ended()) {
         (Ok(()), None) => Ok(pull),
