@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 
+use gpu_ipc::allocators::Allocator;
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, Claims, ReceivedBlock, To, Wait};
 
@@ -33,6 +34,9 @@ pub const CASES: &[Case] = &[
     ("heap_pair_10", Before::Block, |pair| heap_pairs(pair, 10)),
     ("heap_pair_1000", Before::Block, |pair| heap_pairs(pair, 1_000)),
     ("heap_pair_100000", Before::Block, |pair| heap_pairs(pair, 100_000)),
+    ("thread_heaps_pair_10", Before::Block, |pair| thread_heaps_pairs(pair, 10)),
+    ("thread_heaps_pair_1000", Before::Block, |pair| thread_heaps_pairs(pair, 1_000)),
+    ("thread_heaps_pair_100000", Before::Block, |pair| thread_heaps_pairs(pair, 100_000)),
 ];
 
 fn share(pair: &mut Pair) {
@@ -150,7 +154,17 @@ fn drop_sent_held(pair: &mut Pair) {
 
 /// A free and an allocation at random, among this many live chunks.
 fn heap_pairs(pair: &mut Pair, live: usize) {
-    let mut heap = pair.heap.take().unwrap_or_else(|| Heap::new(live));
+    let heap = pair.heap.take().unwrap_or_else(|| Heap::new(live));
+    pair.heap = Some(heap_round(pair, heap));
+}
+
+/// The same by one of two heaps, each for a thread: only this one allocates.
+fn thread_heaps_pairs(pair: &mut Pair, live: usize) {
+    let heap = pair.thread_heaps.take().unwrap_or_else(|| Heap::for_threads(live));
+    pair.thread_heaps = Some(heap_round(pair, heap));
+}
+
+fn heap_round<A: Allocator>(pair: &mut Pair, mut heap: Heap<A>) -> Heap<A> {
     pair.measure(heap.plan(BATCH), |_, planned| heap.pair(planned));
-    pair.heap = Some(heap);
+    heap
 }

@@ -2,28 +2,52 @@
 
 use std::cell::Cell;
 use std::hint::black_box;
+use std::num::NonZeroUsize;
 
-use gpu_ipc::allocators::{Bfc, BfcOptions, Growth, Request, Simulated};
+use gpu_ipc::allocators::{Allocator, Bfc, BfcOptions, Growth, Request, Simulated, ThreadHeaps};
 
 /// Bytes that everything fits in.
 const ROOM: u64 = 512 << 30;
 
 /// Best fit over addresses without memory behind them.
-pub struct Heap {
-    bfc: Bfc<Simulated>,
+pub type OneHeap = Bfc<Simulated>;
+
+/// The same with a heap for each of two threads.
+pub type HeapForEach = ThreadHeaps<Simulated>;
+
+/// An allocator and what is live in it.
+pub struct Heap<A> {
+    allocator: A,
     held: Vec<Cell<u64>>,
     /// A fixed sequence: xorshift.
     random: u64,
 }
 
-impl Heap {
+fn options() -> BfcOptions {
+    BfcOptions::new("heap").limit(ROOM).growth(Growth::Whole)
+}
+
+impl Heap<OneHeap> {
     /// Makes a heap with this many live chunks.
-    pub fn new(live: usize) -> Heap {
-        let bfc = Bfc::new(BfcOptions::new("heap").limit(ROOM).growth(Growth::Whole), Simulated::new());
-        let mut heap = Heap { bfc, held: Vec::with_capacity(live), random: 0x9e37_79b9_7f4a_7c15 };
+    pub fn new(live: usize) -> Heap<OneHeap> {
+        Heap::filled(Bfc::new(options(), Simulated::new()), live)
+    }
+}
+
+impl Heap<HeapForEach> {
+    /// Makes the same with a heap for each of two threads; all chunks are the calling one's.
+    pub fn for_threads(live: usize) -> Heap<HeapForEach> {
+        let heaps = NonZeroUsize::new(2).expect("two");
+        Heap::filled(ThreadHeaps::new(options(), heaps, Simulated::new()), live)
+    }
+}
+
+impl<A: Allocator> Heap<A> {
+    fn filled(allocator: A, live: usize) -> Heap<A> {
+        let mut heap = Heap { allocator, held: Vec::with_capacity(live), random: 0x9e37_79b9_7f4a_7c15 };
         for _ in 0..live {
             let bytes = heap.bytes();
-            let placed = heap.bfc.alloc(Request::new(bytes)).expect("room");
+            let placed = heap.allocator.alloc(Request::new(bytes)).expect("room");
             heap.held.push(Cell::new(placed.address));
         }
         // A heap that was just filled has hardly a hole.
@@ -41,8 +65,8 @@ impl Heap {
     /// Frees a chunk and allocates another.
     pub fn pair(&self, (at, bytes): (usize, u64)) {
         let held = &self.held[at];
-        self.bfc.free(held.get()).expect("in use");
-        held.set(black_box(self.bfc.alloc(Request::new(bytes)).expect("room").address));
+        self.allocator.free(held.get()).expect("in use");
+        held.set(black_box(self.allocator.alloc(Request::new(bytes)).expect("room").address));
     }
 
     /// Returns a size from 256 B to 1 MiB, as many of each power of two.

@@ -8,7 +8,7 @@ use gpu_ipc::host::{HostBackend, HostConfig};
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, Descriptor, Gpu, Participant, ReceivedBlock, SentBlock, Session, To, Wait};
 
-use crate::heap::Heap;
+use crate::heap::{Heap, HeapForEach, OneHeap};
 use crate::stepper;
 
 /// Operations of a round.
@@ -42,7 +42,8 @@ pub struct Pair {
     pub marks: bool,
     pub spent: Duration,
     in_limbo: Vec<ReceivedBlock>,
-    pub heap: Option<Heap>,
+    pub heap: Option<Heap<OneHeap>>,
+    pub thread_heaps: Option<Heap<HeapForEach>>,
     _dir: tempfile::TempDir,
 }
 
@@ -75,6 +76,7 @@ impl Pair {
             spent: Duration::ZERO,
             in_limbo: Vec::new(),
             heap: None,
+            thread_heaps: None,
             _dir: dir,
         };
         for _ in 0..if let Before::Limbo(blocks) = before { blocks } else { 0 } {
