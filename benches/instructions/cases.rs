@@ -2,11 +2,10 @@
 
 use std::hint::black_box;
 
-use gpu_ipc::allocators::Allocator;
 use gpu_ipc::session::ShareOptions;
 use gpu_ipc::{After, Claims, ReceivedBlock, To, Wait};
 
-use crate::heap::Heap;
+use crate::heap::{Heap, Subject};
 use crate::pair::{BATCH, Before, CROWD, Pair};
 
 /// Name, what is there, and one round of [`BATCH`] operations.
@@ -164,7 +163,7 @@ fn thread_heaps_pairs(pair: &mut Pair, live: usize) {
     pair.thread_heaps = Some(heap_round(pair, heap));
 }
 
-fn heap_round<A: Allocator>(pair: &mut Pair, mut heap: Heap<A>) -> Heap<A> {
+fn heap_round<A: Subject>(pair: &mut Pair, mut heap: Heap<A>) -> Heap<A> {
     pair.measure(heap.plan(BATCH), |_, planned| heap.pair(planned));
     heap
 }

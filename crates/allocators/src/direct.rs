@@ -10,8 +10,8 @@ use crate::allocator::hand_on;
 use crate::bfc::Counters;
 use crate::request::foreign;
 use crate::{
-    Allocator, AllocatorStats, Bfc, BfcOptions, Extent, Growth, HostHeap, HostPages, NodePages, Placed, Request,
-    SubAllocator,
+    Allocator, AllocatorStats, Bfc, BfcOptions, Extent, Growth, HostHeap, HostPages, NodePages, Placed, RegionVisitor,
+    Request, SubAllocator, Visited,
 };
 
 /// An allocator that hands each extent of upstream out as it is.
@@ -153,11 +153,16 @@ impl BasicCpu {
     ///
     /// [`Error::System`] when the kernel has no page for the fork guard.
     pub fn new(numa_node: Option<u32>) -> Result<BasicCpu> {
+        BasicCpu::visited(numa_node, None)
+    }
+
+    /// Takes the same, and tells a visitor, if there is one, of each piece that comes and goes.
+    pub(crate) fn visited(numa_node: Option<u32>, visitor: Option<Arc<dyn RegionVisitor>>) -> Result<BasicCpu> {
         Ok(BasicCpu(match numa_node {
-            None => Arc::new(Direct::new("cpu", HostHeap::new()?)),
+            None => Arc::new(Direct::new("cpu", Visited::maybe(HostHeap::new()?, visitor))),
             Some(node) => {
                 let options = BfcOptions::new(format!("cpu of node {node}")).growth(Growth::Fixed(2 << 20));
-                Arc::new(Bfc::new(options, NodePages::new(node)?))
+                Arc::new(Bfc::new(options, Visited::maybe(NodePages::new(node)?, visitor)))
             }
         }))
     }

@@ -510,7 +510,8 @@ fn pinned_memory_grows_by_its_own_rule_and_keeps_its_limit() {
 
 #[test]
 fn an_address_finds_its_owner() {
-    for kind in with_regions() {
+    let kinds = [AllocatorKind::BestFit, heaps(3), AllocatorKind::Pool, AllocatorKind::Direct];
+    for kind in kinds {
         let (_fake, state) = state();
         state.configure(options().device_kind(kind).pinned_kind(kind).cpu_kind(kind)).expect("nothing is made yet");
         let private = [on_device(), on_host().gpu_compatible(), on_host()]
@@ -587,6 +588,23 @@ fn visitors_hear_of_every_region_that_comes_and_goes() {
             .into_iter()
             .for_each(|trimmed| assert!(trimmed.expect("trimmed") > 0));
         assert_eq!(keys.map(of), [Some((0, 0)); 3]);
+    }
+}
+
+#[test]
+fn visitors_hear_of_plain_host_memory_whatever_keeps_it() {
+    let kinds = [AllocatorKind::BestFit, heaps(3), AllocatorKind::Pool, AllocatorKind::Direct];
+    for (kind, node) in kinds.into_iter().flat_map(|kind| [(kind, None), (kind, Some(0))]) {
+        let state = ProcessState::new([]);
+        let registered = Arc::new(Registered::default());
+        state.configure(options().cpu_kind(kind).visitor(registered.clone())).expect("nothing is made yet");
+        let cpu = state.host_allocator(None, node).expect("it needs no device");
+        let of = || registered.0.lock().expect("no panic").get(&AllocatorKey::Cpu(node)).copied();
+        let held = cpu.alloc(Request::new(100)).expect("room").address;
+        assert!(of().is_some_and(|(regions, bytes)| regions == 1 && bytes >= 100), "{kind:?} {node:?}: {:?}", of());
+        cpu.free(held).expect("in use");
+        cpu.trim().expect("it goes back");
+        assert_eq!(of(), Some((0, 0)), "{kind:?} {node:?}");
     }
 }
 

@@ -11,19 +11,20 @@ use crate::{Guard, NanFill, Tracking};
 const MIB: u64 = 1 << 20;
 
 /// Keys that the frameworks know and that have no counterpart here, since what they tune is not there.
-const TENSORFLOW_ONLY: [&str; 4] = [
-    "TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC",
-    "TF_ENABLE_GPU_GARBAGE_COLLECTION",
-    "TF_GPU_HOST_MEM_PREALLOCATE",
-    "TF_PER_DEVICE_MEMORY_LIMIT_MB",
-];
-const PYTORCH_ONLY: [&str; 6] = [
+const TENSORFLOW_ONLY: [&str; 2] = ["TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC", "TF_GPU_HOST_MEM_PREALLOCATE"];
+const PYTORCH_ONLY: [&str; 12] = [
     "graph_capture_record_stream_reuse",
+    "large_segment_size_mb",
     "max_non_split_rounding_mb",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
     "pinned_num_register_threads",
     "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
     "pinned_use_cuda_host_register",
     "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "throw_on_cudamalloc_oom",
 ];
 
 impl ProcessOptions {
@@ -36,6 +37,8 @@ impl ProcessOptions {
     /// | `TF_CPU_ALLOCATOR_USE_BFC` | best fit for plain host memory, or a pool |
     /// | `TF_CPU_BFC_MEM_LIMIT_IN_MB` | [`cpu_limit`](ProcessOptions::cpu_limit) |
     /// | `TF_DEVICE_MIN_SYS_MEMORY_IN_MB` | [`MemoryLimit::AllBut`] |
+    /// | `TF_PER_DEVICE_MEMORY_LIMIT_MB` | [`MemoryLimit::Bytes`], before the reserve; 0 is none |
+    /// | `TF_ENABLE_GPU_GARBAGE_COLLECTION` | [`collect_regions`](ProcessOptions::collect_regions) |
     /// | `TF_FORCE_UNIFIED_MEMORY` | [`managed`](ProcessOptions::managed) |
     /// | `TF_GPU_ALLOCATOR` | `cuda_malloc`: each request is the driver's; `cuda_malloc_async`: the driver's pool; `memory_guard`: marks and NaNs |
     /// | `TF_BFC_MEMORY_DUMP` | [`memory_dump`](ProcessOptions::memory_dump) |
@@ -69,6 +72,12 @@ impl ProcessOptions {
         }
         if let Some(reserve) = megabytes("TF_DEVICE_MIN_SYS_MEMORY_IN_MB")? {
             options.limit = MemoryLimit::AllBut(reserve.saturating_mul(MIB));
+        }
+        if let Some(limit) = megabytes("TF_PER_DEVICE_MEMORY_LIMIT_MB")?.filter(|&limit| limit > 0) {
+            options.limit = MemoryLimit::Bytes(limit.saturating_mul(MIB));
+        }
+        if let Some(value) = var("TF_ENABLE_GPU_GARBAGE_COLLECTION") {
+            options.collect_regions = switch("TF_ENABLE_GPU_GARBAGE_COLLECTION", &value)?;
         }
         if let Some(value) = var("TF_FORCE_UNIFIED_MEMORY") {
             options.managed = switch("TF_FORCE_UNIFIED_MEMORY", &value)?;
@@ -207,24 +216,29 @@ mod tests {
             ("TF_GPU_ALLOCATOR", "cuda_malloc_async"),
             ("TF_FORCE_UNIFIED_MEMORY", "true"),
             ("TF_BFC_MEMORY_DUMP", "/tmp/dump"),
-            ("TF_ENABLE_GPU_GARBAGE_COLLECTION", "true"),
+            ("TF_ENABLE_GPU_GARBAGE_COLLECTION", "false"),
+            ("TF_GPU_HOST_MEM_PREALLOCATE", "true"),
         ])
         .expect("they are all known");
         assert_eq!((options.growth, options.pinned_growth), (Growth::Whole, Growth::DEFAULT));
         assert_eq!((options.pinned_limit, options.cpu_limit), (256 * MIB, 512 * MIB));
         assert_eq!((options.cpu_kind, options.device_kind), (AllocatorKind::BestFit, AllocatorKind::Driver));
-        assert!(options.managed);
+        assert!(options.managed && !options.collect_regions);
         assert_eq!(options.limit, MemoryLimit::AllBut(100 * MIB));
         assert_eq!(options.memory_dump.as_deref(), Some("/tmp/dump".as_ref()));
         assert!(of(&[("TF_GPU_ALLOCATOR", "memory_guard")]).expect("known").wrap.is_some());
         assert!(of(&[("GPU_IPC_TRACK_ALLOCATIONS", "1")]).expect("known").wrap.is_some());
-        assert_eq!(of(&[]).expect("nothing is set").growth, Growth::DEFAULT);
+        let limit = |megabytes| of(&[("TF_PER_DEVICE_MEMORY_LIMIT_MB", megabytes)]).expect("known").limit;
+        assert_eq!((limit("1024"), limit("0")), (MemoryLimit::Bytes(1024 * MIB), MemoryLimit::Most));
+        let unset = of(&[]).expect("nothing is set");
+        assert_eq!((unset.growth, unset.collect_regions), (Growth::DEFAULT, true));
     }
 
     #[test]
     fn keys_of_pytorch_with_a_counterpart_are_read() {
         let conf = "expandable_segments:True, max_split_size_mb:128,garbage_collection_threshold:0.8,\
-                    roundup_power2_divisions:4,pinned_use_cuda_host_register:True";
+                    roundup_power2_divisions:4,pinned_use_cuda_host_register:True,\
+                    pinned_use_background_threads:True";
         let options = of(&[("PYTORCH_CUDA_ALLOC_CONF", conf)]).expect("they are all known");
         assert!(options.grows_in_place);
         assert_eq!((options.max_split, options.collect_from), (Some(128 * MIB), Some(0.8)));

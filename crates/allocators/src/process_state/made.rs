@@ -106,7 +106,9 @@ impl Inner {
                         let pages = Visited::maybe(NodePages::new(node)?, self.visitor(key));
                         Ok(best_fit(kind, self.cpu(name), pages))
                     }
-                    (kind, node) => limited(kind, name, &options.cpu_pool, BasicCpu::new(node)?, u64::MAX),
+                    (kind, node) => {
+                        limited(kind, name, &options.cpu_pool, BasicCpu::visited(node, self.visitor(key))?, u64::MAX)
+                    }
                 }
             }
             AllocatorKey::Arena(_) => unreachable!("arenas are made by `arena`"),
@@ -125,6 +127,7 @@ impl Inner {
             .growth(options.growth)
             .max_split(options.max_split)
             .collect_from(options.collect_from)
+            .collect_regions(options.collect_regions)
             .round_up_divisions(options.round_up_divisions)
             .memory_dump(options.memory_dump.clone());
         let has_regions = matches!(options.device_kind, AllocatorKind::BestFit | AllocatorKind::ThreadHeaps(_));

@@ -119,6 +119,8 @@ pub struct ProcessOptions {
     pub max_split: Option<u64>,
     /// From which share of its limit on device memory gives idle regions back before it grows.
     pub collect_from: Option<f64>,
+    /// Whether idle regions of device memory go back when a request does not fit.
+    pub collect_regions: bool,
     /// Into how many steps sizes between two powers of two are rounded up.
     pub round_up_divisions: Option<Divisions>,
     /// Where a heap that ran out of memory is written down: the first part of the files' names.
@@ -156,6 +158,7 @@ impl Default for ProcessOptions {
             managed: false,
             max_split: None,
             collect_from: None,
+            collect_regions: true,
             round_up_divisions: None,
             memory_dump: None,
             visitor: None,
