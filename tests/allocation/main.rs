@@ -14,9 +14,9 @@ use gpu_ipc::allocators::{
     DeviceMemory, DriverPool, GrowingMemory, Growth, ManagedMemory, MemoryLimit, ProcessOptions, ProcessState,
     Recorded, Request, Snapshot, SubAllocator, VirtualDevice,
 };
-use gpu_ipc::backend::{Piece, RegionSource};
+use gpu_ipc::backend::{MemoryKind, Piece, RegionSource};
 use gpu_ipc::session::SessionBuilder;
-use gpu_ipc::{After, Descriptor, Error, Gpu, ParticipantId, SentBlock, Session, To};
+use gpu_ipc::{After, BackendKind, Descriptor, Error, Gpu, ParticipantId, SentBlock, Session, To};
 use harness::{WATCHDOG, wait_until};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -36,6 +36,7 @@ const CASES: &[(&str, fn())] = &[
     ("bytes_that_two_streams_work_on_wait_for_both_of_them", two_streams),
     ("the_drivers_pool_gives_a_stream_its_own_bytes_and_others_wait", drivers_pool),
     ("the_drivers_pool_of_a_process_shares_its_limit_with_the_arena", drivers_pool_of_a_process),
+    ("the_drivers_pool_is_what_the_frameworks_variables_ask_for", drivers_pool_by_variable),
     ("managed_memory_is_written_by_streams_and_has_a_limit", managed),
     ("an_allocation_waits_for_a_dead_holder", dead_holder),
     ("many_processes_share_more_than_there_is_at_once", many),
@@ -269,12 +270,20 @@ fn two_streams() {
     assert_eq!(bfc.trim().expect("the driver takes it"), 2 * REGION);
 }
 
+/// Looks whether a refusal says why, and what to do about it.
+fn pools_are_refused(gpu: &Gpu, error: Error) {
+    assert!(!gpu.caps().pools && matches!(error, Error::Unsupported { .. }), "{error}");
+    let text = error.to_string();
+    if gpu.backend().kind() == BackendKind::Hip {
+        let seen = text.contains("the probe saw here") || text.contains("no probe has proved it");
+        assert!(seen && text.contains("GPU_IPC_HIP_TRY=pools"), "{text}");
+    }
+}
+
 fn drivers_pool() {
     let gpu = open_gpu();
     if !gpu.caps().pools {
-        let error = DriverPool::new("pool", gpu, u64::MAX).expect_err("it has none");
-        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
-        return;
+        return pools_are_refused(&gpu, DriverPool::new("pool", gpu.clone(), u64::MAX).expect_err("it has none"));
     }
     let budget = Arc::new(Budget::new(2 * REGION));
     let pool = DriverPool::new("pool", gpu.clone(), u64::MAX).expect("a pool").budget(budget.clone());
@@ -318,8 +327,7 @@ fn drivers_pool_of_a_process() {
     state.configure(options.arena_growth(Growth::Fixed(REGION))).expect("nothing is made yet");
     let device = match state.allocator(FIRST, AllocatorAttributes::default()) {
         Ok(device) => device,
-        Err(Error::Unsupported { .. }) if !gpu.caps().pools => return,
-        Err(other) => panic!("{other}"),
+        Err(error) => return pools_are_refused(&gpu, error),
     };
     let arena = state.arena(FIRST).expect("an arena");
     let placed = device.alloc(Request::new(3 * REGION)).expect("room");
@@ -330,6 +338,34 @@ fn drivers_pool_of_a_process() {
     arena.give_back(piece);
     drop(device);
     state.tear_down(AllocatorKey::Device(FIRST)).expect("nobody has it");
+}
+
+fn drivers_pool_by_variable() {
+    let gpu = open_gpu();
+    let names = [
+        ("TF_GPU_ALLOCATOR", "cuda_malloc_async"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
+        ("PYTORCH_HIP_ALLOC_CONF", "backend:hipMallocAsync"),
+    ];
+    for (name, value) in names {
+        let options =
+            ProcessOptions::from_vars(|asked| (asked == name).then(|| value.to_owned())).expect("it is known");
+        let state = ProcessState::new([gpu.clone()]);
+        state.configure(options.limit(MemoryLimit::Bytes(2 * REGION))).expect("nothing is made yet");
+        let device = match state.allocator(FIRST, AllocatorAttributes::default()) {
+            Ok(device) => device,
+            Err(error) => {
+                pools_are_refused(&gpu, error);
+                continue;
+            }
+        };
+        let placed = device.alloc(Request::new(REGION)).expect("room");
+        let kind = gpu.backend().classify(gpu_ipc::backend::DevicePtr(placed.address)).expect("it is known").kind;
+        assert_eq!(kind, MemoryKind::Pool, "{name}");
+        device.free(placed.address).expect("in use");
+        drop(device);
+        state.tear_down(AllocatorKey::Device(FIRST)).expect("nobody has it");
+    }
 }
 
 fn managed() {
@@ -348,7 +384,7 @@ fn managed() {
         assert_eq!(read_stamp(&gpu, &stream, ptr), at + 1);
     }
     let info = gpu.backend().classify(gpu_ipc::backend::DevicePtr(placed.address)).expect("it is known");
-    assert_eq!((info.kind, info.sharing), (gpu_ipc::backend::MemoryKind::Managed, None));
+    assert_eq!((info.kind, info.sharing), (MemoryKind::Managed, None));
     // More than device and host have is refused before the driver is asked: its pages come at their first touch, when
     // nobody can refuse them.
     let refused = bfc.alloc(Request::new(1 << 50)).expect_err("a pebibyte");

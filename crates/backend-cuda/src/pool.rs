@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::{MutexGuard, PoisonError};
 
 use gpu_api::vendor::memory_table::Way;
+use gpu_api::vendor::pool::{self, PoolCalls, PoolProperties};
 use gpu_api::{
     Allocation, CaptureStatus, DeviceId, DevicePtr, Error, GpuPools, GpuStreams, PoolUsage, RawPool, RawStream, Result,
     refuse_capture, round_up,
@@ -15,7 +16,7 @@ use crate::backend::CudaBackend;
 use crate::call;
 use crate::error::SUCCESS;
 use crate::memory::Origin;
-use crate::sys::{ALLOCATION_PINNED, LOCATION_DEVICE, Location, MEMORY_GLOBAL, PoolHandle, PoolProperties, pool};
+use crate::sys::{MEMORY_GLOBAL, PoolHandle};
 
 fn handle(pool: RawPool) -> PoolHandle {
     ptr::with_exposed_provenance_mut(pool.handle as usize)
@@ -25,43 +26,14 @@ fn handle(pool: RawPool) -> PoolHandle {
 // else's, and the driver hands it out again in stream order alone (manual, "Stream Ordered Memory Allocator").
 unsafe impl GpuPools for CudaBackend {
     fn create_pool(&self, device: DeviceId, keep: u64) -> Result<RawPool> {
-        let ordinal = self.driver.ordinal(device)?;
-        let properties = PoolProperties {
-            kind: ALLOCATION_PINNED,
-            handle_types: 0,
-            location: Location { kind: LOCATION_DEVICE, id: ordinal },
-            win32: ptr::null_mut(),
-            rest: [0; 64],
-        };
-        let made = {
-            let scope = self.driver.on_device(device)?;
-            let mut made: PoolHandle = ptr::null_mut();
-            scope.call(&self.driver.symbols.cuMemPoolCreate, |function| {
-                // SAFETY: `cuMemPoolCreate` writes one pointer and reads the properties: both live here.
-                unsafe { function(&raw mut made, &raw const properties) }
-            })?;
-            RawPool { device, handle: made.expose_provenance() as u64 }
-        };
-        // The driver is not to hold an allocation back until another stream's work is done: there are other bytes.
-        let set_up = self
-            .set(made, pool::RELEASE_THRESHOLD, keep)
-            .and_then(|()| self.set(made, pool::REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0));
-        if let Err(error) = set_up {
-            // SAFETY: `destroy_pool` asks for a live pool: just made. An error leaks it.
-            let _ = unsafe { self.destroy_pool(made) };
-            return Err(error);
-        }
+        let made = pool::create(self, device, self.driver.ordinal(device)?, keep)?;
         self.pools().insert(made.handle);
         Ok(made)
     }
 
     unsafe fn destroy_pool(&self, raw: RawPool) -> Result<()> {
-        let scope = self.driver.on_device(raw.device)?;
-        scope.call(&self.driver.symbols.cuMemPoolDestroy, |function| {
-            // SAFETY: `cuMemPoolDestroy` asks for a live pool: our caller vouches for it. What is allocated from it
-            // stays (manual).
-            unsafe { function(handle(raw)) }
-        })?;
+        // SAFETY: `end` asks for a live pool: our caller vouches for it.
+        unsafe { self.end(raw) }?;
         self.pools().remove(&raw.handle);
         Ok(())
     }
@@ -106,9 +78,8 @@ unsafe impl GpuPools for CudaBackend {
     }
 
     unsafe fn pool_usage(&self, raw: RawPool) -> Result<PoolUsage> {
-        let reserved = self.get(raw, pool::RESERVED_NOW)?;
-        let most_reserved = self.get(raw, pool::RESERVED_MOST)?;
-        Ok(PoolUsage { reserved, most_reserved, used: self.get(raw, pool::USED_NOW)? })
+        // SAFETY: `usage` asks for a live pool: our caller vouches for it.
+        unsafe { pool::usage(self, raw) }
     }
 
     unsafe fn trim_pool(&self, raw: RawPool, keep: u64) -> Result<()> {
@@ -136,29 +107,49 @@ unsafe impl GpuPools for CudaBackend {
     }
 }
 
-impl CudaBackend {
-    pub(crate) fn pools(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+impl PoolCalls for CudaBackend {
+    fn make(&self, device: DeviceId, properties: &PoolProperties) -> Result<RawPool> {
+        let scope = self.driver.on_device(device)?;
+        let mut made: PoolHandle = ptr::null_mut();
+        scope.call(&self.driver.symbols.cuMemPoolCreate, |function| {
+            // SAFETY: `cuMemPoolCreate` writes one pointer and reads the properties: both live here.
+            unsafe { function(&raw mut made, ptr::from_ref(properties)) }
+        })?;
+        Ok(RawPool { device, handle: made.expose_provenance() as u64 })
     }
 
-    /// Sets a property of a live pool, whose value has the first four or all eight of the bytes, by the property.
-    fn set(&self, raw: RawPool, attribute: u32, mut value: u64) -> Result<()> {
+    unsafe fn end(&self, raw: RawPool) -> Result<()> {
+        let scope = self.driver.on_device(raw.device)?;
+        scope.call(&self.driver.symbols.cuMemPoolDestroy, |function| {
+            // SAFETY: `cuMemPoolDestroy` asks for a live pool: our caller vouches for it. What is allocated from it
+            // stays (manual).
+            unsafe { function(handle(raw)) }
+        })
+    }
+
+    unsafe fn set(&self, raw: RawPool, attribute: u32, mut value: u64) -> Result<()> {
         let scope = self.driver.on_device(raw.device)?;
         scope.call(&self.driver.symbols.cuMemPoolSetAttribute, |function| {
             // SAFETY: `cuMemPoolSetAttribute` reads a value as long as the property's, eight bytes at most: `value` has
-            // them. Its callers have a live pool.
+            // them. Our caller vouches for the pool.
             unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
         })
     }
 
-    fn get(&self, raw: RawPool, attribute: u32) -> Result<u64> {
+    unsafe fn get(&self, raw: RawPool, attribute: u32) -> Result<u64> {
         let scope = self.driver.on_device(raw.device)?;
         let mut value = 0_u64;
         scope.call(&self.driver.symbols.cuMemPoolGetAttribute, |function| {
-            // SAFETY: `cuMemPoolGetAttribute` writes a value of eight bytes for what is asked of it here: `value` has
-            // them. Its callers have a live pool.
+            // SAFETY: `cuMemPoolGetAttribute` writes a value of eight bytes, as our caller vouches: `value` has them,
+            // and the pool is live.
             unsafe { function(handle(raw), attribute, (&raw mut value).cast::<c_void>()) }
         })?;
         Ok(value)
+    }
+}
+
+impl CudaBackend {
+    pub(crate) fn pools(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

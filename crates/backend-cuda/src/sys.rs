@@ -14,6 +14,7 @@ use cudarc::driver::sys;
 pub(crate) use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle, CUstream, CUuuid,
 };
+use gpu_api::vendor::pool::PoolProperties;
 
 /// What every function of the driver returns.
 pub(crate) type Code = u32;
@@ -68,21 +69,6 @@ impl AllocationProperties {
     }
 }
 
-/// What pool to make (`CUmemPoolProps`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct PoolProperties {
-    /// [`ALLOCATION_PINNED`].
-    pub(crate) kind: u32,
-    /// The ways in which it can be exported: none.
-    pub(crate) handle_types: u32,
-    /// Where.
-    pub(crate) location: Location,
-    /// For Windows.
-    pub(crate) win32: *mut c_void,
-    /// The largest size, which 0 leaves to the driver, and what younger headers have besides.
-    pub(crate) rest: [u8; 64],
-}
 const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolProps>());
 
 /// Which device may access a mapping, and how (`CUmemAccessDesc`).
@@ -152,15 +138,6 @@ pub(crate) mod attribute {
     pub(crate) const IPC_EVENTS: u32 = 125;
     pub(crate) const MPS: u32 = 133;
     pub(crate) const HOST_NUMA_NODE: u32 = 134;
-}
-
-/// Properties of pools (`CUmemPool_attribute`).
-pub(crate) mod pool {
-    pub(crate) const REUSE_ALLOW_INTERNAL_DEPENDENCIES: u32 = 3;
-    pub(crate) const RELEASE_THRESHOLD: u32 = 4;
-    pub(crate) const RESERVED_NOW: u32 = 5;
-    pub(crate) const RESERVED_MOST: u32 = 6;
-    pub(crate) const USED_NOW: u32 = 7;
 }
 
 /// Properties of addresses (`CUpointer_attribute`).

@@ -1,10 +1,10 @@
 //! Says what the HIP runtime of this machine is, what was reported of its version, and what it was seen to do.
 //!
-//! `prove` tries what cannot reset a GPU. `prove --waits` also tries the steps that leave a wave spinning where they
-//! fail, and `prove --read-only` makes the GPU fault on purpose. One step may take a minute, or `--patience SECONDS`;
-//! all devices are tried at once, and each finding is printed as it comes. The last line is what to set for programs
-//! that use this library. `prove --only STEP...` tries these; `prove --as STEP...` tries nothing and prints that line
-//! for these steps.
+//! `prove` tries what harms nobody. `prove --waits` also tries the steps that leave a wave spinning where they fail,
+//! `prove --read-only` makes the GPU fault on purpose, and `prove --pools` takes most of its memory for a moment. One
+//! step may take a minute, or `--patience SECONDS`; all devices are tried at once, and each finding is printed as it
+//! comes. The last line is what to set for programs that use this library. `prove --only STEP...` tries these; `prove
+//! --as STEP...` tries nothing and prints that line for these steps.
 
 use std::time::Duration;
 
@@ -44,6 +44,7 @@ fn main() -> Result<()> {
         _ if has("--only") => named(step),
         Step::ReadOnly => has("--read-only"),
         Step::Waits | Step::Events => has("--waits"),
+        Step::Pools => has("--pools"),
         _ => true,
     };
     let steps: Vec<Step> = Step::ALL.into_iter().filter(wanted).collect();

@@ -9,7 +9,7 @@ use gpu_api::vendor::device_table::DeviceTable;
 use gpu_api::vendor::host_memory::HostTable;
 use gpu_api::vendor::peer_table::PeerTable;
 use gpu_api::vendor::stream_table::StreamTable;
-use gpu_api::{Error, GpuPools, GpuRanges, GpuStore, Result};
+use gpu_api::{Error, GpuRanges, GpuStore, Result};
 
 use crate::driver::{self, Driver};
 use crate::library;
@@ -171,5 +171,3 @@ impl HipBackend {
 unsafe impl GpuStore for HipBackend {}
 // SAFETY: `GpuRanges`: it gives none, as above.
 unsafe impl GpuRanges for HipBackend {}
-// SAFETY: `GpuPools`: it gives none, as above.
-unsafe impl GpuPools for HipBackend {}

@@ -90,6 +90,60 @@ const ALL: &[KnownBug] = &[
     },
 ];
 
+/// How pools come to be used, or what does instead.
+pub(crate) const PROVE_POOLS: &str = "run the probe on an idle machine (`GPU_IPC_HIP_TRY=pools gpu-ipc doctor`, `prove \
+                                      --pools` in the bundle) and pass its result on in GPU_IPC_HIP_PROOF, or choose \
+                                      best fit (`Bfc`)";
+
+/// Bugs of the runtime's stream-ordered pools (`hipMallocAsync`).
+const OF_POOLS: &[KnownBug] = &[
+    KnownBug {
+        report: "ROCm/rocm-systems#10943",
+        what: "memory of a pool reads zero after what was written to it, where some was freed on another stream",
+        remedy: PROVE_POOLS,
+        since: Some((7, 2)),
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/rocm-systems#11642",
+        what: "an allocation of a pool that fails keeps the rest of the device's memory, and the process crashes at \
+               its end",
+        remedy: PROVE_POOLS,
+        since: Some((7, 2)),
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/rocm-systems#11690",
+        what: "a pool's release threshold is ignored",
+        remedy: PROVE_POOLS,
+        since: Some((7, 2)),
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/legacy-rocm-build#6178",
+        what: "a pool has no memory, or crashes, where hipMalloc has some",
+        remedy: PROVE_POOLS,
+        since: Some((7, 0)),
+        until: None,
+    },
+    KnownBug {
+        report: "ROCm/hip#3775",
+        what: "a pool runs out where hipMalloc does not",
+        remedy: PROVE_POOLS,
+        since: Some((6, 3)),
+        until: Some((7, 0)),
+    },
+];
+
+/// Says what was reported of a version's pools.
+pub(crate) fn of_pools(version: Version) -> String {
+    let reported: Vec<String> = version.filter(OF_POOLS).map(|bug| format!("{} ({})", bug.what, bug.report)).collect();
+    if reported.is_empty() {
+        return format!("nothing was reported of the pools of HIP {version}");
+    }
+    format!("reported of HIP {version}: {}", reported.join("; "))
+}
+
 impl Version {
     /// Lists the reported bugs that this version may have.
     ///
@@ -102,9 +156,13 @@ impl Version {
     /// assert!(of_seven.iter().any(|bug| bug.report == "ROCm/hip#3886"));
     /// ```
     pub fn known_bugs(self) -> Vec<KnownBug> {
-        let since = |bug: &KnownBug| bug.since.is_none_or(|(major, minor)| self.at_least(major, minor));
-        let fixed = |bug: &KnownBug| bug.until.is_some_and(|(major, minor)| self.at_least(major, minor));
-        ALL.iter().copied().filter(|bug| since(bug) && !fixed(bug)).collect()
+        self.filter(ALL).chain(self.filter(OF_POOLS)).copied().collect()
+    }
+
+    fn filter(self, bugs: &[KnownBug]) -> impl Iterator<Item = &KnownBug> {
+        let since = move |bug: &KnownBug| bug.since.is_none_or(|(major, minor)| self.at_least(major, minor));
+        let fixed = move |bug: &KnownBug| bug.until.is_some_and(|(major, minor)| self.at_least(major, minor));
+        bugs.iter().filter(move |bug| since(bug) && !fixed(bug))
     }
 
     /// Says what may hold memory that nobody uses.
@@ -135,5 +193,14 @@ mod tests {
         assert!(has(50_221_153, "ROCm/hip#1945") && !has(60_443_484, "ROCm/hip#1945"));
         assert!(has(70_253_211, "ROCm/rocm-systems#7520") && !has(70_300_000, "ROCm/rocm-systems#7520"));
         assert!(has(50_221_153, "ROCm/rocm-systems#9827"));
+        assert!(has(60_343_482, "ROCm/hip#3775") && !has(70_000_000, "ROCm/hip#3775"));
+    }
+
+    #[test]
+    fn what_was_reported_of_pools_is_told_of_the_versions_that_have_it_only() {
+        let told = of_pools(Version(70_253_211));
+        assert!(["#10943", "#11642", "#11690", "#6178"].iter().all(|report| told.contains(report)), "{told}");
+        assert!(!told.contains("#3775") && of_pools(Version(60_443_484)).contains("#3775"));
+        assert!(of_pools(Version(50_731_921)).contains("nothing was reported"));
     }
 }

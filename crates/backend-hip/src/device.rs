@@ -117,8 +117,7 @@ impl Driver {
                 && symbols.hipStreamWaitValue64.function.is_some(),
             // Its virtual memory is not known to hold on every runtime.
             ranges: false,
-            // Nor are its pools.
-            pools: false,
+            pools: self.require_pools().is_ok(),
             managed: false,
             shared_context: false,
             granularity: self.granularity(device)?,

@@ -6,7 +6,7 @@
 //! 1. `version`: the runtime's version, and what changed from one to the next. `sys`: its functions as a table that may
 //!    have gaps, and its structures; `oracle`: those for a test that has AMD's headers; `library`: finding it.
 //! 2. `kernel`: which driver the kernel has. `error`: the runtime's codes and what they become; `bugs`: what others
-//!    reported of which version; [`proof`]: what may be used.
+//!    reported of which version; `pool_defect`: what its pools may do wrong; [`proof`]: what may be used.
 //! 3. `driver`: the running runtime and its devices.
 //! 4. `call`: the calling thread around a call: its current device, its capture mode, its last error.
 //! 5. `mapping`: physical memory on addresses.
@@ -15,7 +15,7 @@
 //!    - `device`, `peer`: what the runtime says of a device, and which other it reaches.
 //!    - `stream`, `event`, `word`, `copy`: queues of GPU work and what is queued; `pass`: waiting for it.
 //!    - `host`: host memory. `legacy`, `vmm`, `dma_buf`: a device's, by the way it is shared; `alloc`: any of them.
-//!      `pointer`: addresses that others allocated.
+//!      `pool`: the runtime's own pools. `pointer`: addresses that others allocated.
 //! 8. [`probe`]: how it is found out what may be used.
 //! 9. [`interop`]: streams and addresses of other libraries, and ours for them.
 //!
@@ -50,6 +50,8 @@ pub mod oracle;
 mod pass;
 mod peer;
 mod pointer;
+mod pool;
+mod pool_defect;
 pub mod probe;
 pub mod proof;
 mod stream;
@@ -61,6 +63,7 @@ mod word;
 pub use backend::{HipBackend, Inspection};
 pub use bugs::KnownBug;
 pub use library::LIBRARY;
+pub use pool_defect::PoolDefect;
 pub use probe::{Finding, Findings};
 pub use proof::{PROOF, Proof, Step};
 pub use version::Version;

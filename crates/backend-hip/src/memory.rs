@@ -21,6 +21,8 @@ pub(crate) enum Origin {
     Adopted,
     /// `hipMalloc`, shared as a dma-buf.
     DmaBuf,
+    /// `hipMallocFromPoolAsync`.
+    Pool,
     /// `hipMemCreate`, reserved and mapped.
     Virtual {
         /// The physical memory's handle, as an address.
@@ -50,6 +52,7 @@ impl memory_table::Origin for Origin {
         match self {
             Origin::Plain | Origin::DmaBuf | Origin::Virtual { .. } => Way::Free,
             Origin::Opened { .. } | Origin::Imported { .. } | Origin::External { .. } => Way::Close,
+            Origin::Pool => Way::Return,
             Origin::Adopted => Way::Never,
         }
     }

@@ -3,6 +3,8 @@
 
 use std::mem::offset_of;
 
+use gpu_api::vendor::pool::{self, PoolProperties};
+
 use crate::error;
 use crate::sys::{
     ACCESS_READ, ACCESS_READ_WRITE, ALLOCATION_PINNED, ATTRIBUTE_HOST_NUMA_NODE, ATTRIBUTE_VIRTUAL_MEMORY,
@@ -39,6 +41,17 @@ pub fn layout(version: Version) -> Vec<(&'static str, u64)> {
         ("offsetof hipExternalMemoryBufferDesc.offset", offset_of!(ExternalBuffer, offset) as u64),
         ("offsetof hipExternalMemoryBufferDesc.size", offset_of!(ExternalBuffer, size) as u64),
         ("offsetof hipExternalMemoryBufferDesc.flags", offset_of!(ExternalBuffer, flags) as u64),
+        ("sizeof hipMemPoolProps", size_of::<PoolProperties>() as u64),
+        ("offsetof hipMemPoolProps.allocType", offset_of!(PoolProperties, kind) as u64),
+        ("offsetof hipMemPoolProps.handleTypes", offset_of!(PoolProperties, handle_types) as u64),
+        ("offsetof hipMemPoolProps.location", offset_of!(PoolProperties, location_kind) as u64),
+        ("offsetof hipMemPoolProps.location.id", offset_of!(PoolProperties, location_id) as u64),
+        ("offsetof hipMemPoolProps.win32SecurityAttributes", offset_of!(PoolProperties, win32) as u64),
+        ("hipMemPoolReuseAllowInternalDependencies", pool::REUSE_ALLOW_INTERNAL_DEPENDENCIES.into()),
+        ("hipMemPoolAttrReleaseThreshold", pool::RELEASE_THRESHOLD.into()),
+        ("hipMemPoolAttrReservedMemCurrent", pool::RESERVED_NOW.into()),
+        ("hipMemPoolAttrReservedMemHigh", pool::RESERVED_MOST.into()),
+        ("hipMemPoolAttrUsedMemCurrent", pool::USED_NOW.into()),
         ("hipMemLocationTypeDevice", LOCATION_DEVICE.into()),
         ("hipMemAllocationTypePinned", ALLOCATION_PINNED.into()),
         ("hipMemHandleTypePosixFileDescriptor", HANDLE_POSIX_FD.into()),

@@ -26,6 +26,7 @@ unsafe impl GpuPointers for HipBackend {
             let (kind, sharing) = match entry.origin {
                 Origin::Plain | Origin::Adopted => (MemoryKind::Plain, Some(Sharing::Handle)),
                 Origin::DmaBuf => (MemoryKind::Plain, Some(Sharing::Fd)),
+                Origin::Pool => (MemoryKind::Pool, None),
                 Origin::Virtual { .. } => (MemoryKind::Virtual, Some(Sharing::Fd)),
                 Origin::Opened { .. } | Origin::Imported { .. } | Origin::External { .. } => {
                     (MemoryKind::Imported, None)
@@ -109,6 +110,10 @@ impl HipBackend {
             (MemoryKind::Host, _) => (
                 "it is host memory (hipHostMalloc, hipHostRegister)",
                 "copy it to memory of `Session::alloc`, or share it as a memfd of your own",
+            ),
+            (MemoryKind::Pool, _) => (
+                "it comes from a stream-ordered pool (hipMallocAsync), whose memory has no handle of its own",
+                "allocate it with hipMalloc, or with `Session::alloc`",
             ),
             (MemoryKind::Imported, _) => (
                 "this process opened it from another one, and only its owner can export it",

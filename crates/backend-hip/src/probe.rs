@@ -23,13 +23,14 @@
 //! ```
 //!
 //! `runner` starts the two sides and waits for them. `side` is one of them, in its process: a `runtime`, a `channel` to
-//! the other side, and what the step does with them, to `memory` or to the `order` of work.
+//! the other side, and what the step does with them, to `memory`, to the `order` of work or with a `pool`.
 //!
 //! A library cannot start its own process again unasked, so [`HipBackend::load`](crate::HipBackend::load) never probes.
 
 mod channel;
 mod memory;
 mod order;
+mod pool;
 mod runner;
 mod runtime;
 mod side;
@@ -42,6 +43,7 @@ use std::time::Duration;
 use gpu_api::{DeviceId, Error, GpuDevices, Result};
 
 use crate::backend::HipBackend;
+use crate::pool_defect::PoolDefect;
 use crate::proof::{Proof, Step};
 
 use self::runner::attempt;
@@ -120,6 +122,8 @@ pub fn prove_and_tell(
         seen?;
     }
     let worked = |step: &Step| all.iter().filter(|finding| finding.step == *step).all(|finding| finding.seen.is_ok());
-    let proof = Proof::new(hip.version(), steps.iter().copied().filter(worked));
+    let of_pools = all.iter().filter(|finding| finding.step == Step::Pools);
+    let defects = of_pools.filter_map(|finding| PoolDefect::told_in(finding.seen.as_ref().err()?));
+    let proof = Proof::new(hip.version(), steps.iter().copied().filter(worked)).with_pool_defects(defects);
     Ok(Findings { all, proof })
 }

@@ -12,6 +12,7 @@ use std::str::FromStr;
 use gpu_api::{Error, Result};
 
 use crate::kernel;
+use crate::pool_defect::PoolDefect;
 use crate::version::Version;
 
 /// Holds the proof that [`HipBackend::load`](crate::HipBackend::load) takes in, as [`Proof`] is displayed.
@@ -38,15 +39,18 @@ pub enum Step {
     Waits,
     /// Streams wait for interprocess events, and not for nothing. Such a wait spins as [`Step::Waits`] does.
     Events,
+    /// The runtime's stream-ordered pools keep what is written to them, wait for nobody, run out where the device does,
+    /// and give back or keep what they were told. Trying it takes most of a device's memory for a moment.
+    Pools,
 }
 
 impl Step {
     /// All steps.
-    pub const ALL: [Step; 7] =
-        [Step::Handles, Step::Vmm, Step::ReadOnly, Step::DmaBuf, Step::Words, Step::Waits, Step::Events];
+    pub const ALL: [Step; 8] =
+        [Step::Handles, Step::Vmm, Step::ReadOnly, Step::DmaBuf, Step::Words, Step::Waits, Step::Events, Step::Pools];
 
-    /// The steps that cannot reset a GPU: all but those that make it fault ([`Step::ReadOnly`]) or spin
-    /// ([`Step::Waits`], [`Step::Events`]).
+    /// The steps that harm nobody: all but those that make a GPU fault ([`Step::ReadOnly`]) or spin ([`Step::Waits`],
+    /// [`Step::Events`]), which may reset it, and the one that leaves others no memory ([`Step::Pools`]).
     pub const HARMLESS: [Step; 4] = [Step::Handles, Step::Vmm, Step::DmaBuf, Step::Words];
 
     /// Returns the name that a proof's text has for it.
@@ -59,6 +63,7 @@ impl Step {
             Step::Words => "words",
             Step::Waits => "waits",
             Step::Events => "events",
+            Step::Pools => "pools",
         }
     }
 
@@ -76,10 +81,11 @@ impl fmt::Display for Step {
 
 /// Which steps were seen to work, and with which runtime and kernel.
 ///
-/// As text: the runtime's version, the kernel's release, a key of what else changes the answer, the steps. The key is
-/// left out on a machine that has none of that: variables of AMD's (`GPU_MAX_HW_QUEUES`, `GPU_STREAMOPS_CP_WAIT`,
-/// `HSA_ENABLE_IPC_MODE_LEGACY`), a version of the amdgpu module, ROCm's own version file, GPUs that KFD lists. A proof
-/// of another machine is no proof: the backend then does what it does without one.
+/// As text: the runtime's version, the kernel's release, a key of what else changes the answer, the steps, and with a
+/// `!` before them the names of what pools were seen to do wrong. The key is left out on a machine that has none of
+/// that: variables of AMD's (`GPU_MAX_HW_QUEUES`, `GPU_STREAMOPS_CP_WAIT`, `HSA_ENABLE_IPC_MODE_LEGACY`), a version of
+/// the amdgpu module, ROCm's own version file, GPUs that KFD lists. A proof of another machine is no proof: the backend
+/// then does what it does without one.
 ///
 /// # Examples
 ///
@@ -98,6 +104,7 @@ pub struct Proof {
     /// Empty, or `k=` and a number.
     key: String,
     steps: Vec<Step>,
+    pool_defects: Vec<PoolDefect>,
 }
 
 impl Proof {
@@ -106,7 +113,19 @@ impl Proof {
         let mut steps: Vec<Step> = steps.into_iter().collect();
         steps.sort_unstable();
         steps.dedup();
-        Proof { version, kernel: kernel(), key: key(), steps }
+        Proof { version, kernel: kernel(), key: key(), steps, pool_defects: Vec::new() }
+    }
+
+    /// Notes beside it what pools were seen to do wrong. They are not used then.
+    #[must_use]
+    pub fn with_pool_defects(mut self, defects: impl IntoIterator<Item = PoolDefect>) -> Proof {
+        self.pool_defects.extend(defects);
+        self.pool_defects.sort_unstable();
+        self.pool_defects.dedup();
+        if !self.pool_defects.is_empty() {
+            self.steps.retain(|step| *step != Step::Pools);
+        }
+        self
     }
 
     /// Reads the proof in [`PROOF`].
@@ -126,6 +145,11 @@ impl Proof {
         self.steps.contains(&step)
     }
 
+    /// Lists what pools were seen to do wrong.
+    pub fn pool_defects(&self) -> &[PoolDefect] {
+        &self.pool_defects
+    }
+
     /// Lists what was seen to work.
     pub fn steps(&self) -> &[Step] {
         &self.steps
@@ -143,7 +167,8 @@ impl fmt::Display for Proof {
         if !self.key.is_empty() {
             write!(f, " {}", self.key)?;
         }
-        self.steps.iter().try_for_each(|step| write!(f, " {step}"))
+        self.steps.iter().try_for_each(|step| write!(f, " {step}"))?;
+        self.pool_defects.iter().try_for_each(|defect| write!(f, " !{}", defect.name()))
     }
 }
 
@@ -161,8 +186,14 @@ impl FromStr for Proof {
         let kernel = words.next().ok_or_else(invalid)?.to_owned();
         let mut words = words.peekable();
         let key = words.next_if(|word| word.starts_with(KEY)).unwrap_or_default().to_owned();
-        let steps: Option<Vec<Step>> = words.map(Step::from_name).collect();
-        Ok(Proof { version, kernel, key, steps: steps.ok_or_else(invalid)? })
+        let (mut steps, mut defects) = (Vec::new(), Vec::new());
+        for word in words {
+            match word.strip_prefix('!') {
+                Some(name) => defects.push(PoolDefect::from_name(name).ok_or_else(invalid)?),
+                None => steps.push(Step::from_name(word).ok_or_else(invalid)?),
+            }
+        }
+        Ok(Proof { version, kernel, key, steps, pool_defects: Vec::new() }.with_pool_defects(defects))
     }
 }
 
@@ -203,6 +234,17 @@ mod tests {
     }
 
     #[test]
+    fn what_pools_do_wrong_survives_in_a_proof_and_denies_them() {
+        let version = Version(70_253_211);
+        let proof = Proof::new(version, [Step::Words, Step::Pools]).with_pool_defects([PoolDefect::LosesBytes]);
+        assert_eq!((proof.steps(), proof.pool_defects()), (&[Step::Words][..], &[PoolDefect::LosesBytes][..]));
+        assert!(proof.to_string().ends_with(" words !loses-bytes"), "{proof}");
+        assert_eq!(proof.to_string().parse::<Proof>().ok(), Some(proof));
+        let both: Proof = "7 6.8 pools !runs-out".parse().expect("it is one");
+        assert!(!both.has(Step::Pools), "a finding outweighs a step");
+    }
+
+    #[test]
     fn a_proof_of_another_runtime_or_kernel_is_none() {
         let version = Version(70_253_211);
         assert!(Proof::new(version, Step::ALL).is_of(version));
@@ -223,7 +265,7 @@ mod tests {
 
     #[test]
     fn what_is_no_proof_is_refused() {
-        for text in ["", "7", "x 6.8", "7 6.8 telepathy"] {
+        for text in ["", "7", "x 6.8", "7 6.8 telepathy", "7 6.8 words !telepathy", "7 6.8 !"] {
             assert!(matches!(text.parse::<Proof>(), Err(Error::Invalid { .. })), "{text:?}");
         }
     }

@@ -8,6 +8,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::{fmt, ptr};
 
+use gpu_api::vendor::pool::PoolProperties;
 use libloading::os::unix::Library;
 
 /// What every function of the runtime returns.
@@ -27,6 +28,9 @@ pub(crate) type Event = *mut c_void;
 
 /// Memory that another API exported (`hipExternalMemory_t`).
 pub(crate) type ExternalMemory = *mut c_void;
+
+/// A pool (`hipMemPool_t`).
+pub(crate) type PoolHandle = *mut c_void;
 
 /// What `hipLaunchHostFunc` calls.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -284,6 +288,14 @@ symbols! {
     hipMemExportToShareableHandle: fn(*mut c_void, MemoryHandle, u32, u64);
     hipMemImportFromShareableHandle: fn(*mut MemoryHandle, *mut c_void, u32);
     hipMemRetainAllocationHandle: fn(*mut MemoryHandle, Address);
+
+    hipMemPoolCreate: fn(*mut PoolHandle, *const PoolProperties);
+    hipMemPoolDestroy: fn(PoolHandle);
+    hipMemPoolSetAttribute: fn(PoolHandle, u32, *mut c_void);
+    hipMemPoolGetAttribute: fn(PoolHandle, u32, *mut c_void);
+    hipMemPoolTrimTo: fn(PoolHandle, usize);
+    hipMallocFromPoolAsync: fn(*mut Address, usize, PoolHandle, Stream);
+    hipFreeAsync: fn(Address, Stream);
 
     hipMemGetHandleForAddressRange: fn(*mut c_void, Address, usize, u32, u64);
     hipImportExternalMemory: fn(*mut ExternalMemory, *const ExternalHandle);

@@ -84,6 +84,13 @@ fn every_function_takes_what_hip_sys_says() {
         hipMemExportToShareableHandle(_, _, _, _);
         hipMemImportFromShareableHandle(_, _, _);
         hipMemRetainAllocationHandle(_, _);
+        hipMemPoolCreate(_, _);
+        hipMemPoolDestroy(_);
+        hipMemPoolSetAttribute(_, _, _);
+        hipMemPoolGetAttribute(_, _, _);
+        hipMemPoolTrimTo(_, _);
+        hipMallocFromPoolAsync(_, _, _, _);
+        hipFreeAsync(_, _);
         hipImportExternalMemory(_, _);
         hipExternalMemoryGetMappedBuffer(_, _, _);
         hipDestroyExternalMemory(_);
@@ -137,6 +144,11 @@ fn every_structure_and_constant_is_what_hip_sys_says() {
         hipMemLocationTypeDevice = hipMemLocationType::hipMemLocationTypeDevice,
         hipMemAllocationTypePinned = hipMemAllocationType::hipMemAllocationTypePinned,
         hipMemHandleTypePosixFileDescriptor = hipMemAllocationHandleType::hipMemHandleTypePosixFileDescriptor,
+        hipMemPoolReuseAllowInternalDependencies = hipMemPoolAttr::hipMemPoolReuseAllowInternalDependencies,
+        hipMemPoolAttrReleaseThreshold = hipMemPoolAttr::hipMemPoolAttrReleaseThreshold,
+        hipMemPoolAttrReservedMemCurrent = hipMemPoolAttr::hipMemPoolAttrReservedMemCurrent,
+        hipMemPoolAttrReservedMemHigh = hipMemPoolAttr::hipMemPoolAttrReservedMemHigh,
+        hipMemPoolAttrUsedMemCurrent = hipMemPoolAttr::hipMemPoolAttrUsedMemCurrent,
         hipExternalMemoryHandleTypeOpaqueFd = hipExternalMemoryHandleType_enum::hipExternalMemoryHandleTypeOpaqueFd,
         hipMemAllocationGranularityRecommended =
             hipMemAllocationGranularity_flags::hipMemAllocationGranularityRecommended,
@@ -185,6 +197,10 @@ fn every_structure_and_constant_is_what_hip_sys_says() {
         hipExternalMemoryBufferDesc_st.offset as "offsetof hipExternalMemoryBufferDesc.offset",
         hipExternalMemoryBufferDesc_st.size as "offsetof hipExternalMemoryBufferDesc.size",
         hipExternalMemoryBufferDesc_st.flags as "offsetof hipExternalMemoryBufferDesc.flags",
+        hipMemPoolProps.allocType as "offsetof hipMemPoolProps.allocType",
+        hipMemPoolProps.handleTypes as "offsetof hipMemPoolProps.handleTypes",
+        hipMemPoolProps.location as "offsetof hipMemPoolProps.location",
+        hipMemPoolProps.win32SecurityAttributes as "offsetof hipMemPoolProps.win32SecurityAttributes",
         hipMemAllocationProp.type_ as "offsetof hipMemAllocationProp.type",
         hipMemAllocationProp.requestedHandleType as "offsetof hipMemAllocationProp.handleType",
         hipMemAllocationProp.location as "offsetof hipMemAllocationProp.location",
@@ -197,6 +213,11 @@ fn every_structure_and_constant_is_what_hip_sys_says() {
         ("sizeof hipUUID", size_of::<hipUUID>() as u64),
         ("sizeof hipMemLocation", size_of::<hipMemLocation>() as u64),
         ("sizeof hipMemAccessDesc", size_of::<hipMemAccessDesc>() as u64),
+        ("sizeof hipMemPoolProps", size_of::<hipMemPoolProps>() as u64),
+        (
+            "offsetof hipMemPoolProps.location.id",
+            (offset_of!(hipMemPoolProps, location) + offset_of!(hipMemLocation, id)) as u64,
+        ),
         ("sizeof hipPointerAttribute_t", size_of::<hipPointerAttribute_t>() as u64),
         ("sizeof hipMemAllocationProp", size_of::<hipMemAllocationProp>() as u64),
     ]);

@@ -50,7 +50,8 @@ Environment:
   CUDA_VISIBLE_DEVICES      and HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES: which GPUs are visible
   GPU_IPC_HIP_LIBRARY       path of the HIP runtime to load
   GPU_IPC_HIP_PROOF         what the doctor saw work on it: docs/HIP.md
-  GPU_IPC_HIP_TRY           steps the doctor also tries (waits, events, read-only); they can reset a GPU
+  GPU_IPC_HIP_TRY           steps the doctor also tries on an idle machine: waits, events and read-only can
+                            reset a GPU, pools takes most of its memory
 
 Exit status: 0 success, 1 a problem was found, 2 wrong usage, 3 not available here, 141 the output was closed early.")]
 pub struct Args {

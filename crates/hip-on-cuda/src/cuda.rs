@@ -3,6 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
+use gpu_api::PoolUsage;
+use gpu_api::vendor::pool::{self, PoolProperties};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 
 use crate::cuda_functions::{Access, Functions, Handle, Properties};
@@ -163,6 +165,44 @@ impl Machine for Cuda {
 
     fn device_pointer(&self, ptr: usize) -> Outcome<u64> {
         made(|found| self.functions.device_pointer(found, ptr as u64, 0))
+    }
+
+    fn pool(&self, device: i32, keep: u64) -> Outcome<u64> {
+        let made = made(|made| self.functions.pool(made, &PoolProperties::private(device)))?;
+        let (mut keep, mut none) = (keep, 0_i32);
+        let settings = [
+            (pool::RELEASE_THRESHOLD, (&raw mut keep).cast::<c_void>()),
+            (pool::REUSE_ALLOW_INTERNAL_DEPENDENCIES, (&raw mut none).cast()),
+        ];
+        for (attribute, value) in settings {
+            self.functions.pool_set(made, attribute, value).inspect_err(|_| {
+                // Where that fails too the pool is lost.
+                let _ = self.functions.pool_destroy(made);
+            })?;
+        }
+        Ok(made)
+    }
+
+    fn pool_destroy(&self, _: i32, pool: u64) -> Outcome {
+        self.functions.pool_destroy(pool)
+    }
+
+    fn pool_usage(&self, _: i32, pool: u64) -> Outcome<PoolUsage> {
+        let get = |attribute| made::<u64>(|value| self.functions.pool_get(pool, attribute, value.cast()));
+        let (reserved, most_reserved) = (get(pool::RESERVED_NOW)?, get(pool::RESERVED_MOST)?);
+        Ok(PoolUsage { reserved, most_reserved, used: get(pool::USED_NOW)? })
+    }
+
+    fn pool_trim(&self, _: i32, pool: u64, keep: usize) -> Outcome {
+        self.functions.pool_trim(pool, keep)
+    }
+
+    fn pool_alloc(&self, _: i32, pool: u64, stream: u64, len: usize) -> Outcome<u64> {
+        made(|base| self.functions.pool_alloc(base, len, pool, stream))
+    }
+
+    fn pool_free(&self, stream: u64, base: u64) -> Outcome {
+        self.functions.pool_free(base, stream)
     }
 
     fn granularity(&self, device: i32) -> Outcome<usize> {

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use gpu_api::vendor::pool::PoolProperties;
 use libloading::os::unix::Library;
 
 use crate::machine::{NOT_SUPPORTED, Outcome, UNKNOWN};
@@ -100,6 +101,13 @@ driver! {
     register as "cuMemHostRegister_v2": fn(start: u64, len: usize, flags: u32);
     unregister as "cuMemHostUnregister": fn(start: u64);
     device_pointer as "cuMemHostGetDevicePointer_v2": fn(ptr: *mut u64, start: u64, flags: u32);
+    pool as "cuMemPoolCreate": fn(pool: *mut u64, properties: *const PoolProperties);
+    pool_destroy as "cuMemPoolDestroy": fn(pool: u64);
+    pool_set as "cuMemPoolSetAttribute": fn(pool: u64, attribute: u32, value: *mut c_void);
+    pool_get as "cuMemPoolGetAttribute": fn(pool: u64, attribute: u32, value: *mut c_void);
+    pool_trim as "cuMemPoolTrimTo": fn(pool: u64, keep: usize);
+    pool_alloc as "cuMemAllocFromPoolAsync": fn(base: *mut u64, len: usize, pool: u64, stream: u64);
+    pool_free as "cuMemFreeAsync": fn(base: u64, stream: u64);
     granularity as "cuMemGetAllocationGranularity": fn(size: *mut usize, properties: *const Properties, option: u32);
     create as "cuMemCreate": fn(handle: *mut u64, len: usize, properties: *const Properties, flags: u64);
     release as "cuMemRelease": fn(handle: u64);

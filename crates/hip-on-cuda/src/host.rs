@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use backend_host::{HostBackend, HostConfig};
 use gpu_api::groups::*;
 use gpu_api::{
-    Access, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle, MemoryKind, RawEvent,
-    RawStream, Sharing, StreamOp, WordPtr,
+    Access, DeviceId, DevicePtr, Error, EventHandle, EventKind, HostMemory, HostPtr, MemHandle, MemoryKind, PoolUsage,
+    RawEvent, RawPool, RawStream, Sharing, StreamOp, WordPtr,
 };
 
 use crate::machine::{DEVICE, INVALID_VALUE, Kind, Machine, NO_DEVICE, NOT_SUPPORTED, Outcome, UNKNOWN};
@@ -210,6 +210,32 @@ impl Machine for Host {
 
     fn device_pointer(&self, ptr: usize) -> Outcome<u64> {
         self.tables().registered.contains_key(&ptr).then_some(ptr as u64).ok_or(INVALID_VALUE)
+    }
+
+    fn pool(&self, number: i32, keep: u64) -> Outcome<u64> {
+        Ok(self.backend.create_pool(device(number), keep).map_err(code)?.handle)
+    }
+
+    fn pool_destroy(&self, number: i32, pool: u64) -> Outcome {
+        host!(self.destroy_pool(RawPool { device: device(number), handle: pool }))
+    }
+
+    fn pool_usage(&self, number: i32, pool: u64) -> Outcome<PoolUsage> {
+        host!(self.pool_usage(RawPool { device: device(number), handle: pool }))
+    }
+
+    fn pool_trim(&self, number: i32, pool: u64, keep: usize) -> Outcome {
+        host!(self.trim_pool(RawPool { device: device(number), handle: pool }, keep as u64))
+    }
+
+    fn pool_alloc(&self, number: i32, pool: u64, stream: u64, len: usize) -> Outcome<u64> {
+        let (pool, stream) = (RawPool { device: device(number), handle: pool }, self.real(stream));
+        Ok(host!(self.pool_alloc(pool, stream, len as u64))?.base.0)
+    }
+
+    fn pool_free(&self, stream: u64, base: u64) -> Outcome {
+        let stream = self.queue(stream)?;
+        host!(self.pool_free(stream, DevicePtr(base)))
     }
 
     fn granularity(&self, _: i32) -> Outcome<usize> {

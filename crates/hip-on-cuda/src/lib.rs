@@ -21,7 +21,7 @@
 //!
 //! Read in this order: `settings`; `machine` (what is needed of the device below); `cuda` over `cuda_functions`, and
 //! `host` over `memory_files` and `turns` (two of those); `below` (which of them it is); `export` (how a function comes
-//! to be one of C's); `device`, `memory`, `physical`, `sharing`, `queue` (HIP's functions, by subject).
+//! to be one of C's); `device`, `memory`, `pool`, `physical`, `sharing`, `queue` (HIP's functions, by subject).
 
 mod below;
 mod cuda;
@@ -33,6 +33,7 @@ mod machine;
 mod memory;
 mod memory_files;
 mod physical;
+mod pool;
 mod queue;
 mod settings;
 mod sharing;

@@ -5,6 +5,8 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 
+use gpu_api::PoolUsage;
+
 /// A result with HIP's code, which is CUDA's where both have one.
 pub(crate) type Outcome<T = ()> = Result<T, u32>;
 
@@ -49,6 +51,14 @@ pub(crate) trait Machine: Send + Sync {
     fn register(&self, ptr: usize, len: usize, flags: u32) -> Outcome;
     fn unregister(&self, ptr: usize) -> Outcome;
     fn device_pointer(&self, ptr: usize) -> Outcome<u64>;
+
+    /// Makes a pool that keeps so many bytes, and whose allocations wait for no other stream.
+    fn pool(&self, device: i32, keep: u64) -> Outcome<u64>;
+    fn pool_destroy(&self, device: i32, pool: u64) -> Outcome;
+    fn pool_usage(&self, device: i32, pool: u64) -> Outcome<PoolUsage>;
+    fn pool_trim(&self, device: i32, pool: u64, keep: usize) -> Outcome;
+    fn pool_alloc(&self, device: i32, pool: u64, stream: u64, len: usize) -> Outcome<u64>;
+    fn pool_free(&self, stream: u64, base: u64) -> Outcome;
 
     fn granularity(&self, device: i32) -> Outcome<usize>;
     fn create(&self, device: i32, len: usize) -> Outcome<u64>;

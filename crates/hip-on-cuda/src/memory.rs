@@ -6,8 +6,9 @@ use std::ptr;
 use crate::device::{entered, started};
 use crate::export::{finish, hip, put};
 use crate::machine::{INVALID_VALUE, Kind};
+use crate::memory_files::OUT_OF_MEMORY;
 use crate::settings::Settings;
-use crate::{physical, sharing};
+use crate::{physical, pool, sharing};
 
 /// Flags of `hipHostMalloc` that CUDA has too; AMD's others ask for kinds of coherence.
 const HOST_FLAGS: u32 = 7;
@@ -28,7 +29,11 @@ hip! {
     hipMalloc(base: u64; len: usize) {
         let (machine, device) = entered()?;
         // Other than CUDA's, AMD's gives no memory for no bytes.
-        if len == 0 { Ok(0) } else { machine.alloc(device, len) }
+        match len {
+            0 => Ok(0),
+            _ if pool::has_kept_the_rest() => Err(OUT_OF_MEMORY),
+            len => machine.alloc(device, len),
+        }
     }
     hipFree(; base: u64) {
         let (machine, _) = entered()?;
@@ -91,7 +96,8 @@ hip! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemGetInfo(free: *mut usize, total: *mut usize) -> u32 {
     let found = entered().and_then(|(machine, _)| machine.free_and_total());
-    let found = found.map(|(free, total)| (free.saturating_sub(physical::kept_for_ever()), total));
+    let kept = if pool::has_kept_the_rest() { usize::MAX } else { physical::kept_for_ever() };
+    let found = found.map(|(free, total)| (free.saturating_sub(kept), total));
     // SAFETY: `put`: our caller points to a size.
     let first = unsafe { put(free, found.map(|(free, _)| free)) };
     // SAFETY: `put`: our caller points to a size.

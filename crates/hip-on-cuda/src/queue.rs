@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::device::entered;
 use crate::export::{hip, put};
 use crate::machine::{DEVICE, INVALID_VALUE, Machine, NOT_SUPPORTED, Outcome};
+use crate::pool;
 use crate::settings::{Fault, Settings};
 use crate::sharing::Handle;
 
@@ -127,8 +128,9 @@ hip! {
         unsafe { put(identity, entered()?.0.stream_id(stream)) }
     }
     hipStreamIsCapturing(; stream: u64, status: *mut u32) {
+        let (machine, captures) = (entered()?.0, Settings::get().has(Fault::Captures));
         // SAFETY: `put`: HIP's caller points to a number.
-        unsafe { put(status, entered()?.0.stream_capturing(stream)) }
+        unsafe { put(status, if captures { Ok(1) } else { machine.stream_capturing(stream) }) }
     }
     hipStreamWriteValue64(; stream: u64, word: u64, value: u64, flags: u32) {
         let (machine, settings) = (entered()?.0, Settings::get());
@@ -169,15 +171,21 @@ hip! {
         machine.call(stream, call_back, packed.cast())
     }
     hipMemcpyHtoDAsync(; to: u64, from: *const c_void, len: usize, stream: u64) {
-        entered()?.0.copy_in(stream, to, from, len)
+        let machine = entered()?.0;
+        machine.copy_in(stream, to, from, len)?;
+        pool::written(machine, stream, to, len)
     }
     hipMemcpyDtoHAsync(; to: *mut c_void, from: u64, len: usize, stream: u64) {
         entered()?.0.copy_out(stream, to, from, len)
     }
     hipMemcpyDtoDAsync(; to: u64, from: u64, len: usize, stream: u64) {
-        entered()?.0.copy(stream, to, from, len)
+        let machine = entered()?.0;
+        machine.copy(stream, to, from, len)?;
+        pool::written(machine, stream, to, len)
     }
     hipMemsetD8Async(; to: u64, byte: u8, len: usize, stream: u64) {
-        entered()?.0.fill(stream, to, byte, len)
+        let machine = entered()?.0;
+        machine.fill(stream, to, byte, len)?;
+        pool::written(machine, stream, to, len)
     }
 }

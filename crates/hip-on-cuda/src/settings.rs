@@ -48,9 +48,34 @@ pub enum Fault {
     /// The runtime closes the descriptor of external memory when that goes; those that were read leave it to the
     /// caller.
     ImportTakes,
+    /// Some memory of a pool reads zero after what was written to it, once other memory went back on another stream
+    /// than it came from (ROCm/rocm-systems#10943).
+    PoolLoses,
+    /// A pool gives memory to a stream while another one still works on it.
+    PoolEarly,
+    /// An allocation of a pool waits for the stream on which memory went back last.
+    PoolWaits,
+    /// A pool has given all that it ever will once it gave as much as the device has (ROCm/hip#3775).
+    PoolRunsOut,
+    /// A pool has no memory at all (ROCm/legacy-rocm-build#6178).
+    PoolFails,
+    /// A pool that has no room calls it a success and gives null (ROCm/hip#3223).
+    PoolGivesNull,
+    /// A pool ignores what it is told to keep, and keeps nothing (ROCm/rocm-systems#11690).
+    PoolDrops,
+    /// A pool gives nothing back to the device.
+    PoolKeeps,
+    /// An allocation of a pool that fails keeps the rest of the device's memory (ROCm/rocm-systems#11642).
+    PoolHoards,
+    /// A process one of whose allocations of a pool failed crashes at its end (ROCm/rocm-systems#11642).
+    PoolCrashes,
+    /// Memory does not go back to a pool: 719.
+    PoolFreeFails,
+    /// Every stream is being captured.
+    Captures,
 }
 
-const NAMES: [(&str, Fault); 20] = [
+const NAMES: [(&str, Fault); 32] = [
     ("equal-pid", Fault::EqualPid),
     ("attach-fails", Fault::AttachFails),
     ("event-blocks", Fault::EventBlocks),
@@ -71,6 +96,18 @@ const NAMES: [(&str, Fault); 20] = [
     ("sick-device", Fault::SickDevice),
     ("no-kernel-ipc", Fault::NoKernelIpc),
     ("import-takes", Fault::ImportTakes),
+    ("pool-loses", Fault::PoolLoses),
+    ("pool-early", Fault::PoolEarly),
+    ("pool-waits", Fault::PoolWaits),
+    ("pool-runs-out", Fault::PoolRunsOut),
+    ("pool-fails", Fault::PoolFails),
+    ("pool-gives-null", Fault::PoolGivesNull),
+    ("pool-drops", Fault::PoolDrops),
+    ("pool-keeps", Fault::PoolKeeps),
+    ("pool-hoards", Fault::PoolHoards),
+    ("pool-crashes", Fault::PoolCrashes),
+    ("pool-free-fails", Fault::PoolFreeFails),
+    ("captures", Fault::Captures),
 ];
 
 /// What the environment asked for when it was first looked at.

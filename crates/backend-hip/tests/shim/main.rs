@@ -8,6 +8,7 @@ mod foreign;
 mod library;
 mod load;
 mod memory;
+mod pool;
 mod probe;
 mod queue;
 mod rules;
@@ -58,8 +59,10 @@ fn main() -> ExitCode {
     if foreign::run_if_asked() {
         return ExitCode::SUCCESS;
     }
-    let cases: Vec<&'static Case> =
-        [load::CASES, memory::CASES, queue::CASES, rules::CASES, probe::CASES].into_iter().flatten().collect();
+    let cases: Vec<&'static Case> = [load::CASES, memory::CASES, pool::CASES, queue::CASES, rules::CASES, probe::CASES]
+        .into_iter()
+        .flatten()
+        .collect();
     if let Ok(name) = env::var(CASE) {
         let case = cases.iter().find(|case| case.name == name).expect("the parent names a case of the list");
         (case.run)();

@@ -4,9 +4,9 @@ use std::env;
 use std::time::Duration;
 
 use backend_hip::probe::{prove, prove_and_tell};
-use backend_hip::{Findings, Step};
-use gpu_api::DeviceId;
+use backend_hip::{Findings, HipBackend, PoolDefect, Step};
 use gpu_api::groups::*;
+use gpu_api::{DeviceId, Error};
 
 use crate::{Case, GPU, Library, WHOLE, proved};
 
@@ -44,6 +44,17 @@ macro_rules! proved {
             library: WHOLE,
             environment: &[("GPU_IPC_SHIM_VERSION", $version)],
             run: || assert_eq!(findings(&[$step], LONG).proof.steps(), [$step]),
+        }
+    };
+}
+
+macro_rules! pools {
+    ($name:ident, $version:literal, $fault:literal, $defect:ident) => {
+        Case {
+            name: stringify!($name),
+            library: WHOLE,
+            environment: &[("GPU_IPC_SHIM_VERSION", $version), ("GPU_IPC_SHIM_INJECT", $fault)],
+            run: || disproved_pools(PoolDefect::$defect),
         }
     };
 }
@@ -96,6 +107,28 @@ pub const CASES: &[Case] = &[
     fault!(an_import_that_hangs_is_not_proved, "import-hangs", Step::Vmm, SHORT, "did not come back"),
     version!(virtual_memory_of_5_2_is_not_proved, "50221153", Step::Vmm, "file descriptor"),
     version!(dma_bufs_of_6_4_are_not_proved, "60443484", Step::DmaBuf, "801"),
+    // Pools: rs#10943, rs#11642, rs#11690 of 7.2, hip#3775 of 6.3, and what else an allocator must not do.
+    proved!(pools_of_5_2_are_proved, "50221153", Step::Pools),
+    proved!(pools_of_6_2_are_proved, "60242134", Step::Pools),
+    proved!(pools_of_7_0_are_proved, "70051831", Step::Pools),
+    proved!(pools_of_7_14_are_proved, "71400000", Step::Pools),
+    pools!(pools_of_6_4_are_not_proved, "60443484", "", RunsOut),
+    pools!(pools_of_7_2_are_not_proved, "70253211", "", LosesBytes),
+    pools!(pools_that_lose_bytes_are_not_proved, "71400000", "pool-loses", LosesBytes),
+    pools!(pools_that_give_too_early_are_not_proved, "71400000", "pool-early", TooEarly),
+    pools!(pools_that_wait_are_not_proved, "71400000", "pool-waits", Waits),
+    pools!(pools_that_run_out_are_not_proved, "71400000", "pool-runs-out", RunsOut),
+    pools!(pools_without_memory_are_not_proved, "71400000", "pool-fails", RunsOut),
+    pools!(pools_that_keep_nothing_are_not_proved, "71400000", "pool-drops", IgnoresThreshold),
+    pools!(pools_that_keep_everything_are_not_proved, "71400000", "pool-keeps", GivesNothingBack),
+    pools!(pools_that_keep_the_rest_are_not_proved, "71400000", "pool-hoards", KeepsTheRest),
+    pools!(pools_that_end_in_a_crash_are_not_proved, "71400000", "pool-crashes", CrashesAtTheEnd),
+    Case {
+        name: "a_pool_that_the_runtime_lacks_is_not_proved",
+        library: Library::Without(&["hipMemPoolTrimTo"]),
+        environment: &[],
+        run: || disproved(Step::Pools, LONG, "hipMemPoolTrimTo"),
+    },
     Case {
         name: "a_step_that_the_runtime_lacks_is_not_proved",
         library: Library::Without(&["hipStreamWriteValue64"]),
@@ -111,13 +144,13 @@ fn findings(steps: &[Step], patience: Duration) -> Findings {
 
 fn everything() {
     let found = findings(&Step::ALL, LONG);
-    assert_eq!(found.all.len(), 14);
+    assert_eq!(found.all.len(), 2 * Step::ALL.len());
     for finding in &found.all {
         assert_eq!(finding.seen, Ok(()), "{} on {}", finding.step, finding.device);
     }
     assert_eq!(found.proof.steps(), Step::ALL);
     let caps = proved(found.proof.steps()).caps(DeviceId(1)).expect("there are two");
-    assert!(caps.fd && caps.read_only && caps.event_ipc && caps.stream_writes && caps.stream_waits);
+    assert!(caps.fd && caps.read_only && caps.event_ipc && caps.stream_writes && caps.stream_waits && caps.pools);
 }
 
 fn told_as_they_come() {
@@ -140,4 +173,18 @@ fn disproved(step: Step, patience: Duration, why: &str) {
     assert!(found.proof.steps().is_empty());
     let caps = proved(found.proof.steps()).caps(GPU).expect("it is a device");
     assert!(caps.handle && !caps.fd && !caps.event_ipc && !caps.stream_writes && !caps.stream_waits);
+}
+
+fn disproved_pools(defect: PoolDefect) {
+    let found = findings(&[Step::Pools], LONG);
+    let [finding] = &found.all[..] else { panic!("one step on one device: {found:?}") };
+    let said = finding.seen.as_ref().expect_err("it does not work");
+    assert!(said.contains(&defect.to_string()), "{said}");
+    assert_eq!((found.proof.steps(), found.proof.pool_defects()), (&[][..], &[defect][..]));
+    let hip = HipBackend::load_with(Some(found.proof)).expect("it is of here");
+    assert!(!hip.caps(GPU).expect("it is a device").pools);
+    let error = hip.create_pool(GPU, 0).expect_err("it is wrong");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(&defect.to_string()) && text.contains("GPU_IPC_HIP_TRY=pools"), "{text}");
 }

@@ -12,7 +12,7 @@ use super::check::Check;
 /// What one step may take, on all devices at once: less than the silence after which this process is given up.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// Names the steps that are tried only when asked for, because one that fails may reset a GPU.
+/// Names the steps that are tried only when asked for, because they may do harm.
 const TRY: &str = "GPU_IPC_HIP_TRY";
 
 /// What a step is for, and what is done without it.
@@ -31,7 +31,16 @@ fn purpose(step: Step) -> (&'static str, &'static str) {
             "such a claim waits on its thread instead",
         ),
         Step::Events => ("streams wait for events of other processes", "words or the host do instead"),
+        Step::Pools => ("the runtime's own pools are right: `DriverPool` uses them", "`DriverPool` is refused"),
         _ => ("mappings to read only", "mappings are for reading and writing"),
+    }
+}
+
+/// Says what trying a step may do.
+fn harm(step: Step) -> &'static str {
+    match step {
+        Step::Pools => "it takes most of a GPU's memory for a moment, and a pool that is wrong may make it fault",
+        _ => "where it fails it leaves a GPU spinning or faulting, which may reset it",
     }
 }
 
@@ -54,7 +63,7 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
             .why(format!("reported of this version: {}", reported.join("; ")))
             .remedy("docs/HIP.md says what gpu-ipc does about each")
     });
-    let mut worked = Vec::new();
+    let (mut worked, mut pool_defects) = (Vec::new(), Vec::new());
     let asked = env::var(TRY).unwrap_or_default();
     let asked = |step: &Step| asked.split([' ', ',']).any(|name| name == step.name());
     for step in Step::ALL {
@@ -62,15 +71,12 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
         let (with, without) = purpose(step);
         if !Step::HARMLESS.contains(&step) && !asked(&step) {
             let not_tried = Check::absent(&name, format!("not tried: {without}"));
-            checks.push(
-                not_tried
-                    .why("where it fails it leaves a GPU spinning or faulting, which may reset it")
-                    .remedy(format!("{TRY}={step} gpu-ipc doctor, on an idle machine")),
-            );
+            checks.push(not_tried.why(harm(step)).remedy(format!("{TRY}={step} gpu-ipc doctor, on an idle machine")));
             continue;
         }
         tell(&name)?;
         let findings = prove(&program, &[step], PATIENCE).map_err(|error| error.to_string())?;
+        pool_defects.extend_from_slice(findings.proof.pool_defects());
         let refusals: Vec<String> = findings
             .all
             .iter()
@@ -85,7 +91,7 @@ pub fn checks(mut tell: impl FnMut(&str) -> Result<(), String>) -> Result<Vec<Ch
             )
         });
     }
-    checks.push(proof(&Proof::new(version, worked)));
+    checks.push(proof(&Proof::new(version, worked).with_pool_defects(pool_defects)));
     Ok(checks)
 }
 
