@@ -59,7 +59,7 @@ const GROWTH: Growth = Growth::Fixed(2 << 20);
 pub struct GraphPool {
     name: String,
     lease: Arc<Lease>,
-    state: Mutex<State>,
+    state: Mutex<StreamHeaps>,
 }
 
 /// The allocator beneath, and whether the graph still needs what was taken from it.
@@ -84,7 +84,7 @@ struct Leased(Arc<Lease>);
 type Heap = Bfc<Leased>;
 
 #[derive(Default)]
-struct State {
+struct StreamHeaps {
     heaps: HashMap<Option<StreamIdentity>, Arc<Heap>>,
     /// What is handed out, and the stream whose heap it lies in.
     live: BTreeMap<u64, (Placed, Option<StreamIdentity>)>,
@@ -155,7 +155,7 @@ impl GraphPool {
         self.trim()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StreamHeaps> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

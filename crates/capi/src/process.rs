@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::handle::{Handle, MOST_INSTANCES};
 use crate::kinds::{KINDS, Kind, Tables};
 use crate::pools::Pools;
-use crate::table::{Closed, FreeRow, Full, Inside, Place};
+use crate::table::{Closed, FreeRow, Full, Inside, RowUse};
 
 /// What a process has one of.
 pub(crate) struct Process {
@@ -81,7 +81,7 @@ impl Process {
     pub fn open<K: Kind>(&self, value: K::Value) -> Result<*mut K> {
         let row = self.with_spare::<K, _>(Cell::take).flatten();
         match K::table(&self.tables).open(row, value) {
-            Ok(Place { row, generation }) => {
+            Ok(RowUse { row, generation }) => {
                 Ok(Handle { instance: self.instance, kind: K::NUMBER, generation, row }.to_c())
             }
             Err(Full) => Err(Error::Exhausted {
@@ -95,8 +95,8 @@ impl Process {
     /// Finds what a handle stands for; it stays until the end of what this returns.
     #[inline]
     pub fn get<K: Kind>(&self, handle: *mut K) -> Result<Inside<'_, K::Value>, Failure> {
-        self.place(handle)
-            .and_then(|place| K::table(&self.tables).enter(place))
+        self.row_use(handle)
+            .and_then(|row_use| K::table(&self.tables).enter(row_use))
             .ok_or_else(|| self.why_not::<K>(handle))
     }
 
@@ -119,7 +119,7 @@ impl Process {
     /// Closes a handle and returns what it stands for; `None` while another call is in it, whose end drops it.
     #[inline]
     pub fn close_and_take<K: Kind>(&self, handle: *mut K) -> Result<Option<K::Value>, Failure> {
-        match self.place(handle).map(|place| K::table(&self.tables).close(place)) {
+        match self.row_use(handle).map(|row_use| K::table(&self.tables).close(row_use)) {
             Some(Closed::Taken(value, row)) => {
                 self.keep::<K>(row);
                 Ok(Some(value))
@@ -150,10 +150,10 @@ impl Process {
     }
 
     #[inline]
-    fn place<K: Kind>(&self, handle: *mut K) -> Option<Place> {
+    fn row_use<K: Kind>(&self, handle: *mut K) -> Option<RowUse> {
         let handle = Handle::of(handle)?;
         (handle.instance == self.instance && handle.kind == K::NUMBER)
-            .then_some(Place { row: handle.row, generation: handle.generation })
+            .then_some(RowUse { row: handle.row, generation: handle.generation })
     }
 
     #[cold]

@@ -116,12 +116,12 @@ unsafe impl<T: Send + Sync> Send for Table<T> {}
 
 /// A row at one of its uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct RowUse {
     pub row: u32,
     pub generation: u32,
 }
 
-impl Place {
+impl RowUse {
     /// Returns the word of the row while it is open and no call is inside.
     #[inline]
     fn open_word(self) -> u64 {
@@ -159,31 +159,31 @@ impl<T> Table<T> {
 
     /// Puts a value into the free row that is given, which came from this table, or else into one of the list.
     #[inline]
-    pub fn open(&self, row: Option<FreeRow>, value: T) -> Result<Place, Full> {
+    pub fn open(&self, row: Option<FreeRow>, value: T) -> Result<RowUse, Full> {
         let FreeRow(number) = row.or_else(|| self.take_free()).ok_or(Full)?;
         let row = self.row(number).ok_or(Full)?;
         let generation = (row.word.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32 + 1;
-        let place = Place { row: number, generation };
+        let row_use = RowUse { row: number, generation };
         // SAFETY: writing through the cell asks that nobody else uses the value: the row is free, and this thread's.
         unsafe { (*row.value.get()).write(value) };
-        row.word.store(place.open_word(), OPENED.get());
-        Ok(place)
+        row.word.store(row_use.open_word(), OPENED.get());
+        Ok(row_use)
     }
 
     /// Begins to use a value; `None` if it is closed.
     #[inline]
-    pub fn enter(&self, place: Place) -> Option<Inside<'_, T>> {
-        let row = self.row(place.row)?;
-        let open = place.open_word();
+    pub fn enter(&self, row_use: RowUse) -> Option<Inside<'_, T>> {
+        let row = self.row(row_use.row)?;
+        let open = row_use.open_word();
         let alone = row.word.compare_exchange(open, open + 1, ENTER.get(), Ordering::Relaxed).is_ok();
         (alone || row.enter_beside(open)).then(|| Inside { row })
     }
 
     /// Closes a row, and takes its value, unless calls are inside: the last of them drops it.
     #[inline]
-    pub fn close(&self, place: Place) -> Closed<T> {
-        let Some(row) = self.row(place.row) else { return Closed::NotOpen };
-        let open = place.open_word();
+    pub fn close(&self, row_use: RowUse) -> Closed<T> {
+        let Some(row) = self.row(row_use.row) else { return Closed::NotOpen };
+        let open = row_use.open_word();
         let alone = row.word.compare_exchange(open, open & !OPEN, CLOSE.get(), Ordering::Relaxed).is_ok();
         let inside = if alone { Some(0) } else { row.close_beside(open) };
         match inside {
@@ -387,8 +387,8 @@ mod tests {
     }
 
     /// Closes a row, puts it on the list, and says whether it was open.
-    fn close<T>(table: &Table<T>, place: Place) -> bool {
-        match table.close(place) {
+    fn close<T>(table: &Table<T>, row_use: RowUse) -> bool {
+        match table.close(row_use) {
             Closed::Taken(value, row) => {
                 row.into_iter().for_each(|row| table.put_back(row));
                 drop(value);
@@ -429,16 +429,16 @@ mod tests {
     #[test]
     fn the_last_call_inside_drops_what_was_closed() {
         let (drops, table) = (Arc::new(AtomicUsize::new(0)), Table::new());
-        let place = table.open(None, Counted(drops.clone())).expect("room");
-        let (one, two) = (table.enter(place).expect("open"), table.enter(place).expect("open"));
-        assert!(matches!(table.close(place), Closed::InUse));
-        assert!(table.enter(place).is_none(), "closed to further calls");
-        assert!(matches!(table.close(place), Closed::NotOpen));
+        let row_use = table.open(None, Counted(drops.clone())).expect("room");
+        let (one, two) = (table.enter(row_use).expect("open"), table.enter(row_use).expect("open"));
+        assert!(matches!(table.close(row_use), Closed::InUse));
+        assert!(table.enter(row_use).is_none(), "closed to further calls");
+        assert!(matches!(table.close(row_use), Closed::NotOpen));
         drop(one);
         assert_eq!(drops.load(Ordering::Relaxed), 0);
         drop(two);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
-        assert_eq!(table.open(None, Counted(drops.clone())).expect("room").row, place.row, "the row is free");
+        assert_eq!(table.open(None, Counted(drops.clone())).expect("room").row, row_use.row, "the row is free");
         drop(table);
         assert_eq!(drops.load(Ordering::Relaxed), 2, "a table drops what is open");
     }
@@ -446,11 +446,11 @@ mod tests {
     #[test]
     fn a_row_whose_generations_are_used_up_is_left() {
         let table = Table::new();
-        let place = table.open(None, 7).expect("room");
-        let last = Place { generation: LAST_GENERATION, ..place };
-        table.row(place.row).expect("a row").word.store(last.open_word(), Ordering::Relaxed);
+        let row_use = table.open(None, 7).expect("room");
+        let last = RowUse { generation: LAST_GENERATION, ..row_use };
+        table.row(row_use.row).expect("a row").word.store(last.open_word(), Ordering::Relaxed);
         assert!(matches!(table.close(last), Closed::Taken(7, None)));
-        assert_ne!(table.open(None, 8).expect("room").row, place.row);
+        assert_ne!(table.open(None, 8).expect("room").row, row_use.row);
     }
 
     #[test]
@@ -458,11 +458,11 @@ mod tests {
         let (drops, table) = (Arc::new(AtomicUsize::new(0)), Table::new());
         let rounds = if cfg!(miri) { 20 } else { 500 };
         for _ in 0..rounds {
-            let place = table.open(None, Counted(drops.clone())).expect("room");
+            let row_use = table.open(None, Counted(drops.clone())).expect("room");
             std::thread::scope(|scope| {
-                let closers: Vec<_> = (0..2).map(|_| scope.spawn(|| close(&table, place))).collect();
+                let closers: Vec<_> = (0..2).map(|_| scope.spawn(|| close(&table, row_use))).collect();
                 for _ in 0..3 {
-                    if let Some(inside) = table.enter(place) {
+                    if let Some(inside) = table.enter(row_use) {
                         assert!(Arc::strong_count(&inside.0) > 1);
                     }
                 }

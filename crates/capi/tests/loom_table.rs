@@ -18,7 +18,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-use table::{Closed, Place, Table};
+use table::{Closed, RowUse, Table};
 
 struct Value {
     number: UnsafeCell<u32>,
@@ -33,16 +33,16 @@ unsafe impl Send for Value {}
 
 impl Value {
     fn write(&self, number: u32) {
-        self.number.with_mut(|place| {
+        self.number.with_mut(|row_use| {
             // SAFETY: loom checks that nobody else touches the cell meanwhile.
-            unsafe { *place = number }
+            unsafe { *row_use = number }
         });
     }
 
     fn read(&self) -> u32 {
-        self.number.with(|place| {
+        self.number.with(|row_use| {
             // SAFETY: loom checks that nobody writes the cell meanwhile.
-            unsafe { *place }
+            unsafe { *row_use }
         })
     }
 }
@@ -60,7 +60,7 @@ struct Model {
 }
 
 /// The place that the first open of a table gives.
-const FIRST: Place = Place { row: 0, generation: 1 };
+const FIRST: RowUse = RowUse { row: 0, generation: 1 };
 
 impl Model {
     fn new() -> Model {
@@ -91,15 +91,15 @@ impl Model {
 }
 
 /// Makes a call, which finds the value of its own handle if it finds one.
-fn visit(table: &Table<Value>, place: Place) -> bool {
-    let inside = table.enter(place);
-    inside.as_ref().inspect(|value| assert_eq!(value.read(), place.generation)).is_some()
+fn visit(table: &Table<Value>, row_use: RowUse) -> bool {
+    let inside = table.enter(row_use);
+    inside.as_ref().inspect(|value| assert_eq!(value.read(), row_use.generation)).is_some()
 }
 
-fn close(table: &Table<Value>, place: Place) -> bool {
-    match table.close(place) {
+fn close(table: &Table<Value>, row_use: RowUse) -> bool {
+    match table.close(row_use) {
         Closed::Taken(value, row) => {
-            assert_eq!(value.read(), place.generation);
+            assert_eq!(value.read(), row_use.generation);
             row.into_iter().for_each(|row| table.put_back(row));
             true
         }
@@ -114,7 +114,7 @@ fn a_call_that_finds_a_row_open_sees_its_value() {
     loom::model(|| {
         let model = Model::open();
         let Closed::Taken(_, row) = model.table.close(FIRST) else { panic!("nobody is inside") };
-        let second = Place { generation: 2, ..FIRST };
+        let second = RowUse { generation: 2, ..FIRST };
         let caller = model.spawn(move |table| visit(table, second));
         assert_eq!(model.table.open(row, model.value(2)).ok(), Some(second));
         caller.join().unwrap();
@@ -172,7 +172,7 @@ fn a_stale_handle_does_nothing_to_the_next_use_of_its_row() {
                 drop(value);
                 // In its own row, as the next open of the thread that closed it.
                 let next = model.table.open(row, model.value(2)).expect("room");
-                assert_eq!(next, Place { generation: 2, ..FIRST });
+                assert_eq!(next, RowUse { generation: 2, ..FIRST });
                 assert!(visit(&model.table, next) && close(&model.table, next));
                 true
             }
@@ -190,13 +190,13 @@ fn a_free_row_goes_from_thread_to_thread() {
     loom::model(|| {
         let model = Model::open();
         let closer = model.spawn(|table| close(table, FIRST));
-        let place = model.table.open(None, model.value(2)).expect("room");
-        if place.row == FIRST.row {
-            assert_eq!(place.generation, 2);
-            assert!(visit(&model.table, place));
+        let row_use = model.table.open(None, model.value(2)).expect("room");
+        if row_use.row == FIRST.row {
+            assert_eq!(row_use.generation, 2);
+            assert!(visit(&model.table, row_use));
         }
         assert!(closer.join().unwrap());
-        drop(model.table.close(place));
+        drop(model.table.close(row_use));
         assert_eq!(model.drops(), 2);
     });
 }

@@ -13,7 +13,7 @@ use crate::producer::grants::ledger::{Ledger, Refusal};
 use crate::producer::grants::slot_group::Effort;
 use channel::os::clock::Tick;
 use channel::shared::counter_file::{GROUP, HeapFile, SlotFile};
-use channel::shared::slot::{Claim, Generation, Seen, State, decode};
+use channel::shared::slot::{Claim, Generation, Seen, SlotState, decode};
 use channel::wire::descriptor::{self, Descriptor};
 use channel::wire::lease_address::LeaseAddress;
 use channel::wire::message::{MOST_BYTES, ToParticipant, ToProducer};
@@ -234,7 +234,7 @@ pub fn counter_file(bytes: &[u8]) -> usize {
                     Seen::Corrupt(word) => word,
                     seen => unreachable!("{seen:?} came back"),
                 };
-                assert_eq!(decode(word), Some((State::Revoked, entry.generation)), "a barred block came back");
+                assert_eq!(decode(word), Some((SlotState::Revoked, entry.generation)), "a barred block came back");
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::addresses::Addresses;
 use super::chunk::{Chunk, ChunkId, Chunks, MAX_ADDRESS, MAX_CHUNK, Standing, UNIT};
-use super::entry::Entry;
+use super::free_chunk::FreeChunk;
 use super::index::{Cursor, Index};
 use super::region::{Region, Regions};
 use crate::Extent;
@@ -167,15 +167,15 @@ impl<T> Heap<T> {
         }
         if prefix > 0 {
             let rest = self.cut(id, prefix);
-            self.index.replace_at(cursor, Entry::of(id, &self.chunks[id]));
+            self.index.replace_at(cursor, FreeChunk::of(id, &self.chunks[id]));
             id = rest;
             if self.is_wasted(self.chunks[id].units, fit.units) {
                 let rest = self.cut(id, fit.units);
-                self.index.insert(Entry::of(rest, &self.chunks[rest]));
+                self.index.insert(FreeChunk::of(rest, &self.chunks[rest]));
             }
         } else if self.is_wasted(entry.units(), fit.units) {
             let rest = self.cut(id, fit.units);
-            self.index.replace_at(cursor, Entry::of(rest, &self.chunks[rest]));
+            self.index.replace_at(cursor, FreeChunk::of(rest, &self.chunks[rest]));
         } else {
             self.index.remove_at(cursor);
         }
@@ -183,7 +183,7 @@ impl<T> Heap<T> {
     }
 
     /// Says whether a chunk that is in no index holds a request where it starts, with nothing to cut off.
-    pub(crate) fn fits_whole(&self, entry: Entry, fit: Fit) -> bool {
+    pub(crate) fn fits_whole(&self, entry: FreeChunk, fit: Fit) -> bool {
         entry.start().is_multiple_of(fit.align) && !self.is_wasted(entry.units(), fit.units)
     }
 
@@ -236,12 +236,12 @@ impl<T> Heap<T> {
         let mut after = None;
         let mut before = None;
         if let Some(more) = self.mergeable(next, units) {
-            after = Some(Entry::of(next, &self.chunks[next]));
+            after = Some(FreeChunk::of(next, &self.chunks[next]));
             units += more;
             self.join(kept, next, units);
         }
         if let Some(more) = self.mergeable(prev, units) {
-            before = Some(Entry::of(prev, &self.chunks[prev]));
+            before = Some(FreeChunk::of(prev, &self.chunks[prev]));
             units += more;
             self.join(prev, kept, units);
             kept = prev;
@@ -249,7 +249,7 @@ impl<T> Heap<T> {
         let chunk = &mut self.chunks[kept];
         chunk.set_standing(Standing::Free);
         chunk.slack = 0;
-        let merged = Entry::of(kept, chunk);
+        let merged = FreeChunk::of(kept, chunk);
         match (before, after) {
             (None, None) => self.index.insert(merged),
             (Some(only), None) | (None, Some(only)) => self.index.replace(only, merged),
@@ -263,16 +263,16 @@ impl<T> Heap<T> {
 
     /// Splits a free chunk in two, the first of `units` units.
     pub(crate) fn split(&mut self, id: ChunkId, units: u32) {
-        self.index.remove(Entry::of(id, &self.chunks[id]));
+        self.index.remove(FreeChunk::of(id, &self.chunks[id]));
         let rest = self.cut(id, units);
         for part in [id, rest] {
-            self.index.insert(Entry::of(part, &self.chunks[part]));
+            self.index.insert(FreeChunk::of(part, &self.chunks[part]));
         }
     }
 
     /// Takes a free chunk out of the index, and makes it nobody's.
     pub(crate) fn withhold(&mut self, id: ChunkId) {
-        self.index.remove(Entry::of(id, &self.chunks[id]));
+        self.index.remove(FreeChunk::of(id, &self.chunks[id]));
         self.chunks[id].set_standing(Standing::Pending);
     }
 
@@ -386,7 +386,7 @@ impl<T> Heap<T> {
     /// Ends a region before a unit of its last chunk, which is free.
     fn cut_tail(&mut self, number: u16, end: u64) {
         let id = self.regions[number].last;
-        self.index.remove(Entry::of(id, &self.chunks[id]));
+        self.index.remove(FreeChunk::of(id, &self.chunks[id]));
         let chunk = &mut self.chunks[id];
         if chunk.start() == end {
             let prev = chunk.prev;
@@ -395,7 +395,7 @@ impl<T> Heap<T> {
             self.regions[number].last = prev;
         } else {
             chunk.units = (end - chunk.start()) as u32;
-            self.index.insert(Entry::of(id, &self.chunks[id]));
+            self.index.insert(FreeChunk::of(id, &self.chunks[id]));
         }
         let region = &mut self.regions[number];
         region.units = end - region.start;
@@ -427,12 +427,12 @@ impl<T> Heap<T> {
     }
 
     #[inline(always)]
-    fn find(&self, fit: Fit) -> Option<(Cursor, Entry, u32)> {
+    fn find(&self, fit: Fit) -> Option<(Cursor, FreeChunk, u32)> {
         let (mut cursor, mut entry) = self.index.best(fit.units)?;
         if fit.align == 1 {
             return Some((cursor, entry, 0));
         }
-        let prefix = |entry: Entry| {
+        let prefix = |entry: FreeChunk| {
             let prefix = entry.start().next_multiple_of(fit.align) - entry.start();
             (prefix + u64::from(fit.units) <= u64::from(entry.units())).then_some(prefix as u32)
         };
@@ -512,7 +512,7 @@ impl<T> Heap<T> {
     fn remove_region(&mut self, number: u16) -> Region<T> {
         let chunks: Vec<ChunkId> = self.chunks_of(number).map(|(id, _)| id).collect();
         for id in chunks {
-            self.index.remove(Entry::of(id, &self.chunks[id]));
+            self.index.remove(FreeChunk::of(id, &self.chunks[id]));
             self.chunks.remove(id);
         }
         self.regions.remove(number)

@@ -2,7 +2,7 @@
 
 use std::hint::select_unpredictable;
 
-use super::entry::Entry;
+use super::free_chunk::FreeChunk;
 use super::tree::{Spot, Tree};
 
 /// Bins of an order of size: each holds a thirty-second of it.
@@ -45,7 +45,7 @@ impl Order {
 
 /// Sorted entries: in one piece, or many.
 enum Bin {
-    Few(Vec<Entry>),
+    Few(Vec<FreeChunk>),
     Many(Box<Tree>),
 }
 
@@ -75,7 +75,7 @@ fn place_of(units: u32) -> BinPlace {
 ///
 /// Without a branch on what is compared: which way it goes cannot be foretold.
 #[inline]
-fn rank(entries: &[Entry], entry: Entry) -> usize {
+fn rank(entries: &[FreeChunk], entry: FreeChunk) -> usize {
     let (mut low, mut count) = (0, entries.len());
     while count > 1 {
         let half = count / 2;
@@ -87,7 +87,7 @@ fn rank(entries: &[Entry], entry: Entry) -> usize {
 
 impl Bin {
     #[inline(always)]
-    fn from(&self, entry: Entry) -> Option<(Spot, Entry)> {
+    fn from(&self, entry: FreeChunk) -> Option<(Spot, FreeChunk)> {
         match self {
             Bin::Few(entries) => {
                 let at = rank(entries, entry);
@@ -98,7 +98,7 @@ impl Bin {
     }
 
     #[inline(always)]
-    fn first(&self) -> Option<(Spot, Entry)> {
+    fn first(&self) -> Option<(Spot, FreeChunk)> {
         match self {
             Bin::Few(entries) => entries.first().map(|&found| (Spot { leaf: 0, at: 0 }, found)),
             Bin::Many(tree) => tree.first(),
@@ -106,7 +106,7 @@ impl Bin {
     }
 
     #[inline(always)]
-    fn insert(&mut self, entry: Entry) {
+    fn insert(&mut self, entry: FreeChunk) {
         match self {
             Bin::Few(entries) if entries.len() < MOST => {
                 if entries.len() == entries.capacity() {
@@ -147,7 +147,7 @@ impl Bin {
 
     /// Puts an entry of this bin in the place of another.
     #[inline]
-    fn replace_at(&mut self, spot: Spot, new: Entry) {
+    fn replace_at(&mut self, spot: Spot, new: FreeChunk) {
         match self {
             // A bin of one is what the largest chunk mostly has.
             Bin::Few(entries) if entries.len() == 1 => entries[0] = new,
@@ -166,7 +166,7 @@ impl Bin {
         }
     }
 
-    fn last(&self) -> Option<Entry> {
+    fn last(&self) -> Option<FreeChunk> {
         match self {
             Bin::Few(entries) => entries.last().copied(),
             Bin::Many(tree) => tree.last(),
@@ -175,7 +175,7 @@ impl Bin {
 
     fn bookkeeping(&self) -> usize {
         match self {
-            Bin::Few(entries) => entries.capacity() * size_of::<Entry>(),
+            Bin::Few(entries) => entries.capacity() * size_of::<FreeChunk>(),
             Bin::Many(tree) => size_of::<Tree>() + tree.bookkeeping(),
         }
     }
@@ -183,11 +183,11 @@ impl Bin {
 
 impl Index {
     #[inline]
-    pub(crate) fn insert(&mut self, entry: Entry) {
+    pub(crate) fn insert(&mut self, entry: FreeChunk) {
         self.insert_at(place_of(entry.units()), entry);
     }
 
-    fn insert_at(&mut self, place: BinPlace, entry: Entry) {
+    fn insert_at(&mut self, place: BinPlace, entry: FreeChunk) {
         let BinPlace { order: number, bin } = place;
         let order = &mut self.orders[number];
         if order.bins.is_empty() {
@@ -204,7 +204,7 @@ impl Index {
     ///
     /// If it is not in: the heap would hand out bytes twice.
     #[inline]
-    pub(crate) fn remove(&mut self, entry: Entry) {
+    pub(crate) fn remove(&mut self, entry: FreeChunk) {
         self.remove_at(self.find(entry));
     }
 
@@ -214,14 +214,14 @@ impl Index {
     ///
     /// If that is not in.
     #[inline]
-    pub(crate) fn replace(&mut self, old: Entry, new: Entry) {
+    pub(crate) fn replace(&mut self, old: FreeChunk, new: FreeChunk) {
         self.replace_at(self.find(old), new);
     }
 
     /// Puts an entry in the place of the one under a cursor: in the same bin if the order allows, which it mostly does
     /// for the largest, from which most are cut and with which most merge.
     #[inline]
-    pub(crate) fn replace_at(&mut self, cursor: Cursor, new: Entry) {
+    pub(crate) fn replace_at(&mut self, cursor: Cursor, new: FreeChunk) {
         let Cursor { place, spot } = cursor;
         let to = place_of(new.units());
         if to == place {
@@ -247,10 +247,10 @@ impl Index {
 
     /// Finds the smallest chunk of at least this many units, the lowest of several.
     #[inline(always)]
-    pub(crate) fn best(&self, units: u32) -> Option<(Cursor, Entry)> {
+    pub(crate) fn best(&self, units: u32) -> Option<(Cursor, FreeChunk)> {
         let place = place_of(units);
         if self.orders[place.order].filled & 1 << place.bin != 0
-            && let Some((spot, entry)) = self.bin(place).from(Entry::least(units))
+            && let Some((spot, entry)) = self.bin(place).from(FreeChunk::least(units))
         {
             return Some((Cursor { place, spot }, entry));
         }
@@ -258,7 +258,7 @@ impl Index {
     }
 
     /// Returns the entry after the one under a cursor.
-    pub(crate) fn after(&self, cursor: Cursor) -> Option<(Cursor, Entry)> {
+    pub(crate) fn after(&self, cursor: Cursor) -> Option<(Cursor, FreeChunk)> {
         let Cursor { place, spot } = cursor;
         let after = match self.bin(place) {
             Bin::Few(entries) => {
@@ -274,7 +274,7 @@ impl Index {
     }
 
     /// Returns the largest chunk.
-    pub(crate) fn largest(&self) -> Option<Entry> {
+    pub(crate) fn largest(&self) -> Option<FreeChunk> {
         let order = self.filled.checked_ilog2()? as usize;
         let bin = self.orders[order].filled.checked_ilog2()? as usize;
         self.bin(BinPlace { order, bin }).last()
@@ -286,7 +286,7 @@ impl Index {
     }
 
     #[inline(always)]
-    fn find(&self, entry: Entry) -> Cursor {
+    fn find(&self, entry: FreeChunk) -> Cursor {
         let place = place_of(entry.units());
         let found = self.orders[place.order].bins.get(place.bin).and_then(|bin| bin.from(entry));
         let (spot, _) = found.filter(|&(_, found)| found == entry).expect("a free chunk is in the index");
@@ -299,7 +299,7 @@ impl Index {
 
     /// Returns the first entry of the bins behind one.
     #[inline(always)]
-    fn first_behind(&self, place: BinPlace) -> Option<(Cursor, Entry)> {
+    fn first_behind(&self, place: BinPlace) -> Option<(Cursor, FreeChunk)> {
         let behind = |filled: u32, at: usize| filled & (!1 << at);
         let (order, filled) = match behind(self.orders[place.order].filled, place.bin) {
             0 => {
@@ -324,8 +324,8 @@ mod tests {
     use super::super::chunk::{Chunk, ChunkId};
     use super::*;
 
-    fn entry(units: u32, start: u64) -> Entry {
-        Entry::of(ChunkId(start as u32), &Chunk::free(start, 0, units))
+    fn entry(units: u32, start: u64) -> FreeChunk {
+        FreeChunk::of(ChunkId(start as u32), &Chunk::free(start, 0, units))
     }
 
     /// Few sizes, so that bins fill, or any.
@@ -363,7 +363,7 @@ mod tests {
                         index.replace(old, new);
                     }
                     _ => {
-                        let best = set.range(Entry::least(units)..).next().copied();
+                        let best = set.range(FreeChunk::least(units)..).next().copied();
                         prop_assert_eq!(index.best(units).map(|(_, entry)| entry), best);
                         if let Some((spot, best)) = index.best(units) {
                             let after = set.range(best..).nth(1).copied();

@@ -2,7 +2,7 @@
 //!
 //! 1. `chunk`: the table of chunks, 32 bytes each.
 //! 2. `addresses`: from the address of a chunk in use to its number.
-//! 3. `entry`, `index`, `tree`: free chunks in the order of best fit, in bins by size; bins of many.
+//! 3. `free_chunk`, `index`, `tree`: free chunks in the order of best fit, in bins by size; bins of many.
 //! 4. `region`: what upstream gave.
 //! 5. `heap`: the four together, for one thread: find, cut, merge.
 //! 6. `pending`: work that may still touch chunks; `window`: what is kept together for a request that waits.
@@ -18,7 +18,7 @@ mod census;
 mod chunk;
 mod core;
 mod divisions;
-mod entry;
+mod free_chunk;
 mod growth;
 mod heap;
 mod index;

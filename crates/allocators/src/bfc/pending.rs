@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gpu_api::StreamIdentity;
 
 use super::chunk::{ChunkId, Chunks, Standing};
-use super::entry::Entry;
+use super::free_chunk::FreeChunk;
 use super::heap::{Fit, Heap};
 use super::index::Index;
 
@@ -183,7 +183,7 @@ impl Pending {
         chunk.set_standing(Standing::Pending);
         self.bytes += chunk.bytes();
         if let Some(lane) = busy.only_stream().and_then(|order| self.lanes.get_mut(&order)) {
-            lane.index.insert(Entry::of(id, chunk));
+            lane.index.insert(FreeChunk::of(id, chunk));
         }
     }
 
@@ -249,7 +249,7 @@ impl Pending {
         if !pending {
             return None;
         }
-        let entry = Entry::of(id, &chunks[id]);
+        let entry = FreeChunk::of(id, &chunks[id]);
         if before != after {
             if let Some(lane) = before.and_then(|order| self.lanes.get_mut(&order)) {
                 lane.index.remove(entry);

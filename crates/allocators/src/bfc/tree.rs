@@ -1,6 +1,6 @@
 //! Many free chunks of about one size, in the order of size, then address.
 
-use super::entry::Entry;
+use super::free_chunk::FreeChunk;
 
 /// Entries of a leaf. Sixteen cache lines: half of them are moved by an insertion, two or three are read by a search.
 const LEAF: usize = 64;
@@ -23,7 +23,7 @@ pub(crate) struct Spot {
 #[derive(Default)]
 pub(crate) struct Tree {
     /// Not more than any entry of the leaf, and more than any of the leaf before it.
-    firsts: Vec<Entry>,
+    firsts: Vec<FreeChunk>,
     /// The leaf of each, in `leaves`, and how many entries it has: at least one.
     places: Vec<LeafPlace>,
     leaves: Vec<Leaf>,
@@ -37,14 +37,14 @@ struct LeafPlace {
     len: u32,
 }
 
-/// Sorted entries, and `Entry::END` behind them.
-type Leaf = [Entry; LEAF];
+/// Sorted entries, and `FreeChunk::END` behind them.
+type Leaf = [FreeChunk; LEAF];
 
 /// Counts the entries below `entry`.
 ///
 /// Without a branch on what is compared: which way it goes cannot be foretold, and a processor that guesses wrong
 /// loses more than sixteen comparisons cost.
-fn rank(leaf: &Leaf, entry: Entry) -> usize {
+fn rank(leaf: &Leaf, entry: FreeChunk) -> usize {
     let groups: usize = (1..GROUP).map(|group| usize::from(leaf[group * GROUP] < entry)).sum();
     let (groups_of_leaf, _) = leaf.as_chunks::<GROUP>();
     groups * GROUP + groups_of_leaf[groups].iter().map(|&other| usize::from(other < entry)).sum::<usize>()
@@ -52,7 +52,7 @@ fn rank(leaf: &Leaf, entry: Entry) -> usize {
 
 impl Tree {
     /// Makes one of sorted entries.
-    pub(crate) fn of(entries: &[Entry]) -> Tree {
+    pub(crate) fn of(entries: &[FreeChunk]) -> Tree {
         let mut tree = Tree::default();
         entries.iter().for_each(|&entry| tree.insert(entry));
         tree
@@ -62,7 +62,7 @@ impl Tree {
         self.len
     }
 
-    pub(crate) fn insert(&mut self, entry: Entry) {
+    pub(crate) fn insert(&mut self, entry: FreeChunk) {
         self.len += 1;
         if self.firsts.is_empty() {
             let leaf = self.leaf();
@@ -91,7 +91,7 @@ impl Tree {
 
     /// Puts an entry in the place of the one under a spot: where it stands if the order allows, which it mostly does
     /// for the largest, from which most are cut and with which most merge.
-    pub(crate) fn replace_at(&mut self, spot: Spot, new: Entry) {
+    pub(crate) fn replace_at(&mut self, spot: Spot, new: FreeChunk) {
         let Spot { leaf: upper, at } = spot;
         let place = self.places[upper];
         let leaf = &mut self.leaves[place.leaf as usize];
@@ -113,14 +113,14 @@ impl Tree {
     }
 
     /// Takes the entry under a spot out.
-    pub(crate) fn remove_at(&mut self, spot: Spot) -> Entry {
+    pub(crate) fn remove_at(&mut self, spot: Spot) -> FreeChunk {
         let Spot { leaf: upper, at } = spot;
         let place = &mut self.places[upper];
         let len = place.len as usize;
         let leaf = &mut self.leaves[place.leaf as usize];
         let entry = leaf[at];
         leaf.copy_within(at + 1..len, at);
-        leaf[len - 1] = Entry::END;
+        leaf[len - 1] = FreeChunk::END;
         place.len -= 1;
         self.len -= 1;
         match len - 1 {
@@ -132,45 +132,45 @@ impl Tree {
     }
 
     /// Finds the first entry that is not below this one.
-    pub(crate) fn from(&self, entry: Entry) -> Option<(Spot, Entry)> {
+    pub(crate) fn from(&self, entry: FreeChunk) -> Option<(Spot, FreeChunk)> {
         self.at(self.lower_bound(entry))
     }
 
     /// Returns the entry after the one under a spot.
-    pub(crate) fn after(&self, spot: Spot) -> Option<(Spot, Entry)> {
+    pub(crate) fn after(&self, spot: Spot) -> Option<(Spot, FreeChunk)> {
         self.at(Spot { at: spot.at + 1, ..spot })
     }
 
     /// Finds the first entry.
-    pub(crate) fn first(&self) -> Option<(Spot, Entry)> {
+    pub(crate) fn first(&self) -> Option<(Spot, FreeChunk)> {
         self.at(Spot { leaf: 0, at: 0 })
     }
 
     /// Returns the last entry.
-    pub(crate) fn last(&self) -> Option<Entry> {
+    pub(crate) fn last(&self) -> Option<FreeChunk> {
         self.entries_of(self.places.len().wrapping_sub(1)).last().copied()
     }
 
     /// Lists the entries in their order.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = FreeChunk> + '_ {
         (0..self.places.len()).flat_map(|upper| self.entries_of(upper)).copied()
     }
 
     pub(crate) fn bookkeeping(&self) -> usize {
-        self.firsts.capacity() * size_of::<Entry>()
+        self.firsts.capacity() * size_of::<FreeChunk>()
             + self.places.capacity() * size_of::<LeafPlace>()
             + self.leaves.capacity() * size_of::<Leaf>()
             + self.unused.capacity() * size_of::<u32>()
     }
 
     /// Finds the first entry that is not below this one; the spot may be behind its leaf's last.
-    fn lower_bound(&self, entry: Entry) -> Spot {
+    fn lower_bound(&self, entry: FreeChunk) -> Spot {
         let leaf = self.upper(entry);
         Spot { leaf, at: self.places.get(leaf).map_or(0, |place| rank(&self.leaves[place.leaf as usize], entry)) }
     }
 
     /// Returns the entry under a spot, or the next leaf's first when the spot is behind its leaf's last.
-    fn at(&self, spot: Spot) -> Option<(Spot, Entry)> {
+    fn at(&self, spot: Spot) -> Option<(Spot, FreeChunk)> {
         if let Some(&entry) = self.entries_of(spot.leaf).get(spot.at) {
             return Some((spot, entry));
         }
@@ -179,12 +179,12 @@ impl Tree {
     }
 
     /// Returns a leaf's entries; none for a leaf that is not there.
-    fn entries_of(&self, upper: usize) -> &[Entry] {
+    fn entries_of(&self, upper: usize) -> &[FreeChunk] {
         self.places.get(upper).map_or(&[], |place| &self.leaves[place.leaf as usize][..place.len as usize])
     }
 
     /// Returns the leaf that an entry belongs in.
-    fn upper(&self, entry: Entry) -> usize {
+    fn upper(&self, entry: FreeChunk) -> usize {
         let (mut leaf, mut count) = (0, self.firsts.len());
         while count > 1 {
             let half = count / 2;
@@ -200,7 +200,7 @@ impl Tree {
             if self.leaves.len() == self.leaves.capacity() {
                 self.leaves.reserve_exact(self.leaves.len() / 8 + 1);
             }
-            self.leaves.push([Entry::END; LEAF]);
+            self.leaves.push([FreeChunk::END; LEAF]);
             (self.leaves.len() - 1) as u32
         })
     }
@@ -210,7 +210,7 @@ impl Tree {
         let to = self.leaf();
         let from = self.places[upper].leaf;
         let moved = self.leaves[from as usize];
-        self.leaves[from as usize][LEAF / 2..].fill(Entry::END);
+        self.leaves[from as usize][LEAF / 2..].fill(FreeChunk::END);
         self.leaves[to as usize][..LEAF / 2].copy_from_slice(&moved[LEAF / 2..]);
         self.places[upper].len = LEAF as u32 / 2;
         self.firsts.insert(upper + 1, moved[LEAF / 2]);
@@ -241,7 +241,7 @@ impl Tree {
     fn drop_leaf(&mut self, upper: usize) {
         self.firsts.remove(upper);
         let leaf = self.places.remove(upper).leaf;
-        self.leaves[leaf as usize].fill(Entry::END);
+        self.leaves[leaf as usize].fill(FreeChunk::END);
         self.unused.push(leaf);
     }
 }

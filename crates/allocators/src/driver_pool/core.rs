@@ -34,12 +34,12 @@ pub(super) struct Core {
     pub(super) budget: Option<Arc<Budget>>,
     pub(super) relief: Option<Arc<Relief>>,
     pub(super) fork: ForkGuard,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<PoolTables>,
     pub(super) bytes: OnceLock<Arc<DeviceBytes>>,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct PoolTables {
     pub(super) live: BTreeMap<u64, Live>,
     /// Given back, with work that is not known to have finished.
     pub(super) pending: Vec<Pending>,
@@ -69,7 +69,7 @@ pub(super) struct Pending {
 }
 
 impl Core {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, PoolTables> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -30,7 +30,7 @@ use crate::sync::{AtomicU64, MutexGuard};
 use crate::{AllocatorStats, Bfc, BfcOptions, Growth, Placed, Snapshot, SubAllocator};
 
 /// A heap, locked.
-type State<'a, U> = MutexGuard<'a, BfcState<<U as SubAllocator>::Token>>;
+type Locked<'a, U> = MutexGuard<'a, BfcState<<U as SubAllocator>::Token>>;
 
 /// Several heaps over one upstream.
 pub(super) struct Heaps<U: SubAllocator> {
@@ -107,11 +107,11 @@ impl<U: SubAllocator> Heaps<U> {
     }
 
     /// Locks all heaps. In their order: who has one lock alone waits for no other.
-    fn lock(&self) -> Vec<State<'_, U>> {
+    fn lock(&self) -> Vec<Locked<'_, U>> {
         self.cores().map(Core::state).collect()
     }
 
-    fn balance_locked(&self, states: &mut [State<'_, U>]) -> (Counters, u64) {
+    fn balance_locked(&self, states: &mut [Locked<'_, U>]) -> (Counters, u64) {
         let mut sums = Counters::default();
         let mut largest_free = 0;
         for state in &*states {

@@ -18,12 +18,12 @@ const LEAKS: u64 = 6;
 #[derive(Debug)]
 pub struct Hostile {
     inner: Simulated,
-    state: Mutex<State>,
+    state: Mutex<Books>,
     asked: AtomicU64,
 }
 
 #[derive(Debug)]
-struct State {
+struct Books {
     random: Random,
     /// What is out, and what of the inner upstream's it is.
     out: HashMap<u64, (Extent, Extent)>,
@@ -33,7 +33,7 @@ struct State {
 
 impl Hostile {
     pub fn new(seed: u64) -> Hostile {
-        let state = State { random: Random::new(!seed), out: HashMap::new(), leaks: 0, leaked: 0 };
+        let state = Books { random: Random::new(!seed), out: HashMap::new(), leaks: 0, leaked: 0 };
         Hostile { inner: Simulated::new(), state: Mutex::new(state), asked: AtomicU64::new(0) }
     }
 
@@ -44,7 +44,7 @@ impl Hostile {
         assert_eq!(self.inner.live_bytes(), state.leaked);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Books> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

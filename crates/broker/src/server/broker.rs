@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use channel::os::socket::{Listener, Place};
+use channel::os::socket::{Endpoint, Listener};
 use channel::os::waker::Waker;
 use channel::trace_point;
 use gpu_api::{Error, Result};
@@ -95,7 +95,7 @@ impl Broker {
             Some(_) => KeeperState::Absent,
         };
         let listener =
-            Listener::bind(&Place::Path { path: options.dir.join(SOCKET), others: !options.allowed.is_empty() })?;
+            Listener::bind(&Endpoint::Path { path: options.dir.join(SOCKET), others: !options.allowed.is_empty() })?;
         if let Some(depositor) = &depositor {
             depositor.ready();
         }

@@ -20,7 +20,7 @@ mod transfer;
 
 pub use connect::{Connecting, connect_within};
 pub use directory::{list, runtime_dir, sweep_stale};
-pub use listener::{Listener, Place};
+pub use listener::{Endpoint, Listener};
 pub use packet_socket::take_over;
 pub use peer::{Credentials, credentials, peer_pidfd};
 pub use transfer::{ReceiveOutcome, SendOutcome, hang_up, receive, receive_guarded, send, wait_ready};

@@ -89,7 +89,7 @@ impl Generation {
 /// Where a lease stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
-pub enum State {
+pub enum SlotState {
     /// Never granted.
     Free = 0,
     /// Granted, not claimed: the descriptor is on its way.
@@ -103,18 +103,18 @@ pub enum State {
 }
 
 /// Encodes a word.
-pub const fn encode(state: State, generation: Generation) -> u64 {
+pub const fn encode(state: SlotState, generation: Generation) -> u64 {
     (generation.0 << 3) | state as u64
 }
 
 /// Decodes any word; `None` for the three bit patterns that name no state.
-pub const fn decode(word: u64) -> Option<(State, Generation)> {
+pub const fn decode(word: u64) -> Option<(SlotState, Generation)> {
     let state = match word & 7 {
-        0 => State::Free,
-        1 => State::Granted,
-        2 => State::Held,
-        3 => State::Released,
-        4 => State::Revoked,
+        0 => SlotState::Free,
+        1 => SlotState::Granted,
+        2 => SlotState::Held,
+        3 => SlotState::Released,
+        4 => SlotState::Revoked,
         _ => return None,
     };
     Some((state, Generation(word >> 3)))
@@ -177,14 +177,14 @@ impl<W: Word> Slot<W> {
     /// Grants the slot (producer). The ledger says that it is free and which generation comes next.
     #[inline(always)]
     pub fn grant(&self, generation: Generation) {
-        self.0.store(encode(State::Granted, generation), GRANT.get());
+        self.0.store(encode(SlotState::Granted, generation), GRANT.get());
     }
 
     /// Claims the lease (consumer).
     #[inline(always)]
     pub fn claim(&self, generation: Generation) -> Claim {
-        let granted = encode(State::Granted, generation);
-        let held = encode(State::Held, generation);
+        let granted = encode(SlotState::Granted, generation);
+        let held = encode(SlotState::Held, generation);
         match self.0.compare_exchange(granted, held, CLAIM.get(), Ordering::Relaxed) {
             Ok(_) => Claim::Held,
             Err(word) => why_not(word, generation),
@@ -194,7 +194,7 @@ impl<W: Word> Slot<W> {
     /// Says what a claim would find, without claiming (consumer). [`Claim::Held`] means that it would succeed.
     pub fn peek(&self, generation: Generation) -> Claim {
         let word = self.0.load(Ordering::Relaxed);
-        if word == encode(State::Granted, generation) { Claim::Held } else { why_not(word, generation) }
+        if word == encode(SlotState::Granted, generation) { Claim::Held } else { why_not(word, generation) }
     }
 
     /// Ends a lease that the caller holds (consumer's CPU). A GPU stores [`released_word`] instead.
@@ -206,18 +206,18 @@ impl<W: Word> Slot<W> {
     /// Says whether a release that was left to the GPU has happened (consumer). The producer may have gone on since.
     #[inline]
     pub fn is_released(&self, generation: Generation) -> bool {
-        self.0.load(READ.get()) != encode(State::Held, generation)
+        self.0.load(READ.get()) != encode(SlotState::Held, generation)
     }
 
     /// Reads a slot that the ledger says is granted at `generation` (producer).
     #[inline]
     pub fn read(&self, generation: Generation) -> Seen {
         let word = self.0.load(READ.get());
-        const GRANTED: u64 = State::Granted as u64;
-        const HELD: u64 = State::Held as u64;
-        const RELEASED: u64 = State::Released as u64;
+        const GRANTED: u64 = SlotState::Granted as u64;
+        const HELD: u64 = SlotState::Held as u64;
+        const RELEASED: u64 = SlotState::Released as u64;
         // Another generation leaves bits above the state's.
-        match word ^ encode(State::Free, generation) {
+        match word ^ encode(SlotState::Free, generation) {
             GRANTED => Seen::Granted,
             HELD => Seen::Held,
             RELEASED => Seen::Released,
@@ -228,8 +228,8 @@ impl<W: Word> Slot<W> {
     /// Takes a grant back that was not claimed (producer).
     #[inline]
     pub fn revoke(&self, generation: Generation) -> Revoke {
-        let granted = encode(State::Granted, generation);
-        let revoked = encode(State::Revoked, generation);
+        let granted = encode(SlotState::Granted, generation);
+        let revoked = encode(SlotState::Revoked, generation);
         match self.0.compare_exchange(granted, revoked, REVOKE, Ordering::Relaxed) {
             Ok(_) => Revoke::Revoked,
             Err(_) => Revoke::TooLate,
@@ -239,15 +239,15 @@ impl<W: Word> Slot<W> {
 
 fn why_not(word: u64, generation: Generation) -> Claim {
     match decode(word) {
-        Some((State::Revoked, g)) if g == generation => Claim::Revoked,
-        Some((State::Held | State::Released, g)) if g == generation => Claim::AlreadyClaimed,
+        Some((SlotState::Revoked, g)) if g == generation => Claim::Revoked,
+        Some((SlotState::Held | SlotState::Released, g)) if g == generation => Claim::AlreadyClaimed,
         _ => Claim::Stale,
     }
 }
 
 /// The word that ends a lease, for a GPU to store.
 pub const fn released_word(generation: Generation) -> u64 {
-    encode(State::Released, generation)
+    encode(SlotState::Released, generation)
 }
 
 #[cfg(all(test, not(gpu_ipc_loom)))]
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn a_word_that_nobody_of_us_writes_is_corrupt() {
         let g = Generation::new(7).expect("small");
-        for word in [0, 5, encode(State::Held, g.next()), encode(State::Revoked, g), u64::MAX] {
+        for word in [0, 5, encode(SlotState::Held, g.next()), encode(SlotState::Revoked, g), u64::MAX] {
             assert_eq!(slot(word).read(g), Seen::Corrupt(word));
         }
     }

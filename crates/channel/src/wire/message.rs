@@ -76,5 +76,5 @@ pub use packet::DecodeError;
 pub use refusal::RefusalCode;
 pub use report::{HolderRow, MOST_HOLDERS, NUMBERS, ReportPage};
 pub use ticket::{Granted, MOST_TICKETS, Outcome, TicketAnswer, TicketId};
-pub use to_participant::{MOST_SNAPSHOT, Place, ToParticipant};
+pub use to_participant::{MOST_SNAPSHOT, RegionPlace, ToParticipant};
 pub use to_producer::{Heir, ToProducer};

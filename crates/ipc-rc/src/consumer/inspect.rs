@@ -199,7 +199,7 @@ mod tests {
     use std::os::fd::BorrowedFd;
 
     use super::*;
-    use channel::os::socket::{Listener, Place};
+    use channel::os::socket::{Endpoint, Listener};
     use channel::wire::message::{RefusalCode, ToProducer};
 
     /// Long enough for the slowest machine: a wait that takes longer fails the test.
@@ -208,7 +208,7 @@ mod tests {
     /// Asks a producer that answers with these packets, and closes the connection behind them.
     fn ask_one_that_says(answers: &[(ToParticipant, Option<BorrowedFd<'_>>)]) -> Result<String> {
         let dir = tempfile::tempdir().expect("a directory");
-        let listener = Listener::bind(&Place::Path { path: dir.path().join("s"), others: false }).expect("bind");
+        let listener = Listener::bind(&Endpoint::Path { path: dir.path().join("s"), others: false }).expect("bind");
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| snapshot(listener.path(), WATCHDOG));
             let socket = loop {

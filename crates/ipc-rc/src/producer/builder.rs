@@ -12,7 +12,7 @@ use crate::producer::core::{Core, Facts};
 use crate::producer::service::turn::start;
 use crate::producer::session::Session;
 use channel::os::clock::Tick;
-use channel::os::socket::{self, Listener, Place};
+use channel::os::socket::{self, Endpoint, Listener};
 use channel::wire::descriptor::SessionId;
 
 /// Default bytes of a region: a few hold thousands of small blocks, and a participant maps one in well under a
@@ -222,13 +222,13 @@ impl SessionBuilder {
         };
         let listener = match (self.listener, self.socket) {
             (Some(socket), _) => Listener::inherited(socket)?,
-            (None, Some(path)) => Listener::bind(&Place::Path { path, others: !self.uids.is_empty() })?,
+            (None, Some(path)) => Listener::bind(&Endpoint::Path { path, others: !self.uids.is_empty() })?,
             (None, None) => {
                 let dir = socket::runtime_dir(self.runtime_dir.as_deref())?;
                 if let Err(error) = socket::sweep_stale(&dir) {
                     tracing::debug!(%error, "stale sockets stay");
                 }
-                Listener::bind(&Place::Runtime { dir, session: id })?
+                Listener::bind(&Endpoint::Runtime { dir, session: id })?
             }
         };
         let path = listener.path().to_owned();

@@ -184,7 +184,7 @@ pub(super) fn probe(path: &Path) -> Result<Probe> {
 #[cfg(test)]
 mod tests {
     use super::super::scratch::{ScratchDir, in_own_process, inside, run_inside};
-    use super::super::{Listener, Place};
+    use super::super::{Endpoint, Listener};
     use super::*;
     use crate::wire::descriptor::SessionId;
     use rustix::process::{Signal, getpid, kill_process};
@@ -232,8 +232,8 @@ mod tests {
         let dir = ScratchDir::new();
         let longest = dir.join("x".repeat(MOST_BYTES - dir.as_os_str().len() - 1));
         let runtime = runtime_dir(Some(&longest)).expect("the longest that does");
-        let place = Place::Runtime { dir: runtime, session: SessionId([7; 16]) };
-        Listener::bind(&place).expect("a socket there has an address");
+        let endpoint = Endpoint::Runtime { dir: runtime, session: SessionId([7; 16]) };
+        Listener::bind(&endpoint).expect("a socket there has an address");
         let error = runtime_dir(Some(Path::new(&format!("{}y", longest.display())))).expect_err("too long");
         let text = error.to_string();
         assert!(text.contains("(70 bytes)") && text.contains("GPU_IPC_RUNTIME_DIR"), "{text}");
@@ -264,16 +264,16 @@ mod tests {
         }
     }
 
-    fn place(dir: &Path, byte: u8) -> Place {
-        Place::Runtime { dir: dir.into(), session: SessionId([byte; 16]) }
+    fn endpoint(dir: &Path, byte: u8) -> Endpoint {
+        Endpoint::Runtime { dir: dir.into(), session: SessionId([byte; 16]) }
     }
 
     #[test]
     fn only_what_the_dead_left_is_swept() {
         in_own_process("os::socket::directory::tests::only_what_the_dead_left_is_swept", || {
             let dir = ScratchDir::new();
-            let alive = Listener::bind(&place(&dir, 1)).expect("bind");
-            drop(Listener::bind(&place(&dir, 2)).expect("bind"));
+            let alive = Listener::bind(&endpoint(&dir, 1)).expect("bind");
+            drop(Listener::bind(&endpoint(&dir, 2)).expect("bind"));
             fs::write(dir.join(format!("{}.sock", SessionId([3; 16]))), "").expect("a file");
             drop(UnixDatagram::bind(dir.join("other.sock")).expect("bind"));
             let before = dir.names();

@@ -35,7 +35,7 @@ use crate::wire::descriptor::SessionId;
 
 /// Where a session listens.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum Endpoint {
     /// Under the session's name in a runtime directory; for this user alone.
     Runtime {
         /// The directory.
@@ -63,16 +63,17 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at a place; the name appears at once, already listening. What a dead producer left there is replaced.
+    /// Listens at an endpoint; the name appears at once, already listening. What a dead producer left there is
+    /// replaced.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] for a path that is too long, that somebody listens on, that is no socket, or whose directory
     /// is missing; [`Error::System`] when that is full or not writable, or no file descriptor is left.
-    pub fn bind(place: &Place) -> Result<Listener> {
-        let (path, mode) = match place {
-            Place::Runtime { dir, session } => (dir.join(format!("{session}.sock")), 0o600),
-            Place::Path { path, others } => (path.clone(), if *others { 0o666 } else { 0o600 }),
+    pub fn bind(endpoint: &Endpoint) -> Result<Listener> {
+        let (path, mode) = match endpoint {
+            Endpoint::Runtime { dir, session } => (dir.join(format!("{session}.sock")), 0o600),
+            Endpoint::Path { path, others } => (path.clone(), if *others { 0o666 } else { 0o600 }),
         };
         let path = std::path::absolute(&path)
             .map_err(|e| Error::system("getcwd", "give an absolute path, or enter a directory that exists", e))?;
@@ -208,15 +209,15 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
-    fn at(path: PathBuf) -> Place {
-        Place::Path { path, others: false }
+    fn at(path: PathBuf) -> Endpoint {
+        Endpoint::Path { path, others: false }
     }
 
     #[test]
     fn a_session_listens_under_its_own_name_for_its_user_alone() {
         let dir = ScratchDir::new();
-        let listener =
-            Listener::bind(&Place::Runtime { dir: dir.to_path_buf(), session: SessionId([0xa5; 16]) }).expect("bind");
+        let listener = Listener::bind(&Endpoint::Runtime { dir: dir.to_path_buf(), session: SessionId([0xa5; 16]) })
+            .expect("bind");
         assert_eq!(dir.names(), ["a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5.sock"]);
         assert_eq!(fs::metadata(listener.path()).expect("stat").mode() & 0o777, 0o600);
         assert!(listener.accept().expect("accept").is_none());
@@ -236,7 +237,7 @@ mod tests {
     #[test]
     fn a_chosen_path_can_be_open_to_others() {
         let dir = ScratchDir::new();
-        let listener = Listener::bind(&Place::Path { path: dir.join("s"), others: true }).expect("bind");
+        let listener = Listener::bind(&Endpoint::Path { path: dir.join("s"), others: true }).expect("bind");
         assert_eq!(fs::metadata(listener.path()).expect("stat").mode() & 0o777, 0o666);
         assert_eq!(dir.names(), ["s"]);
     }

@@ -65,14 +65,14 @@ pub fn peer_pidfd(fd: impl AsFd) -> Option<OwnedFd> {
 mod tests {
     use super::super::connect::connect;
     use super::super::scratch::ScratchDir;
-    use super::super::{Listener, Place};
+    use super::super::{Endpoint, Listener};
     use super::*;
     use crate::os::process::same_process;
 
     #[test]
     fn the_peer_is_who_connected() {
         let dir = ScratchDir::new();
-        let listener = Listener::bind(&Place::Path { path: dir.join("s"), others: false }).expect("bind");
+        let listener = Listener::bind(&Endpoint::Path { path: dir.join("s"), others: false }).expect("bind");
         let _here = connect(listener.path()).expect("connect");
         let there = listener.accept().expect("accept").expect("one that waits");
         let us = Credentials { uid: rustix::process::geteuid().as_raw(), pid: std::process::id() };

@@ -26,24 +26,24 @@ fn refusal() -> impl Strategy<Value = (RefusalCode, String)> {
     (proptest::sample::select(RefusalCode::ALL.to_vec()), text)
 }
 
-fn place() -> impl Strategy<Value = Place> {
+fn place() -> impl Strategy<Value = RegionPlace> {
     prop_oneof![
-        any::<u64>().prop_map(|ptr| Place::Local(DevicePtr(ptr))),
+        any::<u64>().prop_map(|ptr| RegionPlace::Local(DevicePtr(ptr))),
         (any::<[u8; 32]>(), any::<[u8; 32]>()).prop_map(|(a, b)| {
             let mut handle = [0; 64];
             handle[..32].copy_from_slice(&a);
             handle[32..].copy_from_slice(&b);
-            Place::Handle(MemHandle(handle))
+            RegionPlace::Handle(MemHandle(handle))
         }),
-        Just(Place::Fd),
+        Just(RegionPlace::Fd),
         // The longest range, so that it ends within whatever its length.
-        (any::<u64>(), region()).prop_map(|(range, behind)| Place::Piece(Spot {
+        (any::<u64>(), region()).prop_map(|(range, behind)| RegionPlace::Piece(Spot {
             range,
             range_len: u64::MAX,
             offset: 0,
             behind
         })),
-        (any::<u64>(), region()).prop_map(|(ptr, behind)| Place::LocalPiece(DevicePtr(ptr), behind)),
+        (any::<u64>(), region()).prop_map(|(ptr, behind)| RegionPlace::LocalPiece(DevicePtr(ptr), behind)),
     ]
 }
 
@@ -286,7 +286,7 @@ fn the_bytes_are_where_the_tables_say() {
         len: 4096,
         device: DeviceUuid(*b"0123456789abcdef"),
         access: Access::ReadOnly,
-        place: Place::Fd,
+        place: RegionPlace::Fd,
     };
     let len = region.encode(&mut packet);
     let start = b"GI\x01\0\x84\0\x01\0\x09\0\0\0\0\0\0\0";
@@ -294,7 +294,7 @@ fn the_bytes_are_where_the_tables_say() {
     assert_eq!(packet[..len], [&start[..], body].concat());
 
     let spot = Spot { range: 3, range_len: 1 << 30, offset: 1 << 20, behind: RegionId(6) };
-    let (device, access, place) = (DeviceUuid(*b"0123456789abcdef"), Access::ReadWrite, Place::Piece(spot));
+    let (device, access, place) = (DeviceUuid(*b"0123456789abcdef"), Access::ReadWrite, RegionPlace::Piece(spot));
     let piece = ToParticipant::Region { request: 9, region: RegionId(2), len: 4096, device, access, place };
     let len = piece.encode(&mut packet);
     let start = b"GI\x01\0\x84\0\x01\0\x09\0\0\0\0\0\0\0";
@@ -371,7 +371,7 @@ fn a_piece_ends_within_its_range() {
     let mut packet = [0; MOST_BYTES];
     let bad = [(4095, 0, 4096), (8192, 4097, 4096), (8192, u64::MAX, 4096)];
     for (range_len, offset, len) in bad {
-        let place = Place::Piece(Spot { range: 0, range_len, offset, behind: RegionId(1) });
+        let place = RegionPlace::Piece(Spot { range: 0, range_len, offset, behind: RegionId(1) });
         let (request, region, device, access) = (1, RegionId(0), DeviceUuid([0; 16]), Access::ReadWrite);
         let region = ToParticipant::Region { request, region, len, device, access, place };
         let written = region.encode(&mut packet);

@@ -58,7 +58,7 @@ messages! {
             /// What the participant may do with it.
             access: Access,
             /// How to reach it.
-            place: Place,
+            place: RegionPlace,
         }
         /// This participant has no such region.
         133 NoRegion(request) {
@@ -119,7 +119,7 @@ impl ToParticipant {
         match self {
             ToParticipant::Welcome { .. } => 2,
             ToParticipant::CounterFile { .. }
-            | ToParticipant::Region { place: Place::Fd | Place::Piece(_), .. }
+            | ToParticipant::Region { place: RegionPlace::Fd | RegionPlace::Piece(_), .. }
             | ToParticipant::Snapshot { .. } => 1,
             _ => 0,
         }
@@ -128,7 +128,7 @@ impl ToParticipant {
     fn check(&self) -> Result<(), Malformed> {
         match self {
             ToParticipant::Region { len: 0, .. } => Err(malformed("the region's length", 0u64, "at least 1")),
-            ToParticipant::Region { len, place: Place::Piece(spot), .. }
+            ToParticipant::Region { len, place: RegionPlace::Piece(spot), .. }
                 if spot.offset.checked_add(*len).is_none_or(|end| end > spot.range_len) =>
             {
                 Err(malformed("the region's place in its range", spot.offset, "such that it ends within the range"))
@@ -146,7 +146,7 @@ pub const MOST_SNAPSHOT: u64 = 16 << 20;
 
 /// How a participant reaches a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum RegionPlace {
     /// It is the producer itself: the address as it is.
     Local(DevicePtr),
     /// By the vendor's handle.
@@ -159,37 +159,37 @@ pub enum Place {
     LocalPiece(DevicePtr, RegionId),
 }
 
-impl Field for Place {
+impl Field for RegionPlace {
     fn write(&self, w: &mut Writer<'_>) {
         let kind = match self {
-            Place::Local(_) => 1,
-            Place::Handle(_) => 2,
-            Place::Fd => 3,
-            Place::Piece(_) => 4,
-            Place::LocalPiece(..) => 5,
+            RegionPlace::Local(_) => 1,
+            RegionPlace::Handle(_) => 2,
+            RegionPlace::Fd => 3,
+            RegionPlace::Piece(_) => 4,
+            RegionPlace::LocalPiece(..) => 5,
         };
         w.put(&[kind, 0, 0, 0, 0, 0, 0]);
         match self {
-            Place::Local(ptr) => ptr.write(w),
-            Place::Handle(handle) => handle.write(w),
-            Place::Fd => {}
-            Place::Piece(spot) => spot.write(w),
-            Place::LocalPiece(ptr, behind) => {
+            RegionPlace::Local(ptr) => ptr.write(w),
+            RegionPlace::Handle(handle) => handle.write(w),
+            RegionPlace::Fd => {}
+            RegionPlace::Piece(spot) => spot.write(w),
+            RegionPlace::LocalPiece(ptr, behind) => {
                 ptr.write(w);
                 behind.write(w);
             }
         }
     }
 
-    fn read(r: &mut Reader<'_>) -> Result<Place, Malformed> {
+    fn read(r: &mut Reader<'_>) -> Result<RegionPlace, Malformed> {
         let [kind] = r.array()?;
         r.zeros::<6>()?;
         match kind {
-            1 => Field::read(r).map(Place::Local),
-            2 => Field::read(r).map(Place::Handle),
-            3 => Ok(Place::Fd),
-            4 => Field::read(r).map(Place::Piece),
-            5 => Ok(Place::LocalPiece(Field::read(r)?, Field::read(r)?)),
+            1 => Field::read(r).map(RegionPlace::Local),
+            2 => Field::read(r).map(RegionPlace::Handle),
+            3 => Ok(RegionPlace::Fd),
+            4 => Field::read(r).map(RegionPlace::Piece),
+            5 => Ok(RegionPlace::LocalPiece(Field::read(r)?, Field::read(r)?)),
             _ => Err(malformed("the region's place", kind, "1 to 5")),
         }
     }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use channel::wire::descriptor::Descriptor;
 use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{Heir, Outcome, Place, RefusalCode, ReportPage, TicketId};
+use channel::wire::message::{Heir, Outcome, RefusalCode, RegionPlace, ReportPage, TicketId};
 use gpu_api::{Access, DeviceUuid, RegionId};
 
 /// What a question is about.
@@ -66,7 +66,7 @@ pub(crate) enum Answer {
     Region {
         len: u64,
         device: DeviceUuid,
-        place: Place,
+        place: RegionPlace,
         fd: Option<OwnedFd>,
     },
     Ticket(Outcome),

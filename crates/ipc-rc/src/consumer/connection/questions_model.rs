@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use channel::shared::slot::Generation;
 use channel::wire::descriptor::{Descriptor, Fields, GrantKind, SessionId};
 use channel::wire::message::{
-    Granted, Heir, NUMBERS, Place, RefusalCode, ReportPage, TicketAnswer, TicketId, ToParticipant,
+    Granted, Heir, NUMBERS, RefusalCode, RegionPlace, ReportPage, TicketAnswer, TicketId, ToParticipant,
 };
 use gpu_api::{Access, BackendKind, DevicePtr, DeviceUuid, ParticipantId};
 use proptest::prelude::*;
@@ -348,7 +348,7 @@ impl World {
                 if self.leases.contains(&lease.slot) && lies_in(lease.slot, region.0) {
                     self.told.note_mapping(*region, || ());
                     let (request, region, access) = (*request, *region, *access);
-                    let (device, place) = (DeviceUuid([0; 16]), Place::Local(DevicePtr(1)));
+                    let (device, place) = (DeviceUuid([0; 16]), RegionPlace::Local(DevicePtr(1)));
                     let len = self.makings[region.0 as usize] + 1;
                     ToParticipant::Region { request, region, len, device, access, place }
                 } else {

@@ -31,7 +31,7 @@ use crate::shard::own_shard;
 use channel::shared::slot::Claim;
 use channel::trace_point;
 use channel::wire::lease_address::LeaseAddress;
-use channel::wire::message::{Place, RefusalCode};
+use channel::wire::message::{RefusalCode, RegionPlace};
 
 /// Places where regions are found without a table: more than most producers have regions.
 const PLACES: usize = 256;
@@ -348,20 +348,20 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
     }
     let backend = link.facts.gpu.backend();
     let behind = match place {
-        Place::Piece(spot) => Some(spot.behind),
-        Place::LocalPiece(_, behind) => Some(behind),
+        RegionPlace::Piece(spot) => Some(spot.behind),
+        RegionPlace::LocalPiece(_, behind) => Some(behind),
         _ => None,
     };
     let (base, local) = match (place, fd) {
-        (Place::Local(ptr) | Place::LocalPiece(ptr, _), _) if link.facts.is_own_process => (ptr, true),
-        (Place::Local(_) | Place::LocalPiece(..), _) => {
+        (RegionPlace::Local(ptr) | RegionPlace::LocalPiece(ptr, _), _) if link.facts.is_own_process => (ptr, true),
+        (RegionPlace::Local(_) | RegionPlace::LocalPiece(..), _) => {
             return Err(Error::Invalid {
                 what: "the place of a region",
                 got: "an address in the producer's process".into(),
                 must: "a handle or a file descriptor, since this is another process",
             });
         }
-        (Place::Handle(handle), _) => {
+        (RegionPlace::Handle(handle), _) => {
             let base = backend.open_handle(link.facts.gpu.device(), &handle)?;
             // The handle says nothing of its size; the driver does.
             let size = backend.address_range(base).map(|range| range.len);
@@ -373,13 +373,13 @@ fn open(ranges: &Ranges, link: &Link, region: RegionId, answer: Answer) -> Resul
             }
             (base, false)
         }
-        (Place::Fd, Some(fd)) => {
+        (RegionPlace::Fd, Some(fd)) => {
             (backend.import_fd(link.facts.gpu.device(), fd.as_fd(), len, link.facts.access)?, false)
         }
-        (Place::Piece(spot), Some(fd)) => {
+        (RegionPlace::Piece(spot), Some(fd)) => {
             (ranges.map(&link.facts.gpu, fd.as_fd(), len, spot, link.facts.access)?, false)
         }
-        (Place::Fd | Place::Piece(_), None) => {
+        (RegionPlace::Fd | RegionPlace::Piece(_), None) => {
             return Err(Error::Refused {
                 why: "the answer came without its file descriptor".into(),
                 remedy: "raise RLIMIT_NOFILE",

@@ -169,9 +169,9 @@ mod tests {
         other: u64,
     }
 
-    struct Place(NonNull<Beside>);
+    struct Borrowed(NonNull<Beside>);
 
-    impl Place {
+    impl Borrowed {
         fn cell(&self) -> &Cell<AtomicU64> {
             // SAFETY: `as_ref` asks for a live value: the caller has entered, or has yet to close and free it.
             unsafe { self.0.as_ref() }.uses.cell(0)
@@ -179,7 +179,7 @@ mod tests {
     }
 
     // SAFETY: it stands for a `&Beside`, which is `Sync`, until the memory is freed.
-    unsafe impl Send for Place {}
+    unsafe impl Send for Borrowed {}
 
     #[test]
     fn the_memory_may_go_while_a_leave_returns() {
@@ -187,7 +187,7 @@ mod tests {
             let beside = Box::new(Beside { uses: UseCount::closed(AtomicU64::new), other: 7 });
             beside.uses.open(0);
             let place = NonNull::from(Box::leak(beside));
-            let leaving = Place(place);
+            let leaving = Borrowed(place);
             let thread = std::thread::spawn(move || {
                 let leaving = leaving;
                 assert_eq!(leaving.cell().leave(), Leave::Left);

@@ -20,7 +20,7 @@ use channel::os::socket::{self, ReceiveOutcome};
 use channel::trace_point;
 use channel::wire::lease_address::LeaseAddress;
 use channel::wire::message::{
-    Granted, Heir, MOST_BYTES, MOST_TICKETS, Outcome, Place, RefusalCode, TicketAnswer, TicketId, ToParticipant,
+    Granted, Heir, MOST_BYTES, MOST_TICKETS, Outcome, RefusalCode, RegionPlace, TicketAnswer, TicketId, ToParticipant,
     ToProducer,
 };
 
@@ -121,11 +121,11 @@ impl Service {
             return self.tell(peer, &ToParticipant::NoRegion { request, region, code: RefusalCode::Region, why });
         };
         let (place, fd) = match (leased.export(), leased.spot()) {
-            (_, Some(spot)) if peer.local => (Place::LocalPiece(leased.base(), spot.behind), None),
-            (_, None) if peer.local => (Place::Local(leased.base()), None),
-            (Export::Handle(handle), _) => (Place::Handle(*handle), None),
-            (Export::Fd(fd), Some(spot)) => (Place::Piece(spot), Some(fd.as_fd())),
-            (Export::Fd(fd), None) => (Place::Fd, Some(fd.as_fd())),
+            (_, Some(spot)) if peer.local => (RegionPlace::LocalPiece(leased.base(), spot.behind), None),
+            (_, None) if peer.local => (RegionPlace::Local(leased.base()), None),
+            (Export::Handle(handle), _) => (RegionPlace::Handle(*handle), None),
+            (Export::Fd(fd), Some(spot)) => (RegionPlace::Piece(spot), Some(fd.as_fd())),
+            (Export::Fd(fd), None) => (RegionPlace::Fd, Some(fd.as_fd())),
         };
         let (len, device) = (leased.len(), self.core.facts.gpu.uuid());
         self.tell_with(peer, &ToParticipant::Region { request, region, len, device, access, place }, fd);

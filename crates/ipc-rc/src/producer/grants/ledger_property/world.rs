@@ -15,7 +15,7 @@ use crate::producer::grants::ledger::{Ledger, Refusal};
 use crate::producer::grants::slot_group::Effort;
 use channel::os::clock::Tick;
 use channel::shared::counter_file::{GROUP, SlotFile};
-use channel::shared::slot::{Claim, State, encode};
+use channel::shared::slot::{Claim, SlotState, encode};
 use channel::wire::lease_address::LeaseAddress;
 
 /// Groups in a ledger's two files: two in some shards, and one or none in others.
@@ -338,7 +338,8 @@ impl World {
     fn corrupt(&mut self, lease: usize, word: u64) {
         let Some(&key) = self.pick(lease, 1).first() else { return };
         let (entry, stands) = (self.leases[&key].entry, self.leases[&key].stands);
-        let legal = [State::Granted, State::Held, State::Released].map(|state| encode(state, entry.generation));
+        let legal =
+            [SlotState::Granted, SlotState::Held, SlotState::Released].map(|state| encode(state, entry.generation));
         if legal.contains(&word) || matches!(stands, Stands::Released | Stands::Corrupt) {
             return;
         }

@@ -6,19 +6,19 @@ use super::chunk::{Chunk, ChunkId};
 ///
 /// Compared as one number that is the order of best fit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Entry(u128);
+pub(crate) struct FreeChunk(u128);
 
-impl Entry {
+impl FreeChunk {
     /// More than every chunk: what fills a leaf behind its last entry.
-    pub(crate) const END: Entry = Entry(u128::MAX);
+    pub(crate) const END: FreeChunk = FreeChunk(u128::MAX);
 
-    pub(crate) fn of(id: ChunkId, chunk: &Chunk) -> Entry {
-        Entry(u128::from(chunk.units) << 96 | u128::from(chunk.start()) << 32 | u128::from(id.0))
+    pub(crate) fn of(id: ChunkId, chunk: &Chunk) -> FreeChunk {
+        FreeChunk(u128::from(chunk.units) << 96 | u128::from(chunk.start()) << 32 | u128::from(id.0))
     }
 
     /// Returns what is less than every chunk of at least this many units, and more than every smaller one.
-    pub(crate) fn least(units: u32) -> Entry {
-        Entry(u128::from(units) << 96)
+    pub(crate) fn least(units: u32) -> FreeChunk {
+        FreeChunk(u128::from(units) << 96)
     }
 
     pub(crate) fn units(self) -> u32 {
