@@ -122,16 +122,24 @@ fn sources(folder: &Path) -> String {
     texts.collect()
 }
 
-/// Every mutant says what it breaks, and every test that must find it exists: `ci/mutants` runs but a few each time.
+/// Every mutant says what it breaks, every test that must find it exists, and docs/TESTING.md has the same table.
 #[test]
-fn every_mutant_names_a_test_that_exists() {
+fn the_mutants_name_tests_that_exist_and_the_table_names_both() {
+    let testing = read("docs/TESTING.md");
+    let (_, table) = testing.split_once("\n| found by | mutants |\n|---|---|\n").expect("there is one");
+    let mut rows = BTreeSet::new();
+    for row in table.lines().take_while(|line| line.starts_with("| ")) {
+        let (finder, names) = row.trim_matches('|').split_once('|').expect("two columns");
+        let names = names.split(',').map(|name| name.trim().trim_matches('`').to_owned());
+        rows.extend(names.map(|name| (finder.trim().trim_matches('`').to_owned(), name)));
+    }
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let sources = sources(&top.join("tests")) + &sources(&top.join("crates"));
     let words: BTreeSet<&str> = sources.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
-    let mut mutants = 0;
+    let (mut mutants, mut finders) = (0, BTreeSet::new());
     for entry in std::fs::read_dir(top.join("ci/mutants.d")).expect("a folder") {
         let path = entry.expect("an entry").path();
-        let name = path.display();
+        let name = path.file_stem().expect("a name").to_string_lossy();
         let patch = std::fs::read_to_string(&path).expect("text");
         let (head, _) = patch.split_once("\n\n").unwrap_or_else(|| panic!("{name} has no head"));
         let (sentence, checks) = head.split_once('\n').unwrap_or_else(|| panic!("{name} names no check"));
@@ -139,14 +147,16 @@ fn every_mutant_names_a_test_that_exists() {
         for check in checks.lines() {
             let check = check.strip_prefix("found by: ").unwrap_or_else(|| panic!("{name}: {check}"));
             let (how, what) = check.split_once(" => ").unwrap_or_else(|| panic!("{name}: {check}"));
+            let kind = how.split(' ').next().expect("a kind");
             // The other kinds run the program, and say what it prints.
-            if ["test", "loom"].contains(&how.split(' ').next().expect("a kind")) {
-                let test = what.rsplit("::").next().expect("a name");
-                assert!(words.contains(test), "{name} is found by {test}, which is nowhere");
-            }
+            let finder = if ["test", "loom"].contains(&kind) { what } else { kind };
+            let last = finder.rsplit("::").next().expect("a name");
+            assert!(words.contains(last), "{name} is found by {last}, which is nowhere");
+            finders.insert((finder.to_owned(), name.clone().into_owned()));
         }
         mutants += 1;
     }
+    assert_eq!(rows, finders, "the table beside the patches");
     assert!(mutants >= 20, "only {mutants} mutants");
 }
 
