@@ -4,8 +4,10 @@
 //!         cargo bench --manifest-path crates/gateway/Cargo.toml --bench nixl_reads -- [MIB]...
 //!
 //! `--from cuda:0 --to cuda:1` reads from one GPU to another. A read is given to NIXL whole, and cut as the gateway
-//! cuts it, in turns over the same connection. A figure is the median of its rounds after the first, which makes the
-//! connection; every byte is looked at once.
+//! cuts it, in turns over the same connection, by an agent that polls, as a pull has it, and by one with NIXL's thread.
+//! With `--cuts` plain memory is also read in pieces of several lengths, with one, two and four under way. A figure is
+//! the median of its rounds after the first, which makes the connection; every byte is looked at once. What fails is
+//! said, and the rest goes on.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -28,6 +30,13 @@ const SLOW: Duration = Duration::from_millis(1500);
 const MOST_PINNED: u64 = 256 << 20;
 /// Bytes looked at or written at a time.
 const CHUNK: u64 = 16 << 20;
+/// Rounds of one cut, the first and uncounted one among them.
+const CUT_ROUNDS: usize = 4;
+/// After this time no further cut of a size is tried.
+const CUT_ENOUGH: Duration = Duration::from_secs(6);
+/// MiB of the pieces of cuts, and how many are under way.
+const CUTS: [u64; 6] = [16, 32, 64, 128, 256, 1024];
+const UNDER_WAY: [usize; 3] = [1, 2, 4];
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -45,6 +54,9 @@ struct Options {
     /// Prints the figures as JSON.
     #[arg(long)]
     json: bool,
+    /// Reads plain memory in pieces of several lengths too.
+    #[arg(long)]
+    cuts: bool,
     /// Serves memory of this kind to the process that started this one.
     #[arg(long, hide = true)]
     origin: Option<Kind>,
@@ -80,15 +92,35 @@ impl Kind {
 
 struct Row {
     what: &'static str,
+    agent: &'static str,
     mib: u64,
     whole: f64,
     pieces: f64,
 }
 
+/// A read in pieces of one length.
+struct Cut {
+    agent: &'static str,
+    mib: u64,
+    piece_mib: u64,
+    under_way: usize,
+    gb_s: f64,
+}
+
+/// What makes an agent's reads go on.
+const AGENTS: [&str; 2] = ["polls", "thread"];
+
 impl Row {
     fn json(&self) -> serde_json::Value {
-        let Row { what, mib, whole, pieces } = self;
-        serde_json::json!({ "what": what, "mib": mib, "whole": whole, "pieces": pieces })
+        let Row { what, agent, mib, whole, pieces } = self;
+        serde_json::json!({ "what": what, "agent": agent, "mib": mib, "whole": whole, "pieces": pieces })
+    }
+}
+
+impl Cut {
+    fn json(&self) -> serde_json::Value {
+        let Cut { agent, mib, piece_mib, under_way, gb_s } = self;
+        serde_json::json!({ "agent": agent, "mib": mib, "piece_mib": piece_mib, "under_way": under_way, "gb_s": gb_s })
     }
 }
 
@@ -104,29 +136,50 @@ fn main() -> Outcome<()> {
     // On the host one kind is as another.
     let kinds: &[Kind] =
         if gpu.kind() == BackendKind::Host { &[Kind::Virtual] } else { &[Kind::Plain, Kind::Virtual, Kind::Pinned] };
-    let mut rows = Vec::new();
+    let (mut rows, mut cuts) = (Vec::new(), Vec::new());
     for &kind in kinds {
-        if let Err(error) = reads(&options, &gpu, kind, &mut rows) {
-            eprintln!("nixl_reads: {} memory: {error}", kind.name());
+        for agent in AGENTS {
+            // Slow memory is slow by either.
+            if agent == AGENTS[1] && kind != kinds[0] {
+                continue;
+            }
+            if let Err(error) = reads(&options, &gpu, kind, agent, &mut rows, &mut cuts) {
+                eprintln!("nixl_reads: {} memory, {agent}: {error}", kind.name());
+            }
         }
     }
-    if options.from != options.to {
-        copies(&options, &gpu, &mut rows)?;
+    if options.from != options.to
+        && let Err(error) = copies(&options, &gpu, &mut rows)
+    {
+        eprintln!("nixl_reads: plain copies: {error}");
     }
     if options.json {
-        let all: Vec<_> = rows.iter().map(Row::json).collect();
-        println!("{}", serde_json::Value::from(all));
+        let rows: Vec<_> = rows.iter().map(Row::json).collect();
+        let cuts: Vec<_> = cuts.iter().map(Cut::json).collect();
+        println!("{}", serde_json::json!({ "rows": rows, "cuts": cuts }));
         return Ok(());
     }
-    println!("{:>12} {:>8} {:>12} {:>12} {:>7}", "memory", "MiB", "pieces GB/s", "whole GB/s", "ratio");
-    for Row { what, mib, whole, pieces } in rows {
-        println!("{what:>12} {mib:>8} {pieces:>12.3} {whole:>12.3} {:>7.2}", pieces / whole);
+    println!("{:>12} {:>7} {:>8} {:>12} {:>12} {:>7}", "memory", "agent", "MiB", "pieces GB/s", "whole GB/s", "ratio");
+    for Row { what, agent, mib, whole, pieces } in rows {
+        println!("{what:>12} {agent:>7} {mib:>8} {pieces:>12.3} {whole:>12.3} {:>7.2}", pieces / whole);
+    }
+    for Cut { agent, mib, piece_mib, under_way, gb_s } in cuts {
+        println!(
+            "cut: {agent:>7} {mib:>6} MiB in pieces of {piece_mib:>4} MiB, {under_way} under way: {gb_s:>8.3} GB/s"
+        );
     }
     Ok(())
 }
 
 /// Reads all sizes from a process of its own.
-fn reads(options: &Options, gpu: &Gpu, kind: Kind, rows: &mut Vec<Row>) -> Outcome<()> {
+fn reads(
+    options: &Options,
+    gpu: &Gpu,
+    kind: Kind,
+    agent: &'static str,
+    rows: &mut Vec<Row>,
+    cuts: &mut Vec<Cut>,
+) -> Outcome<()> {
     let sizes: Vec<u64> = options.mib.iter().map(|mib| mib << 20).filter(|bytes| *bytes <= kind.most()).collect();
     let Some(&largest) = sizes.iter().max() else { return Ok(()) };
     let here = take(gpu, kind, largest)?;
@@ -145,7 +198,8 @@ fn reads(options: &Options, gpu: &Gpu, kind: Kind, rows: &mut Vec<Row>) -> Outco
     let mut metadata = vec![0; usize::try_from(number(&mut output)?)?];
     output.read_exact(&mut metadata)?;
 
-    let mut nixl = Nixl::start(&format!("reads-replica-{}", kind.name()), None)?;
+    let start = if agent == AGENTS[0] { Nixl::start_reader } else { Nixl::start };
+    let mut nixl = start(&format!("reads-replica-{}-{agent}", kind.name()), None)?;
     // SAFETY: `register`: the memory is never freed.
     let _registration = unsafe { nixl.register(&[here]) }?;
     let ours = nixl.load_peer(&metadata)?;
@@ -169,9 +223,24 @@ fn reads(options: &Options, gpu: &Gpu, kind: Kind, rows: &mut Vec<Row>) -> Outco
         check(gpu, here, bytes)?;
         let [pieces, whole] = times.map(median);
         let speed = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
-        rows.push(Row { what: kind.name(), mib: bytes >> 20, whole: speed(whole), pieces: speed(pieces) });
+        rows.push(Row { what: kind.name(), agent, mib: bytes >> 20, whole: speed(whole), pieces: speed(pieces) });
         if whole > SLOW {
             break;
+        }
+        if options.cuts && (kind == Kind::Plain || gpu.kind() == BackendKind::Host) {
+            let begun = Instant::now();
+            let all = UNDER_WAY.iter().flat_map(|&under_way| CUTS.iter().map(move |&mib| (mib, under_way)));
+            for (piece_mib, under_way) in all.filter(|(mib, _)| mib << 20 < bytes) {
+                if begun.elapsed() > CUT_ENOUGH {
+                    break;
+                }
+                nixl.set_pieces(piece_mib << 20, under_way);
+                let cut = nixl.load_peer(&metadata)?;
+                let times = (0..CUT_ROUNDS).map(|_| read(&*cut, pair)).collect::<Outcome<Vec<_>>>()?;
+                let gb_s = speed(median(times[1..].to_vec()));
+                cuts.push(Cut { agent, mib: bytes >> 20, piece_mib, under_way, gb_s });
+            }
+            check(gpu, here, bytes)?;
         }
     }
     drop(origin.stdin.take());
@@ -202,7 +271,7 @@ fn copies(options: &Options, to: &Gpu, rows: &mut Vec<Row>) -> Outcome<()> {
         }
         check(to, target, bytes)?;
         let speed = bytes as f64 / median(times).as_secs_f64() / 1e9;
-        rows.push(Row { what: "peer copy", mib: bytes >> 20, whole: speed, pieces: speed });
+        rows.push(Row { what: "peer copy", agent: "none", mib: bytes >> 20, whole: speed, pieces: speed });
     }
     Ok(())
 }
@@ -222,7 +291,7 @@ fn read(peer: &dyn Peer, pair: Pair) -> Outcome<Duration> {
 fn serve(gpu: &Gpu, kind: Kind, bytes: u64) -> Outcome<()> {
     let here = take(gpu, kind, bytes)?;
     fill(gpu, here)?;
-    let nixl = Nixl::start(&format!("reads-origin-{}", kind.name()), None)?;
+    let nixl = Nixl::start(&format!("reads-origin-{}-{}", kind.name(), std::process::id()), None)?;
     // SAFETY: `register`: the memory is never freed.
     let _registration = unsafe { nixl.register(&[here]) }?;
     let metadata = nixl.metadata()?;

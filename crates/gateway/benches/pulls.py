@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Pulls objects between two brokers and gateways of one machine, beside raw NIXL and a plain copy.
 
-    pulls.py --programs FOLDER [--from cuda:0] [--to cuda:1] [--mib 64 1024 8192] [--out FILE.json]
+    pulls.py --programs FOLDER [--from cuda:0] [--to cuda:1] [--mib 64 1024 8192] [--compare 1024] [--out FILE.json]
 
 FOLDER holds gpu-ipc, gpu-ipc-gateway and nixl_reads, and GPU_IPC_NIXL names NIXL's library. What UCX may take is said by
-UCX_TLS. Every pulled byte is compared with what was put. Ends with 1 if one is wrong or a pull fails.
+UCX_TLS. Objects of the sizes of --compare are also pulled with other settings (SETTINGS). Every pulled byte is compared
+with what was put. What fails is said, and the rest goes on. Ends with 1 if a byte is wrong, or a pull fails, as shipped.
 """
 
 import argparse
@@ -23,6 +24,17 @@ import time
 MIB = 1 << 20
 # A pull that took longer is not repeated.
 SLOW_S = 8
+# Name, arguments of the origin's gateway, arguments of the pull. The first is what ships.
+SHIPPED = ("as shipped", [], [])
+SETTINGS = [
+    ("NIXL's thread", [], ["--progress-thread"]),
+    ("8 slots of 64 MiB", ["--slots", "8", "--slot-mib", "64"], ["--piece-bytes", str(64 << 20)]),
+    ("4 slots of 256 MiB", ["--slots", "4", "--slot-mib", "256"], ["--piece-bytes", str(256 << 20)]),
+]
+
+
+class Failed(Exception):
+    pass
 
 
 def main():
@@ -47,6 +59,7 @@ def arguments():
     parser.add_argument("--to", dest="target", default="host:0")
     parser.add_argument("--mib", type=int, nargs="+", default=[64, 1024, 8192])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compare", type=int, nargs="*", default=[])
     parser.add_argument("--port", type=int, default=7447)
     parser.add_argument("--out", type=pathlib.Path, default=None)
     options = parser.parse_args()
@@ -61,36 +74,51 @@ def measure(options, place, services):
     one = side(options, place, services, "one", options.source, options.port, None)
     two = side(options, place, services, "two", options.target, options.port + 1, options.port)
     rows, good = [], True
-    for mib in sorted(options.mib, reverse=True):
-        os.truncate(options.file, mib * MIB)
-        pulls = []
-        for turn in range(options.rounds):
-            name = f"object-{mib}-{turn}"
-            run(one, "put", name, options.file, "--dir", one["dir"], "--backend", one["backend"])
-            report = pull(options, place, two, name)
-            if report.get("ok") is False:
-                print(f"pulls: {name}: {report['kind']}: {report['error']}")
-                good = False
-                break
-            wrong = compare(two, name, options.file)
-            if wrong is not None:
-                print(f"pulls: {name}: WRONG from byte {wrong} on")
-                good = False
-            for end in (two, one):
-                run(end, "rm", name, "--dir", end["dir"])
-            pulls.append(report)
-            if report["seconds"] > SLOW_S:
-                break
-        rows.append({"mib": mib, "pulls": pulls})
+    for setting in [SHIPPED, *SETTINGS]:
+        shipped = setting is SHIPPED
+        sizes = options.mib if shipped else [mib for mib in options.compare if mib in options.mib]
+        if setting[1] and sizes:
+            serve(services, one, setting[1])
+        for mib in sorted(sizes, reverse=True):
+            row = {"mib": mib, "setting": setting[0], "pulls": [], "error": None}
+            rows.append(row)
+            try:
+                pulls(options, place, one, two, setting, row)
+            except Failed as error:
+                row["error"] = str(error)
+                print(f"pulls: {setting[0]}, {mib} MiB: {error}", flush=True)
+            good &= row["error"] is None or (not shipped and "WRONG" not in row["error"])
     print(f"pulls: {time.monotonic() - started:.0f} s, {'every byte right' if good else 'FAILED'}", flush=True)
-    status = json.loads(run(two, "gateway", "--status", "--json", "--broker", two["dir"]))
+    try:
+        status = json.loads(run(two, "gateway", "--status", "--json", "--broker", two["dir"]))
+    except Failed as error:
+        status = [{"error": str(error)}]
     for service in services:
         service.kill()
     raw = reads(options, place)
     print(f"pulls: {time.monotonic() - started:.0f} s with raw NIXL", flush=True)
     taken = {"pull": transports(place, "pull"), "raw": transports(place, "raw")}
     show(options, rows, raw, taken, status)
-    return good and all(row["pulls"] for row in rows)
+    return good
+
+
+def pulls(options, place, one, two, setting, row):
+    """Pulls objects of one size with one setting."""
+    os.truncate(options.file, row["mib"] * MIB)
+    for turn in range(options.rounds if setting is SHIPPED else 2):
+        name = f"object-{row['mib']}-{turn}-{setting[0].replace(' ', '-').replace(chr(39), '')}"
+        run(one, "put", name, options.file, "--dir", one["dir"], "--backend", one["backend"])
+        report = pull(options, place, two, name, setting[2])
+        if report.get("ok") is False:
+            raise Failed(f"{name}: {report['kind']}: {report['error']}")
+        row["pulls"].append(report)
+        wrong = compare(two, name, options.file)
+        if wrong is not None:
+            raise Failed(f"{name}: WRONG from byte {wrong} on")
+        for end in (two, one):
+            run(end, "rm", name, "--dir", end["dir"])
+        if report["seconds"] > SLOW_S:
+            break
 
 
 def side(options, place, services, host, device, port, peer):
@@ -101,16 +129,27 @@ def side(options, place, services, host, device, port, peer):
     # `put` and `get` take the first device that they see.
     shown = {"CUDA_VISIBLE_DEVICES": ordinal} if backend == "cuda" else {}
     end = {"host": host, "dir": str(folder), "device": device, "backend": backend, "shown": shown, "log": place / f"{host}.log"}
-    end["programs"] = options.programs
+    end |= {"programs": options.programs, "port": port, "peer": peer, "gateway": None}
     broker = [options.programs / "gpu-ipc", "broker", "--dir", folder, "--device", device]
     services.append(start(end, broker))
     until(end, services[-1], "the broker", (folder / "broker").is_socket)
-    gateway = [options.programs / "gpu-ipc-gateway", "run", "--broker", folder, "--device", device, "--host", host]
-    gateway += ["--listen", f"tcp/127.0.0.1:{port}", "--insecure", "--link-gbit", "400"]
-    gateway += ["--peer", f"tcp/127.0.0.1:{peer}"] if peer else []
-    services.append(start(end, gateway))
-    until(end, services[-1], "the gateway", lambda: any(folder.glob("gateway-*")))
+    serve(services, end, [])
     return end
+
+
+def serve(services, end, arguments):
+    """Starts the gateway of a side, in the place of its former one."""
+    if end["gateway"]:
+        end["gateway"].kill()
+        end["gateway"].wait()
+    for left in pathlib.Path(end["dir"]).glob("gateway-*"):
+        left.unlink()
+    command = [end["programs"] / "gpu-ipc-gateway", "run", "--broker", end["dir"], "--device", end["device"], "--host", end["host"]]
+    command += ["--listen", f"tcp/127.0.0.1:{end['port']}", "--insecure", "--link-gbit", "400", *arguments]
+    command += ["--peer", f"tcp/127.0.0.1:{end['peer']}"] if end["peer"] else []
+    end["gateway"] = start(end, command)
+    services.append(end["gateway"])
+    until(end, end["gateway"], "the gateway", lambda: any(pathlib.Path(end["dir"]).glob("gateway-*")))
 
 
 def start(end, command):
@@ -131,15 +170,15 @@ def run(end, *command):
     command = [str(end["programs"] / "gpu-ipc"), *map(str, command)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **end["shown"]})
     if done.returncode != 0:
-        sys.exit(f"pulls: {' '.join(command)} ended with {done.returncode}: {done.stderr}")
+        raise Failed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
     return done.stdout
 
 
-def pull(options, place, end, name):
+def pull(options, place, end, name, arguments):
     """Pulls when it is announced; says what it says."""
     log = {"UCX_PROTO_INFO": "y", "UCX_LOG_FILE": str(place / f"pull-{name}.log")}
     command = [options.programs / "gpu-ipc-gateway", "pull", name, "--broker", end["dir"], "--device", end["device"]]
-    command += ["--host", end["host"], "--from", "one", "--attempts", "60", "--json"]
+    command += ["--host", end["host"], "--from", "one", "--attempts", "60", "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **log})
     try:
         return json.loads(done.stdout)
@@ -174,11 +213,14 @@ def compare(end, name, path):
 def reads(options, place):
     log = {"UCX_PROTO_INFO": "y", "UCX_LOG_FILE": str(place / "raw-%p.log")}
     command = [options.programs / "nixl_reads", "--json", "--from", options.source, "--to", options.target]
+    command += ["--cuts"] if options.compare else []
     done = subprocess.run(command + [str(mib) for mib in sorted(options.mib)], capture_output=True, text=True, env={**os.environ, **log})
     sys.stdout.write(done.stderr)
-    if done.returncode != 0:
-        sys.exit(f"pulls: nixl_reads ended with {done.returncode}")
-    return json.loads(done.stdout)
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        print(f"pulls: nixl_reads ended with {done.returncode}: {done.stdout}")
+        return {"rows": [], "cuts": []}
 
 
 def transports(place, kind):
@@ -193,18 +235,34 @@ def transports(place, kind):
 def show(options, rows, raw, taken, status):
     tls = os.environ.get("UCX_TLS", "UCX's own choice")
     print(f"\nobjects from {options.source} to {options.target}; UCX_TLS: {tls}; UCX took {', '.join(taken['pull']) or '?'}")
-    print(f"{'MiB':>6} {'pull GB/s':>10} {'raw NIXL':>10} {'memory':>8} {'ratio':>6} {'copy':>8}  each pull; raw NIXL by memory")
-    for row in reversed(rows):
-        of_size = [one for one in raw if one["mib"] == row["mib"]]
-        carried = [(max(one["whole"], one["pieces"]), one["what"]) for one in of_size if one["what"] != "peer copy"]
+    print(f"{'MiB':>6} {'pull GB/s':>10} {'raw NIXL':>10} {'ratio':>6} {'copy':>8}  setting: each pull; best of raw NIXL by memory and agent")
+    for row in sorted(rows, key=lambda row: (row["setting"] != SHIPPED[0], row["setting"], row["mib"])):
+        of_size = [one for one in raw["rows"] if one["mib"] == row["mib"]]
+        carried = [(max(one["whole"], one["pieces"]), f"{one['what']} {one['agent']}") for one in of_size if one["what"] != "peer copy"]
+        carried += [(one["gb_s"], f"cut {one['piece_mib']}x{one['under_way']} {one['agent']}") for one in raw["cuts"] if one["mib"] == row["mib"]]
         row["raw"], row["memory"] = max(carried, default=(0, "none"))
         row["copy"] = max((one["whole"] for one in of_size if one["what"] == "peer copy"), default=0)
         speeds = sorted(one["gb_s"] for one in row["pulls"])
         row["pull"] = speeds[len(speeds) // 2] if speeds else 0
         row["ratio"] = row["pull"] / row["raw"] if row["raw"] else 0
         each = " ".join(f"{one['gb_s']:.2f} {one.get('way') or 'direct'}" for one in row["pulls"])
-        beside = ", ".join(f"{what} {speed:.2f}" for speed, what in carried)
-        print(f"{row['mib']:>6} {row['pull']:>10.2f} {row['raw']:>10.2f} {row['memory']:>8} {row['ratio']:>6.2f} {row['copy']:>8.2f}  {each}; {beside}")
+        print(f"{row['mib']:>6} {row['pull']:>10.2f} {row['raw']:>10.2f} {row['ratio']:>6.2f} {row['copy']:>8.2f}  {row['setting']}: {each}; {row['memory']}")
+    print("\nmilliseconds of each step, the median of the pulls; `ring` is the part of `read` while no slot was read")
+    names = ["lease", "create", "stage", "trials", "read", "ring_filling", "ring_copying", "flush", "confirm", "commit"]
+    print(f"{'MiB':>6} " + " ".join(f"{name.replace('ring_', 'ring '):>12}" for name in names) + f" {'in all':>10}  setting")
+    for row in rows:
+        if row["pulls"]:
+            middle = sorted(row["pulls"], key=lambda one: one["gb_s"])[len(row["pulls"]) // 2]
+            steps = " ".join(f"{middle['steps'][name] * 1e3:>12.3f}" for name in names)
+            print(f"{row['mib']:>6} {steps} {middle['seconds'] * 1e3:>10.1f}  {row['setting']}")
+    if raw["cuts"]:
+        print("\nraw NIXL of plain memory, GB/s")
+        for agent, mib in sorted({(one["agent"], one["mib"]) for one in raw["cuts"]}):
+            of = [one for one in raw["cuts"] if (one["agent"], one["mib"]) == (agent, mib)]
+            said = ", ".join(f"{one['piece_mib']} MiB x {one['under_way']}: {one['gb_s']:.1f}" for one in of)
+            print(f"{agent} {mib} MiB: {said}")
+        for one in raw["rows"]:
+            print(f"{one['what']} {one['agent']} {one['mib']} MiB: whole {one['whole']:.1f}, as cut by default {one['pieces']:.1f}")
     for path in status[0].get("paths", []) if status else []:
         tried = [f"{one['way']} {one['gb_s'] or one['error']}" for one in path["ways"]]
         print(f"tried by the last pull, GB/s: {', '.join(tried)}")

@@ -4,17 +4,18 @@
 //! and its death frees the memory.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu_ipc::broker::{CreateOptions, Epoch, Manifest, ObjectError, Readers, Writer};
 use gpu_ipc_gateway_plan::TroubleKind;
-use serde::Serialize;
 use zenoh::Wait;
 
 use super::fills::Fills;
 use super::local::Local;
 use super::pace::Pace;
+use super::report::{Failure, Kind, Report, Steps};
 use super::rings::LEAST_STAGED;
 use super::source::{Next, Order, Sources, puller};
 use super::step::pass;
@@ -45,63 +46,6 @@ const TRIAL: u64 = 4 << 20;
 const RELEASE: Duration = Duration::from_secs(1);
 /// Bytes of one part of a read: progress is seen by whole ones.
 const PIECE: u64 = 64 << 20;
-
-/// What became of it, as data.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Report {
-    /// The name.
-    pub name: String,
-    /// Its epoch.
-    pub epoch: u64,
-    /// Its identity.
-    pub identity: String,
-    /// The host that it was read from.
-    pub from: String,
-    /// The host that committed it first.
-    pub home: String,
-    /// Bytes of the object.
-    pub bytes: u64,
-    /// Bytes a second while it was read, in 10^9.
-    pub gb_s: f64,
-    /// Seconds in all.
-    pub seconds: f64,
-    /// Attempts before the last.
-    pub retries: u32,
-    /// It was here already.
-    pub was_here: bool,
-    /// How the bytes were carried.
-    pub transport: String,
-    /// The way that they took; none for what was here, and for objects too small for a choice.
-    pub way: Option<Way>,
-    /// What each way was found to do.
-    pub ways: Vec<Tried>,
-}
-
-/// Why a pull ended without its object, for programs.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// No gateway announces it.
-    NotFound,
-    /// All that have it were busy, or another process of this host was pulling it, for as long as the caller waits.
-    Busy,
-    /// This host's broker does not take it.
-    Refused,
-    /// It could not be read, confirmed or committed.
-    #[default]
-    Failed,
-    /// A transfer may be writing yet: this process must end.
-    Stuck,
-}
-
-/// A pull that ended without its object.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
-    /// For programs.
-    pub kind: Kind,
-    /// For people.
-    pub why: String,
-}
 
 /// A pull and its means.
 pub struct Fetch<'a> {
@@ -162,11 +106,12 @@ impl Fetch<'_> {
         let (mut arrived, mut quiet) = (0, Instant::now());
         let begun = || found.lock().unwrap_or_else(PoisonError::into_inner).begun;
         let mut waits: Vec<(Question, Asked)> = Vec::new();
-        let mut began = Instant::now();
+        let (mut began, mut confirming) = (Instant::now(), Instant::now());
         let (mut pull, actions) = Pull::begin(Duration::ZERO, self.patience, self.rules);
         let mut todo: std::collections::VecDeque<Action> = actions.into();
         loop {
             while let Some(action) = todo.pop_front() {
+                let begins = Instant::now();
                 let event = match action {
                     Action::Ask(number) => {
                         attempt = Attempt::default();
@@ -196,6 +141,7 @@ impl Fetch<'_> {
                                 let (asker, host) = (me.incarnation, me.host.clone());
                                 let question = Question::Ask(Ask { asker, host, number, wanted, last_resort });
                                 let event = self.lease(number, &gateway, &question, &mut attempt);
+                                report.steps = Steps { lease: begins.elapsed().as_secs_f64(), ..Steps::default() };
                                 Some(judge(event, &gateway, &mut sources))
                             }
                         }
@@ -203,34 +149,48 @@ impl Fetch<'_> {
                     Action::Create(_) => {
                         pass("pull.granted");
                         let made = self.create(&mut attempt);
+                        report.steps.create = begins.elapsed().as_secs_f64();
                         pass("pull.created");
                         Some(made)
                     }
                     Action::Read(_) => {
-                        began = Instant::now();
                         arrived = 0;
                         *found.lock().unwrap_or_else(PoisonError::into_inner) = Found::default();
                         let begun = self.read(&mut attempt, &mut stages, &found);
+                        report.steps.stage = begins.elapsed().as_secs_f64();
+                        began = Instant::now();
                         pass("pull.reading");
                         begun.err().map(Event::ReadFailed)
                     }
                     Action::Flush => {
                         pass("pull.read");
                         let bytes = attempt.bytes();
-                        let Found { measured, taken, .. } =
+                        let Found { measured, taken, times, .. } =
                             found.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                        let began = taken.map_or(began, |(_, at)| at);
-                        report.gb_s = bytes as f64 / began.elapsed().as_secs_f64().max(1e-9) / 1e9;
+                        let read = taken.map_or(began, |(_, at)| at);
+                        report.steps.trials = (read - began).as_secs_f64();
+                        report.steps.read = read.elapsed().as_secs_f64();
+                        report.gb_s = bytes as f64 / report.steps.read.max(1e-9) / 1e9;
+                        if let Some(times) = times {
+                            let seconds = |of: &AtomicU64| of.load(Ordering::Relaxed) as f64 / 1e9;
+                            report.steps.ring_reading = seconds(&times.reading);
+                            report.steps.ring_filling = seconds(&times.filling);
+                            report.steps.ring_copying = seconds(&times.copying);
+                        }
                         report.way = taken.map(|(way, _)| way);
                         report.ways = measured.iter().map(Tried::from).collect();
                         progress(bytes, bytes);
-                        Some(match self.transport.flush() {
+                        let begins = Instant::now();
+                        let flushed = self.transport.flush();
+                        report.steps.flush = begins.elapsed().as_secs_f64();
+                        Some(match flushed {
                             Ok(()) => Event::Flushed,
                             Err(error) => Event::ReadFailed(error.to_string()),
                         })
                     }
                     Action::Confirm(confirm) => {
                         pass("pull.confirming");
+                        confirming = begins;
                         self.send(&attempt, Question::Confirm(confirm), &mut waits);
                         None
                     }
@@ -240,7 +200,10 @@ impl Fetch<'_> {
                     }
                     Action::Commit => {
                         pass("pull.confirmed");
-                        Some(commit(&mut attempt))
+                        report.steps.confirm = (begins - confirming).as_secs_f64();
+                        let committed = commit(&mut attempt);
+                        report.steps.commit = begins.elapsed().as_secs_f64();
+                        Some(committed)
                     }
                     Action::Drop => {
                         if let Some((gateway, ..)) = &attempt.granted {
@@ -457,7 +420,7 @@ impl Fetch<'_> {
             candidates.push(Candidate { way: Way::Direct, trial: cut(first), begin: Box::new(read) });
         }
         for lent in granted.rings.iter().filter(|lent| wanted(lent.way)) {
-            match self.staged(gateway, granted, lent, &object, stages) {
+            match self.staged(gateway, granted, lent, &object, stages, found) {
                 Ok(candidate) => candidates.push(candidate),
                 Err(error) => tracing::warn!(%error, "a way is not tried"),
             }
@@ -480,6 +443,7 @@ impl Fetch<'_> {
         lent: &Lent,
         object: &[Span],
         stages: &mut Stages,
+        found: &Arc<Mutex<Found>>,
     ) -> Result<Candidate> {
         let remote = lent.spans()?;
         let fits = |staging: &Staging| {
@@ -501,11 +465,13 @@ impl Fetch<'_> {
         let fills = Fills::new(self.session.clone(), gateway.clone(), granted.grant.lease, lent, self.patience.answer);
         let copies = ToObject { staging, object: object.to_vec() };
         let bytes = object.iter().map(|region| region.bytes).sum();
+        let shared = Arc::clone(found);
         let begin = move |peer: Box<dyn Peer>| {
             let buffers = Buffers { local, remote };
             // SAFETY: `Ring::new`: the object is the writer's, which `Attempt` keeps until the transfer has ended, and
             // the slots are kept for the process' life; the trials, which used them, have ended.
             let ring = unsafe { Ring::new(transport, peer, fills, copies, buffers, bytes) }?;
+            shared.lock().unwrap_or_else(PoisonError::into_inner).times = Some(ring.times());
             Ok(Box::new(ring) as Box<dyn Transfer>)
         };
         Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) })

@@ -30,20 +30,32 @@ use crate::error::Result;
 use crate::message::Fill;
 use crate::net::call::Lent as Described;
 use crate::transport::path::Way;
-use crate::transport::path::staging::{SLOT, Staging, slots};
+use crate::transport::path::staging::{LEAST, SLOT, Staging, slots};
 use crate::transport::{Place, Registration, Span, Transport};
 
 /// Rings of one way, in all.
 const MOST: usize = 4;
+/// A ring takes at most this part of the device memory that is free.
+const SHARE: u64 = 8;
 /// An object with fewer bytes is read directly: nothing is gained.
 pub const LEAST_STAGED: u64 = 64 << 20;
+
+/// Slots as the user wants them; else those that a way has by itself.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Slots {
+    /// Bytes of each of the device's; with `always` of all.
+    pub bytes: Option<u64>,
+    /// How many a ring of the device has.
+    pub count: Option<usize>,
+    /// Whether objects of any length have a ring.
+    pub always: bool,
+}
 
 /// The rings of a gateway, by way.
 pub struct Rings {
     gpu: Gpu,
     transport: Arc<dyn Transport>,
-    /// Bytes of a slot, where a test says it.
-    slot_bytes: Option<u64>,
+    wanted: Slots,
     made: Mutex<BTreeMap<Way, usize>>,
     free: Arc<Mutex<Vec<Ring>>>,
 }
@@ -86,8 +98,8 @@ impl Order {
 
 impl Rings {
     /// Has none yet.
-    pub fn new(gpu: Gpu, transport: Arc<dyn Transport>, slot_bytes: Option<u64>) -> Rings {
-        Rings { gpu, transport, slot_bytes, made: Mutex::default(), free: Arc::default() }
+    pub fn new(gpu: Gpu, transport: Arc<dyn Transport>, wanted: Slots) -> Rings {
+        Rings { gpu, transport, wanted, made: Mutex::default(), free: Arc::default() }
     }
 
     /// Lends a ring of each way that is possible, filled with the first pieces. A ring that cannot be had is missing.
@@ -97,7 +109,7 @@ impl Rings {
     /// The object is mapped and readable, and never changes.
     pub unsafe fn lend(&self, ways: &[Way], object: &[Span]) -> Vec<Lent> {
         let bytes: u64 = object.iter().map(|region| region.bytes).sum();
-        if bytes < LEAST_STAGED && self.slot_bytes.is_none() {
+        if bytes < LEAST_STAGED && !self.wanted.always {
             return Vec::new();
         }
         let mut lent = Vec::new();
@@ -144,7 +156,8 @@ impl Rings {
         if *made >= MOST {
             return Ok(None);
         }
-        let staging = Staging::take(&self.gpu, way, slots(way), self.slot_bytes.unwrap_or(SLOT))?;
+        let (count, bytes) = self.slots(way);
+        let staging = Staging::take(&self.gpu, way, count, bytes)?;
         let staging: &'static Staging = Box::leak(Box::new(staging));
         // Counted though it cannot be registered: it is not freed.
         *made += 1;
@@ -153,6 +166,28 @@ impl Rings {
         let registration = unsafe { self.transport.register(&[staging.memory()]) }?;
         Ok(Some(Ring { way, staging, _registration: registration }))
     }
+}
+
+impl Rings {
+    /// Returns how many slots a ring has, and of how many bytes.
+    fn slots(&self, way: Way) -> (usize, u64) {
+        let bytes = self.wanted.bytes.unwrap_or(SLOT);
+        if way != Way::DeviceRing {
+            return (slots(way), if self.wanted.always { bytes } else { SLOT });
+        }
+        let count = self.wanted.count.unwrap_or(slots(way));
+        let free = self.gpu.backend().memory_info(self.gpu.device()).map_or(u64::MAX, |info| info.free_bytes);
+        (count, within(count, bytes, free / SHARE))
+    }
+}
+
+/// Halves slots until a ring of them has no more bytes than `most`, down to 1 MiB.
+fn within(count: usize, bytes: u64, most: u64) -> u64 {
+    let mut bytes = bytes;
+    while bytes / 2 >= LEAST && bytes.saturating_mul(count as u64) > most {
+        bytes /= 2;
+    }
+    bytes
 }
 
 impl Lent {
@@ -209,5 +244,20 @@ impl fmt::Debug for Lent {
 impl fmt::Debug for Rings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rings").field("made", &self.made).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_takes_no_more_than_its_share() {
+        let mib = 1 << 20;
+        assert_eq!(within(32, 16 * mib, 512 * mib), 16 * mib);
+        assert_eq!(within(32, 16 * mib, 511 * mib), 8 * mib);
+        assert_eq!(within(4, 256 * mib, 100 * mib), 16 * mib);
+        assert_eq!(within(32, 16 * mib, 0), mib, "less is not worth its questions");
+        assert_eq!(within(32, mib / 2, 0), mib / 2, "what a user wants smaller stays");
     }
 }

@@ -20,7 +20,7 @@ use super::desk::Service;
 use super::local::Local;
 use super::pace::Pace;
 use super::register::{Done, Event, Held, Registering, Wanted};
-use super::rings::{Lent, Rings};
+use super::rings::{Lent, Rings, Slots};
 use super::step::pass;
 use crate::error::{Error, Result};
 use crate::lease::{Asked, Ended, Limits, Table};
@@ -60,6 +60,8 @@ pub struct Figures {
     pub expired: u64,
     /// How often an asker was told that its object is being registered yet.
     pub told: u64,
+    /// Questions to fill slots, and the microseconds that their copies took.
+    pub fills: (u64, u64),
     /// Questions that made no sense.
     pub garbage: u64,
 }
@@ -99,9 +101,9 @@ impl Server {
         session: zenoh::Session,
         limits: Limits,
         pace: Pace,
-        slot_bytes: Option<u64>,
+        slots: Slots,
     ) -> Server {
-        let rings = Rings::new(local.client.gpu().clone(), Arc::clone(&transport), slot_bytes);
+        let rings = Rings::new(local.client.gpu().clone(), Arc::clone(&transport), slots);
         Server {
             lingering: Vec::new(),
             lingers: limits.time * LINGERS,
@@ -196,7 +198,10 @@ impl Server {
             Ok(Question::Renew(renew)) => is(self.table.renew(now, &renew)),
             Ok(Question::Fill(fill)) => {
                 pass("fill.heard");
+                let begun = Instant::now();
                 let filled = self.fill(now, &fill);
+                self.figures.fills.0 += 1;
+                self.figures.fills.1 += begun.elapsed().as_micros() as u64;
                 pass("fill.copied");
                 is(filled)
             }

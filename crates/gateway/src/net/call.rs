@@ -16,9 +16,9 @@ use crate::transport::path::Way;
 use crate::transport::{Place, RemoteSpan};
 
 /// The most slots of a ring.
-const MOST_SLOTS: usize = 64;
+pub const MOST_SLOTS: usize = 64;
 /// The most bytes of a ring.
-const MOST_RING: u64 = 1 << 30;
+pub const MOST_RING: u64 = 1 << 30;
 
 /// What a gateway is asked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -8,11 +8,14 @@ use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 
 use crate::error::{Error, Result};
 use crate::host::pace::Pace;
+use crate::host::rings::Slots;
 use crate::message::Incarnation;
+use crate::net::call::MOST_RING;
 use crate::net::session::{Address, Network, Trust};
 use crate::transport::Transport;
 use crate::transport::nixl::Nixl;
 use crate::transport::path::Way;
+use crate::transport::path::staging::{SLOT, slots};
 use crate::transport::tcp::{Faults, Tcp};
 
 /// Replicas of gpu-ipc's objects on other hosts
@@ -113,8 +116,14 @@ pub struct RunOptions {
     /// Milliseconds that a lease lives without a renewal, at least 200: readers renew it three times in that
     #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(200..=3_600_000))]
     pub lease_ms: u64,
+    /// MiB of a slot of a ring of the device, which takes at most an eighth of what is free there [default: 16]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=512))]
+    pub slot_mib: Option<u64>,
+    /// Slots of a ring of the device, which has at most 1 GiB [default: 32]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(2..=64))]
+    pub slots: Option<u64>,
     /// KiB of a slot of a ring, which every object then has
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, conflicts_with = "slot_mib")]
     pub slot_kib: Option<u64>,
 }
 
@@ -184,6 +193,27 @@ pub struct StatusOptions {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl RunOptions {
+    /// Says how rings are cut.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a ring that no reader takes.
+    pub fn rings(&self) -> Result<Slots> {
+        let bytes = self.slot_kib.map(|kib| kib << 10).or(self.slot_mib.map(|mib| mib << 20));
+        let count = self.slots.and_then(|count| usize::try_from(count).ok());
+        let most = bytes.unwrap_or(SLOT).saturating_mul(count.unwrap_or(slots(Way::DeviceRing)) as u64);
+        if most > MOST_RING {
+            return Err(Error::Invalid {
+                what: "the slots of a ring",
+                got: format!("{} MiB in all", most >> 20),
+                must: "at most 1,024 MiB, which is --slot-mib times --slots",
+            });
+        }
+        Ok(Slots { bytes, count, always: self.slot_kib.is_some() })
+    }
 }
 
 impl Place {
@@ -273,4 +303,23 @@ impl Net {
 fn gbit(text: &str) -> std::result::Result<f64, String> {
     let rate = text.parse().ok().filter(|rate| (1e-6..=1e6).contains(rate));
     rate.ok_or_else(|| format!("{text:?} is no rate in Gbit/s, from 0.000001 to 1000000"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_that_no_reader_takes_is_refused() {
+        let rings = |given: &[&str]| {
+            let all = ["gpu-ipc-gateway", "run", "--listen", "tcp/127.0.0.1:1"].iter().chain(given);
+            let Command::Run(options) = Args::try_parse_from(all).expect("arguments").command else { panic!("run") };
+            options.rings().map(|slots| (slots.bytes, slots.count, slots.always)).map_err(|e| e.to_string())
+        };
+        assert_eq!(rings(&[]), Ok((None, None, false)));
+        assert_eq!(rings(&["--slots", "4", "--slot-mib", "256"]), Ok((Some(256 << 20), Some(4), false)));
+        assert_eq!(rings(&["--slot-kib", "16"]), Ok((Some(16 << 10), None, true)));
+        let why = rings(&["--slot-mib", "64"]).expect_err("32 of them are 2 GiB");
+        assert!(why.contains("2048 MiB") && why.contains("--slots"), "{why}");
+    }
 }

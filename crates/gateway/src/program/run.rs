@@ -74,8 +74,8 @@ pub fn run(options: &RunOptions) -> Result<()> {
     };
     println!("gateway of {host} at {}, carried by {}", options.listen, transport.kind());
     let mut written: Option<Instant> = None;
-    let slot_bytes = options.slot_kib.map(|kib| kib << 10);
-    let server = Server::new(gateway, local, transport, session, limits, options.net.pace(), slot_bytes);
+    let slots = options.rings()?;
+    let server = Server::new(gateway, local, transport, session, limits, options.net.pace(), slots);
     let served = server.run(|figures, leases| {
         if written.is_none_or(|at| at.elapsed() >= WRITE) {
             written = Some(Instant::now());

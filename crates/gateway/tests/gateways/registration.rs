@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use gateway::Result;
+use gateway::host::rings::Slots;
 use gateway::host::serve::Server;
 use gateway::lease::Limits;
 use gateway::message::{Ask, Confirm, Incarnation, LeaseId, Wanted};
@@ -79,7 +80,7 @@ impl Serving {
         let session = network(Some(listen), Vec::new()).open().expect("a session");
         let limits = Limits { time: WATCHDOG, ..Limits::default() };
         let pace = gateway::host::pace::Pace::default();
-        let server = Server::new(gateway.clone(), host.local(), slow.clone(), session, limits, pace, None);
+        let server = Server::new(gateway.clone(), host.local(), slow.clone(), session, limits, pace, Slots::default());
         let [ticks, told] = [Arc::<AtomicU64>::default(), Arc::default()];
         let over = Arc::<AtomicBool>::default();
         let (ticked, tells, ended) = (ticks.clone(), told.clone(), over.clone());

@@ -15,6 +15,8 @@ use std::fmt;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::transport::{Pair, Peer, Progress, RemoteSpan, Span, Transfer, Transport};
@@ -80,6 +82,17 @@ enum State {
     Copying(Range<u64>),
 }
 
+/// How long a ring has read, and how long it could not, in nanoseconds.
+#[derive(Default, Debug)]
+pub struct Times {
+    /// A slot or more was being read.
+    pub reading: AtomicU64,
+    /// None was: the origin was waited for.
+    pub filling: AtomicU64,
+    /// None was, and none was being filled: copies to the object were waited for.
+    pub copying: AtomicU64,
+}
+
 /// A read through a ring of buffers.
 pub struct Ring<S, C> {
     transport: Arc<dyn Transport>,
@@ -95,6 +108,8 @@ pub struct Ring<S, C> {
     done: u64,
     failed: Option<Error>,
     ended: Option<Result<(), String>>,
+    times: Arc<Times>,
+    looked: Option<Instant>,
 }
 
 impl<S: Source, C: Copier> Ring<S, C> {
@@ -126,8 +141,42 @@ impl<S: Source, C: Copier> Ring<S, C> {
             });
         }
         let slots = local.iter().map(|_| State::Free).collect();
-        let (next, done) = (0, 0);
-        Ok(Self { transport, peer, source, copier, local, remote, slots, next, bytes, done, failed: None, ended: None })
+        Ok(Self {
+            transport,
+            peer,
+            source,
+            copier,
+            local,
+            remote,
+            slots,
+            next: 0,
+            bytes,
+            done: 0,
+            failed: None,
+            ended: None,
+            times: Arc::default(),
+            looked: None,
+        })
+    }
+
+    /// Returns what it spends its time with, which goes on while it is polled.
+    pub fn times(&self) -> Arc<Times> {
+        Arc::clone(&self.times)
+    }
+
+    /// Counts the time since the last look to what was going on then.
+    fn count(&mut self) {
+        let any = |wanted: fn(&State) -> bool| self.slots.iter().any(wanted);
+        let kind = if any(|state| matches!(state, State::Reading(..))) {
+            &self.times.reading
+        } else if any(|state| matches!(state, State::Filling(_))) {
+            &self.times.filling
+        } else {
+            &self.times.copying
+        };
+        let now = Instant::now();
+        let since = self.looked.replace(now).unwrap_or(now);
+        kind.fetch_add(u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Takes a slot one step further, and says whether there was one. An error is of a step that has ended or did not
@@ -207,6 +256,7 @@ impl<S: Source, C: Copier> Transfer for Ring<S, C> {
         if let Some(ended) = &self.ended {
             return ended.clone().map(|()| Progress::Done).map_err(|why| Error::Transfer { why });
         }
+        self.count();
         // A step that has ended lets the next begin at once, and not after a caller's pause.
         for _ in 0..ROUND {
             if !self.pass() {

@@ -270,6 +270,26 @@ fn the_three_steps_of_different_pieces_run_at_a_time() {
 }
 
 #[test]
+fn a_step_that_has_ended_lets_the_next_begin_at_the_same_look() {
+    let mut case = case(4, 64 * 4, Script::default());
+    case.run(1).expect("one look takes all steps of a round").expect("well");
+    assert_eq!(*case.object.lock().expect("no panic"), case.right);
+}
+
+#[test]
+fn the_time_without_a_read_is_counted_to_what_was_waited_for() {
+    for (polls, filling) in [([1_000, 0, 0], true), ([0, 0, 1_000], false)] {
+        let mut case = case(1, 64 * 3, Script { polls, ..Script::default() });
+        case.run(ENOUGH).expect("it ends").expect("well");
+        let times = case.ring.times();
+        let [reading, filled, copied] =
+            [&times.reading, &times.filling, &times.copying].map(|of| of.load(Ordering::Relaxed));
+        let (waited, other) = if filling { (filled, copied) } else { (copied, filled) };
+        assert!(waited > 0 && reading == 0 && other == 0, "{polls:?}: {times:?}");
+    }
+}
+
+#[test]
 fn one_slot_never_overlaps_and_yet_ends() {
     let mut case = case(1, 64 * 5 + 1, Script { polls: [1, 0, 2], ..Script::default() });
     case.run(ENOUGH).expect("it ends").expect("well");

@@ -15,11 +15,12 @@ use std::time::Instant;
 
 use super::Way;
 use super::choice::{Measured, Trials, choose};
+use super::ring::Times;
 use crate::error::Result;
 use crate::transport::{Pair, Peer, Progress, Transfer};
 
 /// What is known of a read's way so far.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Found {
     /// What each way was found to do.
     pub measured: Vec<Measured>,
@@ -27,6 +28,8 @@ pub struct Found {
     pub taken: Option<(Way, Instant)>,
     /// When the last trial, or the read, began: who polls does so often after it.
     pub begun: Option<Instant>,
+    /// What a ring spends its time with, once one is read through.
+    pub times: Option<Arc<Times>>,
 }
 
 /// A way that can be taken.
@@ -93,7 +96,8 @@ impl Route {
         let Candidate { begin, .. } = self.candidates.swap_remove(index);
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        *found = Found { measured: self.trials.measured().to_vec(), taken: Some((way, now)), begun: Some(now) };
+        *found =
+            Found { measured: self.trials.measured().to_vec(), taken: Some((way, now)), begun: Some(now), times: None };
         drop(found);
         let Some(peer) = self.peer.take() else { return Ok(()) };
         self.reading = Some(begin(peer)?);

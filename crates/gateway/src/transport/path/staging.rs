@@ -19,7 +19,7 @@ use crate::transport::{Place, Span};
 /// Bytes of a slot. Nothing overlaps the copy of the last one: 16 MiB take a GPU 8 us, and NVLink 46 us.
 pub const SLOT: u64 = 16 << 20;
 /// Fewer bytes in a slot are not worth their questions.
-const LEAST: u64 = 1 << 20;
+pub const LEAST: u64 = 1 << 20;
 
 /// Returns the slots of a way's ring: enough to read while the origin is asked for more. At 368 GB/s (NVLink) 32 last
 /// 1.5 ms, in which answers come; host memory is not read so fast.
