@@ -20,7 +20,7 @@ use crate::pool_defect::PoolDefect;
 /// What buffers that pass from stream to stream have, in bytes.
 const SIZES: [u64; 6] = [256, 4096, 12 << 10, 64 << 10, 1 << 20, 3 << 20];
 /// How many of them pass. Of 600 a report saw 151 zeroed.
-const ROUNDS: usize = 120;
+const ROUNDS: usize = 60;
 /// How many stay a while, to be looked at after others came and went.
 const LIVE: usize = 6;
 /// Large beside what a pool takes from the device at once.
@@ -29,7 +29,7 @@ const PIECE: u64 = 64 << 20;
 const CHURN: u64 = 24;
 const PARTS: u64 = 16;
 /// What a call that waits for nobody may take, and memory that comes back.
-const MOMENT: Duration = Duration::from_secs(5);
+const MOMENT: Duration = Duration::from_secs(10);
 
 /// Makes a reason of a defect where it shows.
 fn found(defect: PoolDefect, shows: bool, detail: &str) -> Seen {

@@ -12,7 +12,7 @@ use crate::{Case, GPU, Library, WHOLE, proved};
 
 /// So long a step that does not come back is waited for; steps that do are given all the time they want.
 const SHORT: Duration = Duration::from_secs(2);
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(600);
 
 macro_rules! fault {
     ($name:ident, $fault:literal, $step:expr, $patience:expr, $why:literal) => {
