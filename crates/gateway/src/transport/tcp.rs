@@ -1,6 +1,8 @@
 //! Bytes on plain TCP connections, between memory that the CPU reaches. For tests of the protocol: it needs no library,
 //! and can be told to stall and to fail.
 //!
+//! A read stands still at its half until a poll has told so: tests stop a pull there.
+//!
 //! A request is the key 16, the address u64 and the bytes u64; the answer is the bytes. A connection that asks for
 //! anything else is closed, and costs others nothing.
 
@@ -19,6 +21,8 @@ use crate::message::Incarnation;
 const CHUNK: usize = 1 << 20;
 /// Connections at a time.
 const MOST_CONNECTIONS: usize = 64;
+/// How often a read that stands still looks whether it was polled.
+const LOOK: Duration = Duration::from_micros(50);
 /// How long a connection may say nothing before its request.
 const QUIET: Duration = Duration::from_secs(5);
 
@@ -193,28 +197,32 @@ struct Remote {
     faults: Faults,
 }
 
+/// What a read and its poller share.
 #[derive(Debug, Default)]
-struct State {
+struct Fetched {
     bytes: AtomicU64,
+    /// The most bytes that a poll has told of: without that, a read on a loaded machine is often over at its first poll.
+    told: AtomicU64,
     end: Mutex<Option<std::result::Result<(), String>>>,
 }
 
 impl Peer for Remote {
     unsafe fn read(&self, pairs: &[Pair]) -> Result<Box<dyn Transfer>> {
-        let state = Arc::new(State::default());
-        let (key, at, faults, pairs, ours) = (self.key, self.at, self.faults, pairs.to_vec(), state.clone());
+        let fetched = Arc::new(Fetched::default());
+        let (key, at, faults, pairs, ours) = (self.key, self.at, self.faults, pairs.to_vec(), fetched.clone());
         let fetch = move || {
-            let end = fetch(key, at, faults, &pairs, &ours.bytes).map_err(|e| e.to_string());
+            let end = fetch(key, at, faults, &pairs, &ours).map_err(|e| e.to_string());
             *ours.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         };
         let started = std::thread::Builder::new().name("gateway-reads".into()).spawn(fetch);
         started.map_err(|e| Error::Transfer { why: format!("no thread: {e}") })?;
-        Ok(Box::new(Fetch(state)))
+        Ok(Box::new(Fetch(fetched)))
     }
 }
 
-fn fetch(key: [u8; 16], at: SocketAddr, faults: Faults, pairs: &[Pair], arrived: &AtomicU64) -> std::io::Result<()> {
+fn fetch(key: [u8; 16], at: SocketAddr, faults: Faults, pairs: &[Pair], fetched: &Fetched) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(at)?;
+    let half = pairs.iter().map(|pair| pair.to.bytes).sum::<u64>().div_ceil(2);
     let mut chunk = vec![0; CHUNK];
     for pair in pairs {
         let mut request = key.to_vec();
@@ -234,12 +242,15 @@ fn fetch(key: [u8; 16], at: SocketAddr, faults: Faults, pairs: &[Pair], arrived:
             //   until this transfer has ended, and `at + bytes` is at most its length.
             unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), (pair.to.address + at) as *mut u8, bytes) };
             at += bytes as u64;
-            let all = arrived.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+            let all = fetched.bytes.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
             if faults.fail_after.is_some_and(|after| all >= after) {
                 return Err(std::io::Error::other("told to fail"));
             }
             while faults.stall_after.is_some_and(|after| all >= after) {
                 std::thread::park();
+            }
+            while all >= half && fetched.told.load(Ordering::Relaxed) < half {
+                std::thread::sleep(LOOK);
             }
         }
     }
@@ -247,12 +258,22 @@ fn fetch(key: [u8; 16], at: SocketAddr, faults: Faults, pairs: &[Pair], arrived:
 }
 
 #[derive(Debug)]
-struct Fetch(Arc<State>);
+struct Fetch(Arc<Fetched>);
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.0.told.store(u64::MAX, Ordering::Relaxed);
+    }
+}
 
 impl Transfer for Fetch {
     fn poll(&mut self) -> Result<Progress> {
         match &*self.0.end.lock().unwrap_or_else(PoisonError::into_inner) {
-            None => Ok(Progress::Running { bytes: self.0.bytes.load(Ordering::Relaxed) }),
+            None => {
+                let bytes = self.0.bytes.load(Ordering::Relaxed);
+                self.0.told.fetch_max(bytes, Ordering::Relaxed);
+                Ok(Progress::Running { bytes })
+            }
             Some(Ok(())) => Ok(Progress::Done),
             Some(Err(why)) => Err(Error::Transfer { why: why.clone() }),
         }
@@ -313,6 +334,27 @@ mod tests {
         // SAFETY: as above.
         let mut transfer = unsafe { peer.read(&pairs) }.expect("begun");
         end(&mut *transfer).expect("read");
+    }
+
+    #[test]
+    fn a_read_is_seen_at_its_half() {
+        let (source, mut copy) = (vec![7u8; 300_000], vec![0; 300_000]);
+        let (origin, replica) = (transport(Faults::default()), transport(Faults::default()));
+        // SAFETY: `register` asks for memory that is mapped until the drop: `source` outlives it.
+        let _registration = unsafe { origin.register(&[span(&source)]) }.expect("host memory");
+        let peer = replica.load_peer(&origin.metadata().expect("metadata")).expect("a peer");
+        for _ in 0..20 {
+            // SAFETY: `read` asks that the destination stays mapped and untouched until the end: `copy`, until the wait
+            // below.
+            let mut transfer = unsafe { peer.read(&[pair(&source, &mut copy)]) }.expect("begun");
+            // Time for all of it.
+            (0..1_000).for_each(|_| std::thread::yield_now());
+            let mut most = 0;
+            while let Progress::Running { bytes } = transfer.poll().expect("read") {
+                most = most.max(bytes);
+            }
+            assert!(most >= 150_000, "the last poll before the end told of {most} bytes");
+        }
     }
 
     #[test]
