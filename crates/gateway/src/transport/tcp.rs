@@ -201,7 +201,7 @@ struct Remote {
 #[derive(Debug, Default)]
 struct Fetched {
     bytes: AtomicU64,
-    /// The most bytes that a poll has told of: without that, a read on a loaded machine is often over at its first poll.
+    /// The most bytes that a poll has told of. Without it a read on a loaded machine is often over at its first poll.
     told: AtomicU64,
     end: Mutex<Option<std::result::Result<(), String>>>,
 }
