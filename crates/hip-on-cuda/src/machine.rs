@@ -52,7 +52,7 @@ pub(crate) trait Machine: Send + Sync {
     fn unregister(&self, ptr: usize) -> Outcome;
     fn device_pointer(&self, ptr: usize) -> Outcome<u64>;
 
-    /// Makes a pool that keeps so many bytes, and whose allocations wait for no other stream.
+    /// Makes a pool that keeps this number of bytes, and whose allocations wait for no other stream.
     fn pool(&self, device: i32, keep: u64) -> Outcome<u64>;
     fn pool_destroy(&self, device: i32, pool: u64) -> Outcome;
     fn pool_usage(&self, device: i32, pool: u64) -> Outcome<PoolUsage>;

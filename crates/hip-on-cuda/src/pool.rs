@@ -56,7 +56,7 @@ struct Pools {
     crossed: u32,
     /// The next allocation loses its bytes.
     taints: bool,
-    /// What was given back, for whoever is next: by base, the length.
+    /// What was given back, for the next allocation: by base, the length.
     early: BTreeMap<u64, usize>,
     /// The stream on which memory was given back last.
     latest: u64,

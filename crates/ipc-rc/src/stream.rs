@@ -195,8 +195,8 @@ impl Stream {
         self.refuse_capture("queue host functions outside the capture")?;
         // SAFETY: `host_function` asks for
         // - a live stream: `self` keeps it;
-        // - that no thread begins to capture it during the call: whoever can capture it, by its handle, vouched for
-        //   that where the library was given the stream (`borrow`) or to the driver's call that captures.
+        // - that no thread begins to capture it during the call: capturing takes its handle, and the code that uses it
+        //   vouched for that where it gave the stream to this library (`borrow`) or to the driver's call that captures.
         unsafe { self.0.gpu.backend().host_function(self.0.raw, Box::new(function)) }
     }
 

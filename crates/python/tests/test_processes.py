@@ -218,7 +218,7 @@ def test_what_is_forwarded_outlives_who_forwarded_it(
         assert second.claim(descriptor.__class__(bytes(session.share(array, to=second)))).shape == (4, 6)
 
 
-# Shares one block with whoever claims it.
+# Shares one block with the process that claims it.
 PRODUCER = """
 import sys, gpu_ipc
 session = gpu_ipc.Session("host:0", sys.argv[1])
