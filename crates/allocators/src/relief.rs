@@ -25,7 +25,7 @@ use crate::{Allocator, Bfc, Placed, Request, SubAllocator, Trim, Work};
 /// The default time to wait for consumers that were asked to unmap.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
 /// How often they are asked.
-pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(100);
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How long the first wait between two looks is, and the longest, of one that has neighbours: nobody tells of what
 /// those give back.
 const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
@@ -138,6 +138,34 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A request's questions to consumers.
+pub(crate) struct Asking<'a> {
+    pub(crate) relief: &'a Relief,
+    /// How long the first who are asked are waited for; nothing once they were.
+    patience: Option<Duration>,
+    /// When consumers are asked next.
+    next: Instant,
+}
+
+impl<'a> Asking<'a> {
+    /// Asks nobody yet.
+    pub(crate) fn new(relief: &'a Relief, patience: Duration) -> Asking<'a> {
+        Asking { relief, patience: Some(patience), next: Instant::now() }
+    }
+
+    /// Asks consumers to unmap, if it is time to. Returns until when the request waits, which waited `until` before.
+    pub(crate) fn ask_to_unmap(&mut self, now: Instant, until: Option<Instant>) -> Option<Instant> {
+        if now < self.next {
+            return until;
+        }
+        self.next = now + ASK_AGAIN;
+        if self.relief.ask_to_unmap() == 0 {
+            return until;
+        }
+        self.patience.take().map_or(until, |patience| until.max(Some(end_of(now, patience))))
+    }
+}
+
 /// A [`Bfc`] that turns to the sessions and the other allocators of its device before it is out of memory.
 ///
 /// # Examples
@@ -206,9 +234,8 @@ impl<U: SubAllocator> Relieved<U> {
     fn place_slowly(&self, request: Request) -> Result<Placed<U::Token>> {
         self.bfc.check_owner()?;
         let mut turn = self.bfc.core.turn(&request, self.bfc.core.fit(&request)?);
-        let mut patience = Some(self.patience);
+        let mut asking = Asking::new(&self.relief, self.patience);
         let mut until = request.until;
-        let mut ask = Instant::now();
         let mut nap = NAPS.0;
         loop {
             let seen = self.bfc.core.seen();
@@ -227,14 +254,7 @@ impl<U: SubAllocator> Relieved<U> {
             if self.bfc.core.is_hopeless(request.bytes) {
                 return Err(self.explain(error));
             }
-            if now >= ask {
-                ask = now + ASK_AGAIN;
-                if self.relief.ask_to_unmap() > 0
-                    && let Some(patience) = patience.take()
-                {
-                    until = until.max(Some(end_of(now, patience)));
-                }
-            }
+            until = asking.ask_to_unmap(now, until);
             if self.relief.trim() > 0 {
                 match turn.try_harder() {
                     Err(Error::OutOfMemory { .. }) => {}

@@ -17,17 +17,18 @@
 //!
 //! It does not cover other sums while threads allocate: each is of one moment, and two of them of two.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use gpu_api::Result;
 
 use super::number::thread_number;
 use super::one_upstream::OneUpstream;
-use super::relieving::Relieving;
 use crate::bfc::{BfcState, Core, Counters};
 use crate::request::foreign;
 use crate::sync::{AtomicU64, MutexGuard};
-use crate::{AllocatorStats, Bfc, BfcOptions, Growth, Placed, Snapshot, SubAllocator};
+use crate::{AllocatorStats, Bfc, BfcOptions, Growth, Placed, Relief, Snapshot, SubAllocator};
 
 /// A heap, locked.
 type Locked<'a, U> = MutexGuard<'a, BfcState<<U as SubAllocator>::Token>>;
@@ -39,7 +40,8 @@ pub(super) struct Heaps<U: SubAllocator> {
     pub(super) options: BfcOptions,
     /// The most bytes in use at any time. Written with all heaps locked.
     peak: AtomicU64,
-    pub(super) relief: Option<Relieving>,
+    /// Who is asked when there is no more, and how long consumers that were asked to unmap are waited for.
+    pub(super) relief: Option<(Arc<Relief>, Duration)>,
 }
 
 impl<U: SubAllocator> Heaps<U> {
@@ -160,7 +162,7 @@ impl<U: SubAllocator> Heaps<U> {
             all.regions.append(&mut one.regions);
         }
         all.regions.sort_by_key(|region| region.base);
-        self.relief.iter().for_each(|relieving| relieving.relief.annotate(&mut all));
+        self.relief.iter().for_each(|(relief, _)| relief.annotate(&mut all));
         all
     }
 }

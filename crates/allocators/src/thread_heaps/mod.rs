@@ -11,14 +11,12 @@
 //!
 //! 1. `number`: a small number for each thread, which chooses its heap.
 //! 2. `one_upstream`: where all heaps take regions from.
-//! 3. `relieving`: whom a request asks when there is no more.
-//! 4. `heaps`: what they hand out, take back and count together, with the rule for the peak.
-//! 5. `turns`: a request that found nothing free.
+//! 3. `heaps`: what they hand out, take back and count together, with the rule for the peak.
+//! 4. `turns`: a request that found nothing free.
 
 mod heaps;
 mod number;
 mod one_upstream;
-mod relieving;
 mod turns;
 
 use std::fmt;
@@ -29,7 +27,6 @@ use std::time::Duration;
 use gpu_api::Result;
 
 use self::heaps::Heaps;
-use self::relieving::Relieving;
 use crate::bfc::Core;
 use crate::{
     Allocator, AllocatorStats, Bfc, BfcOptions, Memory, Placed, Relief, Request, Snapshot, SubAllocator, Trim, Work,
@@ -79,7 +76,7 @@ impl<U: SubAllocator> ThreadHeaps<U> {
             let weak: Weak<dyn Trim> = Arc::<Core<_>>::downgrade(&heap.core);
             relief.register_neighbour(weak);
         }
-        self.heaps.relief = Some(Relieving { relief, patience });
+        self.heaps.relief = Some((relief, patience));
         self
     }
 

@@ -6,8 +6,8 @@ use gpu_api::{Error, Result};
 
 use super::heaps::Heaps;
 use super::one_upstream::OneUpstream;
-use super::relieving::Asking;
 use crate::bfc::{Fit, Turn};
+use crate::relief::Asking;
 use crate::request::end_of;
 use crate::{Placed, Request, SubAllocator};
 
@@ -26,7 +26,8 @@ impl<U: SubAllocator> Heaps<U> {
         let mut turns: Vec<_> = self.from(own).map(|at| (at, self.each[at].core.turn(&request, fit))).collect();
         let is_hopeless = self.each[own].core.is_hopeless(fit.bytes());
         let mut until = request.until.filter(|_| !is_hopeless);
-        let mut relief = self.relief.as_ref().filter(|_| !is_hopeless).map(Asking::new);
+        let relief = self.relief.as_ref().filter(|_| !is_hopeless);
+        let mut asking = relief.map(|(relief, patience)| Asking::new(relief, *patience));
         for round in 0.. {
             until = until.filter(|&until| Instant::now() < until);
             if until.is_none() {
@@ -34,7 +35,7 @@ impl<U: SubAllocator> Heaps<U> {
             }
             let waits_at = round % turns.len();
             let seen = self.each[turns[waits_at].0].core.seen();
-            if relief.as_ref().is_some_and(|asking| asking.collect() > 0)
+            if asking.as_ref().is_some_and(|asking| asking.relief.collect() > 0)
                 && let Some(placed) = turns.iter_mut().find_map(|(at, turn)| Some((*at, turn.try_fit()?)))
             {
                 return Ok(placed);
@@ -43,9 +44,9 @@ impl<U: SubAllocator> Heaps<U> {
                 Err(error @ Error::OutOfMemory { .. }) => error,
                 other => return other,
             };
-            if let Some(asking) = &mut relief {
-                until = asking.ask_to_unmap(until);
-                if asking.trim() > 0 {
+            if let Some(asking) = &mut asking {
+                until = asking.ask_to_unmap(Instant::now(), until);
+                if asking.relief.trim() > 0 {
                     error = match self.look_everywhere(&mut turns, until.is_none()) {
                         Err(error @ Error::OutOfMemory { .. }) => error,
                         other => return other,
