@@ -75,7 +75,7 @@ pub fn origin(means: &Means) -> Result<String, String> {
     Ok(format!("{ROUNDS} rounds"))
 }
 
-/// Stopped in the middle of a read until the lease has ended: the origin has unmapped what it still answers from.
+/// Stopped in the middle of a read until the lease has ended: what the origin still answers from has to stay mapped.
 pub fn reader_beyond_its_lease(means: &Means) -> Result<String, String> {
     let mut world = World::create(means, 2, &Serving { lease_ms: Some(3_000), ..Serving::default() })?;
     for round in 0..ROUNDS {
