@@ -28,8 +28,9 @@ SLOW_S = 8
 SHIPPED = ("as shipped", [], [])
 SETTINGS = [
     ("NIXL's thread", [], ["--progress-thread"]),
-    ("8 slots of 64 MiB", ["--slots", "8", "--slot-mib", "64"], ["--piece-bytes", str(64 << 20)]),
-    ("4 slots of 256 MiB", ["--slots", "4", "--slot-mib", "256"], ["--piece-bytes", str(256 << 20)]),
+    ("lands in slots", [], ["--land", "slots"]),
+    ("64 slots of 16 MiB", ["--slots", "64", "--slot-mib", "16"], []),
+    ("32 slots of 16 MiB", ["--slots", "32", "--slot-mib", "16"], []),
 ]
 
 
@@ -89,10 +90,12 @@ def measure(options, place, services):
                 print(f"pulls: {setting[0]}, {mib} MiB: {error}", flush=True)
             good &= row["error"] is None or (not shipped and "WRONG" not in row["error"])
     print(f"pulls: {time.monotonic() - started:.0f} s, {'every byte right' if good else 'FAILED'}", flush=True)
-    try:
-        status = json.loads(run(two, "gateway", "--status", "--json", "--broker", two["dir"]))
-    except Failed as error:
-        status = [{"error": str(error)}]
+    status = []
+    for end in (two, one):
+        try:
+            status += json.loads(run(end, "gateway", "--status", "--json", "--broker", end["dir"]))
+        except Failed as error:
+            status.append({"error": str(error)})
     for service in services:
         service.kill()
     raw = reads(options, place)
@@ -249,12 +252,12 @@ def show(options, rows, raw, taken, status):
         print(f"{row['mib']:>6} {row['pull']:>10.2f} {row['raw']:>10.2f} {row['ratio']:>6.2f} {row['copy']:>8.2f}  {row['setting']}: {each}; {row['memory']}")
     print("\nmilliseconds of each step, the median of the pulls; `ring` is the part of `read` while no slot was read")
     names = ["lease", "create", "stage", "trials", "read", "ring_filling", "ring_copying", "flush", "confirm", "commit"]
-    print(f"{'MiB':>6} " + " ".join(f"{name.replace('ring_', 'ring '):>12}" for name in names) + f" {'in all':>10}  setting")
+    print(f"{'MiB':>6} " + " ".join(f"{name.replace('ring_', 'ring '):>12}" for name in names) + f" {'in all':>10}  setting; questions to fill slots, a question")
     for row in rows:
         if row["pulls"]:
             middle = sorted(row["pulls"], key=lambda one: one["gb_s"])[len(row["pulls"]) // 2]
             steps = " ".join(f"{middle['steps'][name] * 1e3:>12.3f}" for name in names)
-            print(f"{row['mib']:>6} {steps} {middle['seconds'] * 1e3:>10.1f}  {row['setting']}")
+            print(f"{row['mib']:>6} {steps} {middle['seconds'] * 1e3:>10.1f}  {row['setting']}; {middle['steps']['fills']}, {middle['steps']['fill'] * 1e3:.3f}")
     if raw["cuts"]:
         print("\nraw NIXL of plain memory, GB/s")
         for agent, mib in sorted({(one["agent"], one["mib"]) for one in raw["cuts"]}):

@@ -189,8 +189,9 @@ impl Chaos {
             6 => Some(format!("kill:{step}")),
             _ => None,
         };
-        let way = self.dice.below(3) as usize;
-        let pulling = [Pulling::by("direct"), Pulling::by("pinned-ring"), Pulling::default()][way].clone();
+        let ring = Pulling::by("pinned-ring");
+        let ways = [Pulling::by("direct"), ring.clone(), ring.and(&["--land", "slots"]), Pulling::default()];
+        let pulling = ways[self.dice.below(ways.len() as u64) as usize].clone();
         let pulling = Pulling { step, attempts: 4, stall_s: 2, confirms: self.confirms, ..pulling };
         let pull = self.world.hosts[host].pull(name, &pulling)?;
         self.pulls.push(Running { pull, host, stopped: None });

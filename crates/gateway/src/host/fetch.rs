@@ -24,11 +24,11 @@ use crate::message::{Again, Ask, Release};
 use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Lent, Question, ask};
 use crate::net::key::{Announced, Gateway, ROOT};
 use crate::pull::{Action, Event, Outcome, Patience, Pull, Rules};
-use crate::transport::path::Way;
 use crate::transport::path::choice::Tried;
-use crate::transport::path::ring::{Buffers, Ring};
+use crate::transport::path::ring::{Ring, Times};
 use crate::transport::path::route::{Candidate, Found, Route};
-use crate::transport::path::staging::{Staging, ToObject};
+use crate::transport::path::staging::{InObject, InSlots, Staging};
+use crate::transport::path::{Land, Way};
 use crate::transport::{Pair, Peer, Progress, Registration, Span, Transfer, Transport};
 
 /// How often what is awaited is looked at, at least. Soon after something has happened it is looked at more often:
@@ -61,6 +61,8 @@ pub struct Fetch<'a> {
     pub pace: Pace,
     /// The way to take; else the one that is found fastest.
     pub way: Option<Way>,
+    /// Where the bytes of a ring land; else as [`Land::of`] has it.
+    pub land: Option<Land>,
     /// Tests alone have others.
     pub rules: Rules,
 }
@@ -176,6 +178,8 @@ impl Fetch<'_> {
                             report.steps.ring_reading = seconds(&times.reading);
                             report.steps.ring_filling = seconds(&times.filling);
                             report.steps.ring_copying = seconds(&times.copying);
+                            report.steps.fills = times.answers.load(Ordering::Relaxed);
+                            report.steps.fill = seconds(&times.answering) / report.steps.fills.max(1) as f64;
                         }
                         report.way = taken.map(|(way, _)| way);
                         report.ways = measured.iter().map(Tried::from).collect();
@@ -416,14 +420,16 @@ impl Fetch<'_> {
             return Ok(());
         }
         let mut candidates = Vec::new();
-        if wanted(Way::Direct) && granted.direct && attempt.registration.is_some() {
-            candidates.push(Candidate { way: Way::Direct, trial: cut(first), begin: Box::new(read) });
-        }
+        let registered = attempt.registration.is_some();
         for lent in granted.rings.iter().filter(|lent| wanted(lent.way)) {
-            match self.staged(gateway, granted, lent, &object, stages, found) {
+            match self.staged(gateway, granted, lent, (&object, registered), stages, found) {
                 Ok(candidate) => candidates.push(candidate),
                 Err(error) => tracing::warn!(%error, "a way is not tried"),
             }
+        }
+        // The last: where it is slow, it is tried less often.
+        if wanted(Way::Direct) && granted.direct && registered {
+            candidates.push(Candidate { way: Way::Direct, trial: cut(first), begin: Box::new(read) });
         }
         if candidates.is_empty() {
             let way = self.way.map_or("no way".to_owned(), |way| format!("no {way}"));
@@ -435,17 +441,36 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Prepares to read through a ring that the lease has.
+    /// Prepares to read through a ring that the lease has, to an object that is registered or not.
     fn staged(
         &self,
         gateway: &Gateway,
         granted: &Granted,
         lent: &Lent,
-        object: &[Span],
+        (object, registered): (&[Span], bool),
         stages: &mut Stages,
         found: &Arc<Mutex<Found>>,
     ) -> Result<Candidate> {
         let remote = lent.spans()?;
+        let Some(&first) = object.first() else { unreachable!("the caller has looked") };
+        let times = Arc::<Times>::default();
+        let (lease, patience) = (granted.grant.lease, self.patience.answer);
+        let fills = Fills::new(self.session.clone(), gateway.clone(), lease, lent, patience, Arc::clone(&times));
+        let bytes = object.iter().map(|region| region.bytes).sum();
+        let object = object.to_vec();
+        let shared = Arc::clone(found);
+        let note = move |times| shared.lock().unwrap_or_else(PoisonError::into_inner).times = Some(times);
+        if registered && self.land.unwrap_or(Land::of(remote[0].place, first.place)) == Land::Object {
+            let trial = cut(Pair { from: remote[0], to: first });
+            let begin = move |peer: Box<dyn Peer>| {
+                note(Arc::clone(&times));
+                // SAFETY: `Ring::new`: the object is the writer's, which `Attempt` keeps until the transfer has ended;
+                // the trials, which wrote to it, have ended.
+                let ring = unsafe { Ring::new(peer, fills, InObject { object }, remote, bytes, times) }?;
+                Ok(Box::new(ring) as Box<dyn Transfer>)
+            };
+            return Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) });
+        }
         let fits = |staging: &Staging| {
             staging.slots().len() == remote.len()
                 && staging.slots().first().is_some_and(|one| one.bytes == lent.slot_bytes)
@@ -459,19 +484,13 @@ impl Fetch<'_> {
             stages.insert(lent.way, (staging, registration));
         }
         let Some(&(staging, _)) = stages.get(&lent.way) else { unreachable!("it was put there") };
-        let local = staging.slots().to_vec();
-        let trial = cut(Pair { from: remote[0], to: local[0] });
-        let transport = Arc::clone(&self.transport);
-        let fills = Fills::new(self.session.clone(), gateway.clone(), granted.grant.lease, lent, self.patience.answer);
-        let copies = ToObject { staging, object: object.to_vec() };
-        let bytes = object.iter().map(|region| region.bytes).sum();
-        let shared = Arc::clone(found);
+        let trial = cut(Pair { from: remote[0], to: staging.slots()[0] });
+        let landing = InSlots { staging, object, transport: Arc::clone(&self.transport) };
         let begin = move |peer: Box<dyn Peer>| {
-            let buffers = Buffers { local, remote };
-            // SAFETY: `Ring::new`: the object is the writer's, which `Attempt` keeps until the transfer has ended, and
-            // the slots are kept for the process' life; the trials, which used them, have ended.
-            let ring = unsafe { Ring::new(transport, peer, fills, copies, buffers, bytes) }?;
-            shared.lock().unwrap_or_else(PoisonError::into_inner).times = Some(ring.times());
+            note(Arc::clone(&times));
+            // SAFETY: `Ring::new`: the object is as above, and the slots are kept for the process' life; the trials,
+            // which used them, have ended.
+            let ring = unsafe { Ring::new(peer, fills, landing, remote, bytes, times) }?;
             Ok(Box::new(ring) as Box<dyn Transfer>)
         };
         Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) })
@@ -509,7 +528,7 @@ fn pairs(granted: &Granted, object: &[Span]) -> Vec<Pair> {
 
 /// Shortens a pair to what a trial reads.
 fn cut(mut pair: Pair) -> Pair {
-    let bytes = pair.to.bytes.min(TRIAL);
+    let bytes = pair.to.bytes.min(pair.from.bytes).min(TRIAL);
     (pair.from.bytes, pair.to.bytes) = (bytes, bytes);
     pair
 }

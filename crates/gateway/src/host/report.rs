@@ -57,6 +57,10 @@ pub struct Steps {
     pub ring_filling: f64,
     /// While none was, because copies to the object were waited for.
     pub ring_copying: f64,
+    /// Questions to fill slots that were answered.
+    pub fills: u64,
+    /// The time from such a question to its answer, in mean.
+    pub fill: f64,
     /// What came by a network card is made visible.
     pub flush: f64,
     /// The confirmation.

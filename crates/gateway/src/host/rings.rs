@@ -30,7 +30,7 @@ use crate::error::Result;
 use crate::message::Fill;
 use crate::net::call::Lent as Described;
 use crate::transport::path::Way;
-use crate::transport::path::staging::{LEAST, SLOT, Staging, slots};
+use crate::transport::path::staging::{LEAST, Staging, shape};
 use crate::transport::{Place, Registration, Span, Transport};
 
 /// Rings of one way, in all.
@@ -171,11 +171,12 @@ impl Rings {
 impl Rings {
     /// Returns how many slots a ring has, and of how many bytes.
     fn slots(&self, way: Way) -> (usize, u64) {
-        let bytes = self.wanted.bytes.unwrap_or(SLOT);
+        let (slots, slot_bytes) = shape(way);
+        let bytes = self.wanted.bytes.unwrap_or(slot_bytes);
         if way != Way::DeviceRing {
-            return (slots(way), if self.wanted.always { bytes } else { SLOT });
+            return (slots, if self.wanted.always { bytes } else { slot_bytes });
         }
-        let count = self.wanted.count.unwrap_or(slots(way));
+        let count = self.wanted.count.unwrap_or(slots);
         let free = self.gpu.backend().memory_info(self.gpu.device()).map_or(u64::MAX, |info| info.free_bytes);
         (count, within(count, bytes, free / SHARE))
     }
@@ -254,10 +255,10 @@ mod tests {
     #[test]
     fn a_ring_takes_no_more_than_its_share() {
         let mib = 1 << 20;
-        assert_eq!(within(32, 16 * mib, 512 * mib), 16 * mib);
-        assert_eq!(within(32, 16 * mib, 511 * mib), 8 * mib);
+        assert_eq!(within(16, 64 * mib, 1024 * mib), 64 * mib);
+        assert_eq!(within(16, 64 * mib, 1023 * mib), 32 * mib);
         assert_eq!(within(4, 256 * mib, 100 * mib), 16 * mib);
-        assert_eq!(within(32, 16 * mib, 0), mib, "less is not worth its questions");
-        assert_eq!(within(32, mib / 2, 0), mib / 2, "what a user wants smaller stays");
+        assert_eq!(within(16, 64 * mib, 0), mib, "less is not worth its questions");
+        assert_eq!(within(16, mib / 2, 0), mib / 2, "what a user wants smaller stays");
     }
 }

@@ -14,8 +14,8 @@ use crate::net::call::MOST_RING;
 use crate::net::session::{Address, Network, Trust};
 use crate::transport::Transport;
 use crate::transport::nixl::Nixl;
-use crate::transport::path::Way;
-use crate::transport::path::staging::{SLOT, slots};
+use crate::transport::path::staging::shape;
+use crate::transport::path::{Land, Way};
 use crate::transport::tcp::{Faults, Tcp};
 
 /// Replicas of gpu-ipc's objects on other hosts
@@ -116,10 +116,10 @@ pub struct RunOptions {
     /// Milliseconds that a lease lives without a renewal, at least 200: readers renew it three times in that
     #[arg(long, default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(200..=3_600_000))]
     pub lease_ms: u64,
-    /// MiB of a slot of a ring of the device, which takes at most an eighth of what is free there [default: 16]
+    /// MiB of a slot of a ring of the device, which takes at most an eighth of what is free there [default: 64]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=512))]
     pub slot_mib: Option<u64>,
-    /// Slots of a ring of the device, which has at most 1 GiB [default: 32]
+    /// Slots of a ring of the device, which has at most 1 GiB [default: 16]
     #[arg(long, value_parser = clap::value_parser!(u64).range(2..=64))]
     pub slots: Option<u64>,
     /// KiB of a slot of a ring, which every object then has
@@ -147,6 +147,9 @@ pub struct PullOptions {
     /// The way that bytes take: from the object's memory, or through rings; else what is found fastest
     #[arg(long, value_enum)]
     pub way: Option<Way>,
+    /// Where the bytes of a ring land; else in the object, if it is memory of the ring's kind
+    #[arg(long, value_enum)]
+    pub land: Option<Land>,
     /// Print the figures as JSON
     #[arg(long)]
     pub json: bool,
@@ -204,7 +207,8 @@ impl RunOptions {
     pub fn rings(&self) -> Result<Slots> {
         let bytes = self.slot_kib.map(|kib| kib << 10).or(self.slot_mib.map(|mib| mib << 20));
         let count = self.slots.and_then(|count| usize::try_from(count).ok());
-        let most = bytes.unwrap_or(SLOT).saturating_mul(count.unwrap_or(slots(Way::DeviceRing)) as u64);
+        let (slots, slot_bytes) = shape(Way::DeviceRing);
+        let most = bytes.unwrap_or(slot_bytes).saturating_mul(count.unwrap_or(slots) as u64);
         if most > MOST_RING {
             return Err(Error::Invalid {
                 what: "the slots of a ring",
@@ -319,7 +323,7 @@ mod tests {
         assert_eq!(rings(&[]), Ok((None, None, false)));
         assert_eq!(rings(&["--slots", "4", "--slot-mib", "256"]), Ok((Some(256 << 20), Some(4), false)));
         assert_eq!(rings(&["--slot-kib", "16"]), Ok((Some(16 << 10), None, true)));
-        let why = rings(&["--slot-mib", "64"]).expect_err("32 of them are 2 GiB");
+        let why = rings(&["--slot-mib", "128"]).expect_err("16 of them are 2 GiB");
         assert!(why.contains("2048 MiB") && why.contains("--slots"), "{why}");
     }
 }

@@ -85,8 +85,8 @@ fn pull(options: &PullOptions) -> Result<ExitCode> {
     let style = ProgressStyle::with_template("{msg} {bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_message(options.name.clone());
-    let fetch =
-        Fetch { local: &local, session: &session, transport, patience, pace: net.pace(), way: options.way, rules };
+    let (pace, way, land) = (net.pace(), options.way, options.land);
+    let fetch = Fetch { local: &local, session: &session, transport, patience, pace, way, land, rules };
     let ended = fetch.run(&order, |bytes, all| {
         bar.set_length(all);
         bar.set_position(bytes);

@@ -26,14 +26,17 @@ fn serve(hosts: &[Host; 2], which: usize, step: Option<&str>) -> Service {
 pub fn each_way_brings_every_byte_and_the_choice_is_shown() {
     let (hosts, _brokers) = pair();
     let _gateways = [serve(&hosts, 0, None), serve(&hosts, 1, None)];
-    for (number, way) in [Some("direct"), Some("pinned-ring"), None].into_iter().enumerate() {
+    let ways =
+        [(Some("direct"), None), (Some("pinned-ring"), None), (Some("pinned-ring"), Some("slots")), (None, None)];
+    for (number, (way, land)) in ways.into_iter().enumerate() {
         let (name, bytes) = (format!("model-{number}"), contents(BYTES, number as u32));
         hosts[0].put(&name, &bytes);
         hosts[1].hears_of(&name);
         let mut arguments = vec![name.as_str()];
         arguments.extend(way.iter().flat_map(|way| ["--way", way]));
+        arguments.extend(land.iter().flat_map(|land| ["--land", land]));
         let report = hosts[1].json("pull", &arguments);
-        assert!(hosts[1].get(&name) == bytes, "{way:?}: {report}");
+        assert!(hosts[1].get(&name) == bytes, "{way:?} {land:?}: {report}");
         let tried = report["ways"].as_array().expect("what was tried");
         let taken = tried.iter().find(|one| one["way"] == report["way"]).expect("the way was tried");
         assert!(taken["gb_s"].as_f64() > Some(0.0), "{report}");

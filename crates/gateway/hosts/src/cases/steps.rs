@@ -42,7 +42,9 @@ pub fn of_a_ring(means: &Means) -> Result<String, String> {
     let victims = [Victim::Itself, Victim::OtherSide, Victim::Broker(ORIGIN), Victim::Broker(REPLICA)];
     for step in RING_STEPS {
         for victim in victims {
-            let pulling = Pulling::by("pinned-ring");
+            // Through slots of this side too, in every other.
+            let land = if victim == Victim::Itself || victim == Victim::Broker(ORIGIN) { "object" } else { "slots" };
+            let pulling = Pulling::by("pinned-ring").and(&["--land", land]);
             one(&mut world, step, victim, &Serving::rings(), pulling)
                 .map_err(|why| format!("at {step}, {victim:?}: {why}"))?;
         }

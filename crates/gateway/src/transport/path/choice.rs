@@ -10,6 +10,8 @@ use crate::transport::Place;
 
 /// How often each way is tried. The first read over a connection also makes the connection.
 const ROUNDS: usize = 4;
+/// A way whose second round is so many times slower than the fastest way so far is not tried again.
+const HOPELESS: u64 = 4;
 
 /// How much faster a way through buffers must be, in parts of 10: it takes memory and copies on both sides, and what
 /// was measured on an idle machine is shared with others later.
@@ -34,6 +36,24 @@ impl fmt::Display for Way {
             Way::DeviceRing => "ring of device buffers",
             Way::PinnedRing => "ring of pinned buffers",
         })
+    }
+}
+
+/// Where the bytes of a ring land.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Land {
+    /// In the object
+    Object,
+    /// In slots of this host, from which they are copied to the object
+    Slots,
+}
+
+impl Land {
+    /// Returns where they land by themselves: in the object if that is memory of the slots' kind, so that the transport
+    /// reads to either as fast.
+    pub fn of(slots: Place, object: Place) -> Land {
+        let on_host = |place| place == Place::Host;
+        if on_host(slots) == on_host(object) { Land::Object } else { Land::Slots }
     }
 }
 
@@ -120,13 +140,16 @@ impl Trials {
         let speed = match round {
             Ok(time) => {
                 self.rounds.push(time);
-                if self.rounds.len() < ROUNDS {
-                    return;
-                }
-                let mut after_the_first = self.rounds.split_off(1);
+                let Some((_, after_the_first @ [_, ..])) = self.rounds.split_first_mut() else { return };
                 after_the_first.sort_unstable();
                 let nanoseconds = after_the_first[after_the_first.len() / 2].as_nanos().max(1);
-                Ok(u64::try_from(u128::from(bytes) * 1_000_000_000 / nanoseconds).unwrap_or(u64::MAX))
+                let speed = u64::try_from(u128::from(bytes) * 1_000_000_000 / nanoseconds).unwrap_or(u64::MAX);
+                let fastest = self.measured.iter().filter_map(|one| one.speed.as_ref().ok()).max();
+                let is_hopeless = fastest.is_some_and(|&fastest| speed.saturating_mul(HOPELESS) < fastest);
+                if self.rounds.len() < ROUNDS && !is_hopeless {
+                    return;
+                }
+                Ok(speed)
             }
             Err(error) => Err(error.to_string()),
         };
@@ -206,6 +229,31 @@ mod tests {
         }
         assert_eq!(trials.next(), None);
         assert_eq!(trials.measured(), [Measured { way: Way::Direct, speed: Ok(100_000_000_000) }]);
+    }
+
+    #[test]
+    fn a_way_that_cannot_be_the_fastest_is_tried_twice() {
+        let mut trials = Trials::new(vec![(Way::DeviceRing, 1_000), (Way::PinnedRing, 1_000), (Way::Direct, 1_000)]);
+        let mut rounds = [0; 3];
+        while let Some(way) = trials.next() {
+            let (index, nanoseconds) = match way {
+                Way::DeviceRing => (0, 10),
+                Way::PinnedRing => (1, 40),
+                Way::Direct => (2, 41),
+            };
+            rounds[index] += 1;
+            trials.ended(Ok(Duration::from_nanos(nanoseconds)));
+        }
+        assert_eq!(rounds, [ROUNDS, ROUNDS, 2]);
+        assert_eq!(choose(trials.measured()).expect("a way"), Way::DeviceRing);
+    }
+
+    #[test]
+    fn bytes_land_in_the_object_where_it_is_memory_of_the_slots_kind() {
+        assert_eq!(Land::of(Place::Host, Place::Host), Land::Object);
+        assert_eq!(Land::of(Place::Device(1), DEVICE), Land::Object);
+        assert_eq!(Land::of(Place::Host, DEVICE), Land::Slots);
+        assert_eq!(Land::of(DEVICE, Place::Host), Land::Slots);
     }
 
     #[test]

@@ -15,4 +15,4 @@ pub mod ring;
 pub mod route;
 pub mod staging;
 
-pub use choice::Way;
+pub use choice::{Land, Way};

@@ -1,8 +1,8 @@
-//! The way through staging buffers: a ring of slots on each side.
+//! The way through staging buffers: a ring of slots at the origin.
 //!
 //! ```text
-//!            origin                      replica
-//! object ──copy──► its slot i ──read──► slot i ──copy──► object
+//!            origin                                        replica
+//! object ──copy──► its slot i ──read──► object, or slot i ──copy──► object
 //!
 //! slot:  Free ──fill──► Filling ──filled──► Reading ──arrived──► Copying ──copied──► Free
 //! ```
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::transport::{Pair, Peer, Progress, RemoteSpan, Span, Transfer, Transport};
+use crate::transport::{Pair, Peer, Progress, RemoteSpan, Span, Transfer};
 
 /// The origin's side: it copies pieces of its object into its slots.
 pub trait Source: Send {
@@ -41,9 +41,16 @@ pub trait Source: Send {
     fn filled(&mut self, slot: usize) -> Result<bool>;
 }
 
-/// The replica's copies from its slots to the object.
-pub trait Copier: Send {
-    /// Begins to copy from the start of a slot to bytes of the object.
+/// Where the bytes of a slot land on this side: in the object, or in a slot here, from which they are copied.
+pub trait Landing: Send {
+    /// Lists where a piece of the object lands, in its order. All of it is registered with the transport.
+    ///
+    /// # Errors
+    ///
+    /// There is no such slot, or the object has no such bytes.
+    fn spans(&self, slot: usize, piece: &Range<u64>) -> Result<Vec<Span>>;
+
+    /// Begins to copy what has landed to these bytes of the object, if it is not there already.
     ///
     /// # Errors
     ///
@@ -53,23 +60,14 @@ pub trait Copier: Send {
     ///
     /// Until the copy has ended, the slot and the object stay mapped, and nobody writes to either or reads those bytes
     /// of the object.
-    unsafe fn copy(&mut self, slot: usize, from: Span, to: Range<u64>) -> Result<()>;
+    unsafe fn copy(&mut self, slot: usize, piece: Range<u64>) -> Result<()>;
 
-    /// Looks whether it has ended, without waiting.
+    /// Looks whether the copy has ended, without waiting.
     ///
     /// # Errors
     ///
     /// It has, and has failed.
     fn copied(&mut self, slot: usize) -> Result<bool>;
-}
-
-/// The buffers of both sides, of one number and one length.
-#[derive(Clone, Debug)]
-pub struct Buffers {
-    /// This side's, registered with the transport.
-    pub local: Vec<Span>,
-    /// The origin's.
-    pub remote: Vec<RemoteSpan>,
 }
 
 /// Steps of a slot's round.
@@ -82,7 +80,7 @@ enum State {
     Copying(Range<u64>),
 }
 
-/// How long a ring has read, and how long it could not, in nanoseconds.
+/// How long a ring has read, and how long it could not, in nanoseconds; and what it asked for.
 #[derive(Default, Debug)]
 pub struct Times {
     /// A slot or more was being read.
@@ -91,15 +89,17 @@ pub struct Times {
     pub filling: AtomicU64,
     /// None was, and none was being filled: copies to the object were waited for.
     pub copying: AtomicU64,
+    /// How many questions to fill slots were answered.
+    pub answers: AtomicU64,
+    /// The sum of their times, from the question until its answer was heard.
+    pub answering: AtomicU64,
 }
 
 /// A read through a ring of buffers.
-pub struct Ring<S, C> {
-    transport: Arc<dyn Transport>,
+pub struct Ring<S, L> {
     peer: Box<dyn Peer>,
     source: S,
-    copier: C,
-    local: Vec<Span>,
+    landing: L,
     remote: Vec<RemoteSpan>,
     slots: Vec<State>,
     /// The first byte that no slot was asked for.
@@ -112,41 +112,38 @@ pub struct Ring<S, C> {
     looked: Option<Instant>,
 }
 
-impl<S: Source, C: Copier> Ring<S, C> {
-    /// Prepares to read `bytes` bytes. Nothing begins before it is polled.
+impl<S: Source, L: Landing> Ring<S, L> {
+    /// Prepares to read `bytes` bytes through the origin's slots. Nothing begins before it is polled.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for buffers that do not match.
+    /// [`Error::Invalid`] for no slots, and for slots of several lengths.
     ///
     /// # Safety
     ///
-    /// Until the ring has ended, or for the process' life if it is dropped before, the object to which `copier` writes
-    /// and the buffers here stay mapped and are used by nobody else.
+    /// Until the ring has ended, or for the process' life if it is dropped before, what `landing` names stays mapped
+    /// and is used by nobody else.
     pub unsafe fn new(
-        transport: Arc<dyn Transport>,
         peer: Box<dyn Peer>,
         source: S,
-        copier: C,
-        buffers: Buffers,
+        landing: L,
+        remote: Vec<RemoteSpan>,
         bytes: u64,
+        times: Arc<Times>,
     ) -> Result<Self> {
-        let Buffers { local, remote } = buffers;
-        let lengths: Vec<_> = local.iter().map(|one| one.bytes).chain(remote.iter().map(|one| one.bytes)).collect();
-        if local.is_empty() || local.len() != remote.len() || lengths.iter().any(|&one| one == 0 || one != lengths[0]) {
+        let lengths: Vec<_> = remote.iter().map(|one| one.bytes).collect();
+        if lengths.first().is_none_or(|&first| first == 0 || lengths.iter().any(|&one| one != first)) {
             return Err(Error::Invalid {
-                what: "the staging buffers",
-                got: format!("{} here and {} at the origin, of {lengths:?} bytes", local.len(), remote.len()),
-                must: "as many here as there, of one length",
+                what: "the slots of the origin",
+                got: format!("{} of {lengths:?} bytes", lengths.len()),
+                must: "one or more, of one length",
             });
         }
-        let slots = local.iter().map(|_| State::Free).collect();
+        let slots = remote.iter().map(|_| State::Free).collect();
         Ok(Self {
-            transport,
             peer,
             source,
-            copier,
-            local,
+            landing,
             remote,
             slots,
             next: 0,
@@ -154,14 +151,9 @@ impl<S: Source, C: Copier> Ring<S, C> {
             done: 0,
             failed: None,
             ended: None,
-            times: Arc::default(),
+            times,
             looked: None,
         })
-    }
-
-    /// Returns what it spends its time with, which goes on while it is polled.
-    pub fn times(&self) -> Arc<Times> {
-        Arc::clone(&self.times)
     }
 
     /// Counts the time since the last look to what was going on then.
@@ -184,7 +176,7 @@ impl<S: Source, C: Copier> Ring<S, C> {
     fn step(&mut self, slot: usize) -> Result<bool> {
         let (next, moved) = match mem::replace(&mut self.slots[slot], State::Free) {
             State::Free => {
-                let end = self.bytes.min(self.next.saturating_add(self.local[slot].bytes));
+                let end = self.bytes.min(self.next.saturating_add(self.remote[slot].bytes));
                 if self.failed.is_some() || self.next == end {
                     return Ok(false);
                 }
@@ -197,29 +189,29 @@ impl<S: Source, C: Copier> Ring<S, C> {
                 false => (State::Filling(piece), false),
                 true if self.failed.is_some() => return Ok(true),
                 true => {
-                    let bytes = piece.end - piece.start;
-                    let pair = Pair {
-                        from: RemoteSpan { bytes, ..self.remote[slot] },
-                        to: Span { bytes, ..self.local[slot] },
+                    let mut from = self.remote[slot];
+                    let pair = |to: Span| {
+                        let pair = Pair { from: RemoteSpan { bytes: to.bytes, ..from }, to };
+                        from.address += to.bytes;
+                        pair
                     };
-                    // SAFETY: `Peer::read`: the slot is this ring's alone, in no other step, and stays mapped, as the
-                    // caller of `new` promises.
-                    (State::Reading(piece, unsafe { self.peer.read(&[pair]) }?), true)
+                    let pairs: Vec<_> = self.landing.spans(slot, &piece)?.into_iter().map(pair).collect();
+                    // SAFETY: `Peer::read`: the slot, or these bytes of the object, are in no other step, and stay
+                    // mapped, as the caller of `new` promises.
+                    (State::Reading(piece, unsafe { self.peer.read(&pairs) }?), true)
                 }
             },
             State::Reading(piece, mut transfer) => match transfer.poll()? {
                 Progress::Running { .. } => (State::Reading(piece, transfer), false),
                 Progress::Done if self.failed.is_some() => return Ok(true),
                 Progress::Done => {
-                    self.transport.flush()?;
-                    let from = Span { bytes: piece.end - piece.start, ..self.local[slot] };
-                    // SAFETY: `Copier::copy`: the slot is in no other step; slot and object stay mapped, as the caller
+                    // SAFETY: `Landing::copy`: the slot is in no other step; slot and object stay mapped, as the caller
                     // of `new` promises, and pieces do not overlap.
-                    unsafe { self.copier.copy(slot, from, piece.clone()) }?;
+                    unsafe { self.landing.copy(slot, piece.clone()) }?;
                     (State::Copying(piece), true)
                 }
             },
-            State::Copying(piece) => match self.copier.copied(slot)? {
+            State::Copying(piece) => match self.landing.copied(slot)? {
                 false => (State::Copying(piece), false),
                 true => {
                     self.done += piece.end - piece.start;
@@ -231,37 +223,31 @@ impl<S: Source, C: Copier> Ring<S, C> {
         Ok(moved)
     }
 
-    /// Takes every slot one step further, and says whether one moved.
-    fn pass(&mut self) -> bool {
-        let mut moved = false;
-        for slot in 0..self.slots.len() {
+    /// Takes a slot as many steps further as have ended, and asks for what it wants then: a transport may read while it
+    /// is asked to, and the origin can fill this slot while the next is read.
+    fn pass(&mut self, slot: usize) {
+        for _ in 0..ROUND {
             match self.step(slot) {
-                Ok(this) => moved |= this,
+                Ok(true) => {}
+                Ok(false) => break,
                 // The first error is the cause of those after it.
-                Err(error) => {
-                    self.failed.get_or_insert(error);
-                    moved = true;
-                }
+                Err(error) => drop(self.failed.get_or_insert(error)),
             }
         }
         if let Err(error) = self.source.send() {
             self.failed.get_or_insert(error);
         }
-        moved
     }
 }
 
-impl<S: Source, C: Copier> Transfer for Ring<S, C> {
+impl<S: Source, L: Landing> Transfer for Ring<S, L> {
     fn poll(&mut self) -> Result<Progress> {
         if let Some(ended) = &self.ended {
             return ended.clone().map(|()| Progress::Done).map_err(|why| Error::Transfer { why });
         }
         self.count();
-        // A step that has ended lets the next begin at once, and not after a caller's pause.
-        for _ in 0..ROUND {
-            if !self.pass() {
-                break;
-            }
+        for slot in 0..self.slots.len() {
+            self.pass(slot);
         }
         if self.slots.iter().any(|state| !matches!(state, State::Free))
             || (self.failed.is_none() && self.done < self.bytes)
@@ -278,7 +264,7 @@ impl<S: Source, C: Copier> Transfer for Ring<S, C> {
     }
 }
 
-impl<S, C> fmt::Debug for Ring<S, C> {
+impl<S, L> fmt::Debug for Ring<S, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ring")
             .field("slots", &self.slots.len())

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use proptest::prelude::*;
 
 use super::*;
-use crate::transport::{Place, Registration};
+use crate::transport::Place;
+use crate::transport::path::staging::InObject;
 
 const SLOT: u64 = 64;
 
@@ -115,55 +116,41 @@ impl Source for Origin {
     }
 }
 
-/// Reads by the index of a slot, which is what its addresses are here.
+/// Bits of an address that count bytes; those above are the index of a buffer.
+const OFFSET: u32 = 32;
+
+/// Finds the buffer of an address, and the byte in it.
+fn place(of: u64, buffers: &[Bytes]) -> (Bytes, usize) {
+    (Arc::clone(&buffers[(of >> OFFSET) as usize]), (of & ((1 << OFFSET) - 1)) as usize)
+}
+
+/// Reads by the index of a buffer.
 #[derive(Debug)]
 struct Wire {
     script: Arc<Script>,
     from: Vec<Bytes>,
     to: Vec<Bytes>,
-    flushed: Arc<AtomicUsize>,
-}
-
-impl Transport for Wire {
-    fn kind(&self) -> &'static str {
-        "script"
-    }
-
-    unsafe fn register(&self, _: &[Span]) -> Result<Box<dyn Registration>> {
-        unreachable!("the ring registers nothing")
-    }
-
-    fn metadata(&self) -> Result<Vec<u8>> {
-        unreachable!("the ring asks for none")
-    }
-
-    fn load_peer(&self, _: &[u8]) -> Result<Box<dyn Peer>> {
-        unreachable!("the ring loads none")
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.flushed.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
 }
 
 impl Peer for Wire {
     unsafe fn read(&self, pairs: &[Pair]) -> Result<Box<dyn Transfer>> {
-        let [pair] = pairs else { unreachable!("one slot at a time") };
         let step = self.script.begin(READ)?;
-        let (from, to) = (&self.from[pair.from.address as usize], &self.to[pair.to.address as usize]);
-        let (from, to) = (Arc::clone(from), Arc::clone(to));
-        Ok(Box::new(Flight { script: Arc::clone(&self.script), step, from, to, bytes: pair.to.bytes as usize }))
+        let part = |pair: &Pair| {
+            assert_eq!(pair.from.bytes, pair.to.bytes);
+            (place(pair.from.address, &self.from), place(pair.to.address, &self.to), pair.to.bytes as usize)
+        };
+        Ok(Box::new(Flight { script: Arc::clone(&self.script), step, parts: pairs.iter().map(part).collect() }))
     }
 }
+
+/// A buffer, and the byte of it at which a part begins.
+type Side = (Bytes, usize);
 
 #[derive(Debug)]
 struct Flight {
     script: Arc<Script>,
     step: Step,
-    from: Bytes,
-    to: Bytes,
-    bytes: usize,
+    parts: Vec<(Side, Side, usize)>,
 }
 
 impl Transfer for Flight {
@@ -171,8 +158,10 @@ impl Transfer for Flight {
         if !self.script.poll(&mut self.step)? {
             return Ok(Progress::Running { bytes: 0 });
         }
-        let from = self.from.lock().expect("no panic");
-        self.to.lock().expect("no panic")[..self.bytes].copy_from_slice(&from[..self.bytes]);
+        for ((from, first), (to, at), bytes) in &self.parts {
+            let from = from.lock().expect("no panic");
+            to.lock().expect("no panic")[*at..at + bytes].copy_from_slice(&from[*first..first + bytes]);
+        }
         Ok(Progress::Done)
     }
 }
@@ -184,9 +173,12 @@ struct Copies {
     steps: HashMap<usize, (Step, Range<u64>)>,
 }
 
-impl Copier for Copies {
-    unsafe fn copy(&mut self, slot: usize, from: Span, to: Range<u64>) -> Result<()> {
-        assert_eq!((from.address, from.bytes), (slot as u64, to.end - to.start));
+impl Landing for Copies {
+    fn spans(&self, slot: usize, piece: &Range<u64>) -> Result<Vec<Span>> {
+        Ok(vec![Span { address: (slot as u64) << OFFSET, bytes: piece.end - piece.start, place: Place::Host }])
+    }
+
+    unsafe fn copy(&mut self, slot: usize, to: Range<u64>) -> Result<()> {
         let step = self.script.begin(COPY)?;
         assert!(self.steps.insert(slot, (step, to)).is_none(), "slot {slot} is being copied");
         Ok(())
@@ -210,34 +202,41 @@ struct Case {
     script: Arc<Script>,
     object: Bytes,
     right: Vec<u8>,
-    flushed: Arc<AtomicUsize>,
 }
 
-fn case(slots: usize, bytes: usize, script: Script) -> Case {
-    let script = Arc::new(script);
-    let buffers = || (0..slots).map(|_| Arc::new(Mutex::new(vec![0; SLOT as usize]))).collect::<Vec<Bytes>>();
-    let (from, to) = (buffers(), buffers());
-    let object: Bytes = Arc::new(Mutex::new(vec![0; bytes]));
+/// The origin's side of a case: its slots, its object, and what fills the slots with it.
+fn origin(script: &Arc<Script>, slots: usize, bytes: usize) -> (Vec<Bytes>, Vec<u8>, Origin) {
+    let from = buffers(slots);
     let right: Vec<u8> = (0..bytes).map(|at| (at * 7 / 3) as u8 | 1).collect();
-    let flushed = Arc::new(AtomicUsize::new(0));
-    let wire =
-        || Wire { script: Arc::clone(&script), from: from.clone(), to: to.clone(), flushed: Arc::clone(&flushed) };
-    let buffers = Buffers {
-        local: (0..slots as u64).map(|address| Span { address, bytes: SLOT, place: Place::Host }).collect(),
-        remote: (0..slots as u64).map(|address| RemoteSpan { address, bytes: SLOT, place: Place::Host }).collect(),
-    };
     let origin = Origin {
-        script: Arc::clone(&script),
+        script: Arc::clone(script),
         object: right.clone(),
         slots: from.clone(),
         steps: HashMap::new(),
         unsent: None,
     };
-    let copies =
-        Copies { script: Arc::clone(&script), slots: to.clone(), object: Arc::clone(&object), steps: HashMap::new() };
-    // SAFETY: `Ring::new`: no address is dereferenced here, each is the index of a slot behind a lock.
-    let ring = unsafe { Ring::new(Arc::new(wire()), Box::new(wire()), origin, copies, buffers, bytes as u64) };
-    Case { ring: ring.expect("the buffers match"), script, object, right, flushed }
+    (from, right, origin)
+}
+
+fn buffers(count: usize) -> Vec<Bytes> {
+    (0..count).map(|_| Arc::new(Mutex::new(vec![0; SLOT as usize]))).collect()
+}
+
+fn remote(slots: usize) -> Vec<RemoteSpan> {
+    let slot = |slot| RemoteSpan { address: slot << OFFSET, bytes: SLOT, place: Place::Host };
+    (0..slots as u64).map(slot).collect()
+}
+
+fn case(slots: usize, bytes: usize, script: Script) -> Case {
+    let script = Arc::new(script);
+    let (from, right, origin) = origin(&script, slots, bytes);
+    let to = buffers(slots);
+    let object: Bytes = Arc::new(Mutex::new(vec![0; bytes]));
+    let wire = Wire { script: Arc::clone(&script), from, to: to.clone() };
+    let copies = Copies { script: Arc::clone(&script), slots: to, object: Arc::clone(&object), steps: HashMap::new() };
+    // SAFETY: `Ring::new`: no address is dereferenced here, each is the index of a buffer behind a lock.
+    let ring = unsafe { Ring::new(Box::new(wire), origin, copies, remote(slots), bytes as u64, Arc::default()) };
+    Case { ring: ring.expect("slots"), script, object, right }
 }
 
 impl Case {
@@ -266,7 +265,6 @@ fn the_three_steps_of_different_pieces_run_at_a_time() {
     // One after the other, 40 pieces of three steps take 40 * 3 * 4 polls.
     case.run(300).expect("it ends").expect("well");
     assert!(case.script.overlapped.load(Ordering::Relaxed), "no three steps ran at a time");
-    assert_eq!(case.flushed.load(Ordering::Relaxed), 40, "each piece is flushed before it is copied");
 }
 
 #[test]
@@ -281,7 +279,7 @@ fn the_time_without_a_read_is_counted_to_what_was_waited_for() {
     for (polls, filling) in [([1_000, 0, 0], true), ([0, 0, 1_000], false)] {
         let mut case = case(1, 64 * 3, Script { polls, ..Script::default() });
         case.run(ENOUGH).expect("it ends").expect("well");
-        let times = case.ring.times();
+        let times = &case.ring.times;
         let [reading, filled, copied] =
             [&times.reading, &times.filling, &times.copying].map(|of| of.load(Ordering::Relaxed));
         let (waited, other) = if filling { (filled, copied) } else { (copied, filled) };
@@ -332,38 +330,31 @@ fn a_failure_beside_a_read_that_never_ends_is_not_told() {
 }
 
 #[test]
-fn buffers_that_do_not_match_are_refused() {
-    let span = |bytes| Span { address: 0, bytes, place: Place::Host };
-    let remote = |bytes| RemoteSpan { address: 0, bytes, place: Place::Host };
-    let cases = [
-        (vec![], vec![]),
-        (vec![span(64)], vec![]),
-        (vec![span(64)], vec![remote(65)]),
-        (vec![span(64), span(32)], vec![remote(64), remote(32)]),
-        (vec![span(0)], vec![remote(0)]),
-    ];
-    for (local, remote) in cases {
-        let Case { ring, script, object, .. } = case(1, 64, Script::default());
-        let wire = || Wire {
-            script: Arc::clone(&script),
-            from: Vec::new(),
-            to: Vec::new(),
-            flushed: Arc::new(AtomicUsize::new(0)),
-        };
-        let origin = Origin {
-            script: Arc::clone(&script),
-            object: Vec::new(),
-            slots: Vec::new(),
-            steps: HashMap::new(),
-            unsent: None,
-        };
-        let copies = Copies { script: Arc::clone(&script), slots: Vec::new(), object, steps: HashMap::new() };
-        let buffers = Buffers { local, remote };
+fn slots_of_several_lengths_and_none_are_refused() {
+    let slot = |bytes| RemoteSpan { address: 0, bytes, place: Place::Host };
+    for slots in [vec![], vec![slot(0)], vec![slot(64), slot(32)]] {
+        let script = Arc::default();
+        let wire = Wire { script: Arc::clone(&script), from: Vec::new(), to: Vec::new() };
+        let (_, _, origin) = origin(&script, 1, 64);
+        let landing = InObject { object: Vec::new() };
         // SAFETY: `Ring::new`: nothing is ever polled.
-        let refused = unsafe { Ring::new(Arc::new(wire()), Box::new(wire()), origin, copies, buffers, 64) };
-        assert!(matches!(refused.expect_err("they do not match"), Error::Invalid { .. }));
-        drop(ring);
+        let refused = unsafe { Ring::new(Box::new(wire), origin, landing, slots, 64, Arc::default()) };
+        assert!(matches!(refused.expect_err("no ring"), Error::Invalid { .. }));
     }
+}
+
+#[test]
+fn an_object_without_the_bytes_is_told_when_nothing_runs() {
+    let script = Arc::default();
+    let (from, _, origin) = origin(&script, 2, 256);
+    let wire = Wire { script: Arc::clone(&script), from, to: buffers(1) };
+    let landing = InObject { object: vec![Span { address: 0, bytes: SLOT, place: Place::Host }] };
+    // SAFETY: `Ring::new`: no address is dereferenced here.
+    let ring = unsafe { Ring::new(Box::new(wire), origin, landing, remote(2), 256, Arc::default()) };
+    let mut ring = ring.expect("slots");
+    let error = (0..ENOUGH).find_map(|_| ring.poll().err()).expect("it ends").to_string();
+    assert!(error.contains("bytes of an object"), "{error}");
+    assert_eq!(script.running[READ].load(Ordering::Relaxed), 0, "told while a read runs");
 }
 
 proptest! {
@@ -377,5 +368,31 @@ proptest! {
         case.run(ENOUGH).expect("it ends").expect("well");
         prop_assert_eq!(&*case.object.lock().expect("no panic"), &case.right);
         prop_assert!(matches!(case.ring.poll(), Ok(Progress::Done)));
+    }
+
+    #[test]
+    fn every_byte_lands_in_an_object_of_several_regions(
+        slots in 1usize..6,
+        regions in prop::collection::vec(1usize..200, 1..6),
+        polls in prop::array::uniform3(0usize..6),
+    ) {
+        let script = Arc::new(Script { polls, ..Script::default() });
+        let bytes: usize = regions.iter().sum();
+        let (from, right, origin) = origin(&script, slots, bytes);
+        let to: Vec<Bytes> = regions.iter().map(|&bytes| Arc::new(Mutex::new(vec![0; bytes]))).collect();
+        let region = |(index, &bytes): (usize, &usize)| {
+            Span { address: (index as u64) << OFFSET, bytes: bytes as u64, place: Place::Host }
+        };
+        let landing = InObject { object: regions.iter().enumerate().map(region).collect() };
+        let wire = Wire { script: Arc::clone(&script), from, to: to.clone() };
+        // SAFETY: `Ring::new`: no address is dereferenced here.
+        let ring = unsafe { Ring::new(Box::new(wire), origin, landing, remote(slots), bytes as u64, Arc::default()) };
+        let mut ring = ring.expect("slots");
+        let mut polls = 0..ENOUGH;
+        while !matches!(ring.poll().expect("well"), Progress::Done) {
+            prop_assert!(polls.next().is_some(), "it does not end");
+        }
+        let found: Vec<u8> = to.iter().flat_map(|region| region.lock().expect("no panic").clone()).collect();
+        prop_assert_eq!(found, right);
     }
 }

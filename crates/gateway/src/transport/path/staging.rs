@@ -7,24 +7,24 @@
 use std::fmt;
 use std::ops::Range;
 use std::ptr;
+use std::sync::Arc;
 
 use gpu_ipc::backend::{DevicePtr, EventKind, HostMemory, RawEvent, Sharing};
 use gpu_ipc::{BackendKind, Gpu, Stream};
 
 use super::Way;
-use super::ring::Copier;
+use super::ring::Landing;
 use crate::error::{Error, Result};
-use crate::transport::{Place, Span};
+use crate::transport::{Place, Span, Transport};
 
-/// Bytes of a slot. Nothing overlaps the copy of the last one: 16 MiB take a GPU 8 us, and NVLink 46 us.
-pub const SLOT: u64 = 16 << 20;
 /// Fewer bytes in a slot are not worth their questions.
 pub const LEAST: u64 = 1 << 20;
 
-/// Returns the slots of a way's ring: enough to read while the origin is asked for more. At 368 GB/s (NVLink) 32 last
-/// 1.5 ms, in which answers come; host memory is not read so fast.
-pub fn slots(way: Way) -> usize {
-    if way == Way::DeviceRing { 32 } else { 8 }
+/// Returns how many slots a way's ring has by itself, and of how many bytes: enough to read while the origin is asked
+/// for more. At 390 GB/s (NVLink) 1 GiB lasts 2.8 ms, and a question for a quarter of it took 1.3 ms with others on
+/// their way (H200, both sides on one GPU). Host memory is not read so fast.
+pub fn shape(way: Way) -> (usize, u64) {
+    if way == Way::DeviceRing { (16, 64 << 20) } else { (8, 16 << 20) }
 }
 
 /// The slots of one side. Copies of one ring go one after the other, on a stream of its own.
@@ -124,7 +124,7 @@ impl Staging {
 
     /// # Safety
     ///
-    /// As for [`Copier::copy`], with the object at these spans.
+    /// As for [`Landing::copy`], with the object at these spans.
     unsafe fn empty(&self, slot: usize, object: &[Span], bytes: Range<u64>) -> Result<()> {
         let from = self.slot(slot, &bytes)?;
         let mut at = from.address;
@@ -184,19 +184,47 @@ impl fmt::Debug for Staging {
     }
 }
 
-/// The replica's copies: from its slots to its object.
+/// Lands in the object.
 #[derive(Debug)]
-pub struct ToObject {
-    /// The slots.
-    pub staging: &'static Staging,
-    /// The object, region by region.
+pub struct InObject {
+    /// The object, region by region, registered with the transport.
     pub object: Vec<Span>,
 }
 
-impl Copier for ToObject {
-    unsafe fn copy(&mut self, slot: usize, _: Span, to: Range<u64>) -> Result<()> {
-        // SAFETY: `empty` has the condition of `Copier::copy`, whose caller vouches for slot and object.
-        unsafe { self.staging.empty(slot, &self.object, to) }
+impl Landing for InObject {
+    fn spans(&self, _: usize, piece: &Range<u64>) -> Result<Vec<Span>> {
+        parts(&self.object, piece.clone())
+    }
+
+    unsafe fn copy(&mut self, _: usize, _: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+
+    fn copied(&mut self, _: usize) -> Result<bool> {
+        Ok(true)
+    }
+}
+
+/// Lands in slots of this side, and is copied from there.
+pub struct InSlots {
+    /// The slots, registered with the transport.
+    pub staging: &'static Staging,
+    /// The object, region by region.
+    pub object: Vec<Span>,
+    /// What brings the bytes: its flush makes them visible to the copy.
+    pub transport: Arc<dyn Transport>,
+}
+
+impl Landing for InSlots {
+    fn spans(&self, slot: usize, piece: &Range<u64>) -> Result<Vec<Span>> {
+        let bytes = piece.end - piece.start;
+        Ok(vec![Span { bytes, ..self.staging.slot(slot, piece)? }])
+    }
+
+    unsafe fn copy(&mut self, slot: usize, piece: Range<u64>) -> Result<()> {
+        self.transport.flush()?;
+        // SAFETY: `empty` has the condition of `Landing::copy`, whose caller vouches for slot and object.
+        unsafe { self.staging.empty(slot, &self.object, piece) }
     }
 
     fn copied(&mut self, slot: usize) -> Result<bool> {
@@ -228,7 +256,37 @@ fn parts(object: &[Span], bytes: Range<u64>) -> Result<Vec<Span>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+    use crate::transport::{Peer, Registration};
+
+    /// Counts how often what it brought is made visible.
+    #[derive(Default, Debug)]
+    struct Flushes(AtomicUsize);
+
+    impl Transport for Flushes {
+        fn kind(&self) -> &'static str {
+            "flushes"
+        }
+
+        unsafe fn register(&self, _: &[Span]) -> Result<Box<dyn Registration>> {
+            unreachable!("a landing registers nothing")
+        }
+
+        fn metadata(&self) -> Result<Vec<u8>> {
+            unreachable!("a landing asks for none")
+        }
+
+        fn load_peer(&self, _: &[u8]) -> Result<Box<dyn Peer>> {
+            unreachable!("a landing loads none")
+        }
+
+        fn flush(&self) -> Result<()> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
 
     fn span(address: u64, bytes: u64) -> Span {
         Span { address, bytes, place: Place::Host }
@@ -263,9 +321,13 @@ mod tests {
             // SAFETY: `fill`: the object is mapped, and nothing writes to it or the slot.
             unsafe { staging.fill(&regions, &[(1, 30..60)]) }.expect("a copy");
             bytes.fill(0);
-            let mut copies = ToObject { staging, object: regions.clone() };
+            let flushes = Arc::new(Flushes::default());
+            let mut copies = InSlots { staging, object: regions.clone(), transport: Arc::clone(&flushes) as _ };
+            let landed = copies.spans(1, &(30..60)).expect("a slot");
+            assert_eq!(landed, [Span { bytes: 30, ..staging.slots()[1] }]);
             // SAFETY: `copy`: the object is mapped, and nobody uses it or the slot before the copy has ended.
-            unsafe { copies.copy(1, staging.slots()[1], 30..60) }.expect("a copy");
+            unsafe { copies.copy(1, 30..60) }.expect("a copy");
+            assert_eq!(flushes.0.load(Ordering::Relaxed), 1, "it was flushed before it was copied");
             while !copies.copied(1).expect("it ends well") {
                 std::thread::yield_now();
             }
@@ -276,6 +338,7 @@ mod tests {
             unsafe { staging.fill(&regions, &[(0, 0..1), (2, 0..1)]) }.expect_err("no such slot");
             // SAFETY: `fill`: nothing is copied.
             unsafe { staging.fill(&regions, &[(0, 0..65)]) }.expect_err("no room");
+            copies.spans(0, &(0..65)).expect_err("no room");
         }
     }
 
