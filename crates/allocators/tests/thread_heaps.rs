@@ -387,3 +387,27 @@ fn the_error_names_who_holds_the_memory() {
     assert_eq!((snapshot.limbo_bytes, snapshot.holders[0].pid), (64 * UNIT, 4711));
     assert_eq!(session.asks.load(Ordering::SeqCst), 1);
 }
+
+#[test]
+fn a_scope_counts_what_all_threads_do() {
+    let allocator = &two_heaps(64 << 20);
+    thread::scope(|scope| {
+        let crew = Crew::new(scope, 2);
+        let alloc = |thread, units| {
+            crew.run(thread, move || allocator.alloc(Request::new(units * UNIT)).expect("room").address)
+        };
+        let before = alloc(0, 3);
+        let outer = allocator.scope();
+        let here = alloc(0, 2);
+        let inner = allocator.scope();
+        alloc(1, 5);
+        // Of the other thread's heap, and of the time before.
+        crew.run(1, move || [here, before].map(|address| allocator.free(address).expect("in use")));
+        let counted = inner.finish();
+        assert_eq!((counted.allocs, counted.frees, counted.total_bytes), (1, 2, 5 * UNIT));
+        assert_eq!((counted.bytes, counted.peak_bytes), (0, 5 * UNIT as i64));
+        let counted = outer.finish();
+        assert_eq!((counted.allocs, counted.frees, counted.total_bytes), (2, 2, 7 * UNIT));
+        assert_eq!((counted.bytes, counted.peak_bytes), (2 * UNIT as i64, 7 * UNIT as i64));
+    });
+}

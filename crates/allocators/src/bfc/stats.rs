@@ -138,6 +138,17 @@ impl ScopeStats {
         self.bytes -= bytes as i64;
     }
 
+    /// Adds what a scope of another heap counted at the same time.
+    pub(crate) fn beside(self, other: ScopeStats) -> ScopeStats {
+        ScopeStats {
+            allocs: self.allocs + other.allocs,
+            frees: self.frees + other.frees,
+            total_bytes: self.total_bytes + other.total_bytes,
+            bytes: self.bytes + other.bytes,
+            peak_bytes: self.peak_bytes + other.peak_bytes,
+        }
+    }
+
     /// Adds what an inner scope counted.
     fn absorb(&mut self, inner: ScopeStats) {
         self.peak_bytes = self.peak_bytes.max(self.bytes + inner.peak_bytes);
@@ -187,7 +198,8 @@ impl Scopes {
     }
 }
 
-/// Counts what is allocated and freed from [`Bfc::scope`](crate::Bfc::scope) on until it is finished or dropped.
+/// Counts what is allocated and freed from [`Bfc::scope`](crate::Bfc::scope) or
+/// [`ThreadHeaps::scope`](crate::ThreadHeaps::scope) on until it is finished or dropped.
 ///
 /// Scopes nest: an inner one counts for itself, and the one around it counts the same once the inner one has ended.
 #[must_use = "a scope counts until it is dropped"]

@@ -29,7 +29,8 @@ use gpu_api::Result;
 use self::heaps::Heaps;
 use crate::bfc::Core;
 use crate::{
-    Allocator, AllocatorStats, Bfc, BfcOptions, Memory, Placed, Relief, Request, Snapshot, SubAllocator, Trim, Work,
+    Allocator, AllocatorStats, Bfc, BfcOptions, Memory, Placed, Relief, Request, Scope, ScopeStats, Snapshot,
+    SubAllocator, Trim, Work,
 };
 
 /// Best fit over a fixed number of heaps, for threads that allocate all the time. Each thread has a heap of its own
@@ -93,6 +94,18 @@ impl<U: SubAllocator> ThreadHeaps<U> {
     /// Returns the bytes of regions that upstream failed to take back. They are neither used nor freed again.
     pub fn leaked_bytes(&self) -> u64 {
         self.heaps.each.iter().map(Bfc::leaked_bytes).sum()
+    }
+
+    /// Counts apart what is allocated and freed until the scope ends, by whatever thread.
+    ///
+    /// [`ScopeStats::peak_bytes`] is the sum of what each heap had at most: no less than what all had at any one time.
+    pub fn scope(&self) -> Scope<'_> {
+        let open: Vec<_> = self.heaps.cores().map(|core| core.state().scopes.open()).collect();
+        let close = move || {
+            let counted = self.heaps.cores().zip(open).map(|(core, scope)| core.state().scopes.close(scope));
+            counted.fold(ScopeStats::default(), ScopeStats::beside)
+        };
+        Scope { close: Some(Box::new(close)) }
     }
 
     /// Asks for the work on what was given back, and frees what is no longer worked on; says how many bytes.
