@@ -3,7 +3,6 @@
 //! One process does one pull. Where a transfer neither ends nor fails, the process ends with its destination mapped,
 //! and its death frees the memory.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,24 +11,21 @@ use gpu_ipc::broker::{CreateOptions, Epoch, Manifest, ObjectError, Readers, Writ
 use gpu_ipc_gateway_plan::TroubleKind;
 use zenoh::Wait;
 
-use super::fills::Fills;
 use super::local::Local;
 use super::pace::Pace;
 use super::report::{Failure, Kind, Report, Steps};
-use super::rings::LEAST_STAGED;
 use super::source::{Next, Order, Sources, puller};
 use super::step::pass;
+use super::ways::Ways;
 use crate::error::Result;
 use crate::message::{Again, Ask, Release};
-use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Lent, Question, ask};
+use crate::net::call::{Answer, Answered, Asked, Granted, Heard, Question, ask};
 use crate::net::key::{Announced, Gateway, ROOT};
 use crate::pull::{Action, Event, Outcome, Patience, Pull, Rules};
 use crate::transport::path::choice::Tried;
-use crate::transport::path::ring::{Ring, Times};
-use crate::transport::path::route::{Candidate, Found, Route};
-use crate::transport::path::staging::{InObject, InSlots, Staging};
+use crate::transport::path::route::Found;
 use crate::transport::path::{Land, Way};
-use crate::transport::{Pair, Peer, Progress, Registration, Span, Transfer, Transport};
+use crate::transport::{Peer, Progress, Registration, Transfer, Transport};
 
 /// How often what is awaited is looked at, at least. Soon after something has happened it is looked at more often:
 /// after an eighth of the time since.
@@ -40,12 +36,8 @@ const READING: Duration = Duration::from_micros(100);
 const QUIET: Duration = Duration::from_secs(1);
 /// Less is no time to sleep.
 const SPIN: Duration = Duration::from_micros(50);
-/// Bytes of one trial of a way.
-const TRIAL: u64 = 4 << 20;
 /// How long the origin may take to hear that a lease has ended.
 const RELEASE: Duration = Duration::from_secs(1);
-/// Bytes of one part of a read: progress is seen by whole ones.
-const PIECE: u64 = 64 << 20;
 
 /// A pull and its means.
 pub struct Fetch<'a> {
@@ -73,10 +65,6 @@ impl std::fmt::Debug for Fetch<'_> {
     }
 }
 
-/// Staging memory of this process, by way. An attempt ends when nothing writes to its slots any more, or with the
-/// process: so the next attempt may use them.
-type Stages = BTreeMap<Way, (&'static Staging, Box<dyn Registration>)>;
-
 /// One attempt's own: dropped in this order.
 #[derive(Default)]
 struct Attempt {
@@ -103,7 +91,9 @@ impl Fetch<'_> {
         let mut report =
             Report { name: order.name.clone(), transport: self.transport.kind().into(), ..Report::default() };
         let mut attempt = Attempt::default();
-        let mut stages = Stages::new();
+        let mut ways =
+            Ways::new(self.session, Arc::clone(&self.transport), self.local.client.gpu(), self.patience.answer);
+        (ways.way, ways.land) = (self.way, self.land);
         let found = Arc::<Mutex<Found>>::default();
         let (mut arrived, mut quiet) = (0, Instant::now());
         let begun = || found.lock().unwrap_or_else(PoisonError::into_inner).begun;
@@ -158,7 +148,7 @@ impl Fetch<'_> {
                     Action::Read(_) => {
                         arrived = 0;
                         *found.lock().unwrap_or_else(PoisonError::into_inner) = Found::default();
-                        let begun = self.read(&mut attempt, &mut stages, &found);
+                        let begun = self.read(&mut attempt, &mut ways, &found);
                         report.steps.stage = begins.elapsed().as_secs_f64();
                         began = Instant::now();
                         pass("pull.reading");
@@ -401,99 +391,19 @@ impl Fetch<'_> {
         Event::Created
     }
 
-    fn read(&self, attempt: &mut Attempt, stages: &mut Stages, found: &Arc<Mutex<Found>>) -> Result<(), String> {
+    fn read(&self, attempt: &mut Attempt, ways: &mut Ways<'_>, found: &Arc<Mutex<Found>>) -> Result<(), String> {
         let (Some((gateway, granted, _, _)), Some(writer), Some(peer)) =
             (&attempt.granted, &attempt.writer, attempt.peer.take())
         else {
             return Err("nothing was created".into());
         };
         let object = self.local.spans(writer.regions());
-        let pairs = pairs(granted, &object);
-        let Some(&first) = pairs.first() else { return Err("the object has no bytes".into()) };
-        // SAFETY: `read`, here and below, asks that the destinations stay mapped, writable and to itself until the
-        // transfer has ended: they are the writer's, which nobody else uses, and `Attempt` is not dropped before the
-        // transfer's end: a transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten.
-        let read = move |peer: Box<dyn Peer>| unsafe { peer.read(&pairs) };
-        let wanted = |way: Way| self.way.is_none_or(|only| only == way);
-        if granted.rings.is_empty() && attempt.bytes() < LEAST_STAGED && wanted(Way::Direct) {
-            attempt.transfer = Some(read(peer).map_err(|e| e.to_string())?);
-            return Ok(());
-        }
-        let mut candidates = Vec::new();
-        let registered = attempt.registration.is_some();
-        for lent in granted.rings.iter().filter(|lent| wanted(lent.way)) {
-            match self.staged(gateway, granted, lent, (&object, registered), stages, found) {
-                Ok(candidate) => candidates.push(candidate),
-                Err(error) => tracing::warn!(%error, "a way is not tried"),
-            }
-        }
-        // The last: where it is slow, it is tried less often.
-        if wanted(Way::Direct) && granted.direct && registered {
-            candidates.push(Candidate { way: Way::Direct, trial: cut(first), begin: Box::new(read) });
-        }
-        if candidates.is_empty() {
-            let way = self.way.map_or("no way".to_owned(), |way| format!("no {way}"));
-            return Err(format!("{way} leads from {} to here", gateway.host));
-        }
-        // SAFETY: `Route::new`: the destinations are the writer's, as above, and slots of staging memory, which is
-        // kept for the process' life and is this attempt's alone.
-        attempt.transfer = Some(Box::new(unsafe { Route::new(peer, candidates, Arc::clone(found)) }));
+        // SAFETY: `Ways::begin` asks that the object stays mapped, writable and to itself until the transfer has ended:
+        // it is the writer's, which nobody else uses, and `Attempt` is not dropped before the transfer's end: a
+        // transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten.
+        let begun = unsafe { ways.begin(peer, (gateway, granted), &object, attempt.registration.is_some(), found) };
+        attempt.transfer = Some(begun.map_err(|error| error.to_string())?);
         Ok(())
-    }
-
-    /// Prepares to read through a ring that the lease has, to an object that is registered or not.
-    fn staged(
-        &self,
-        gateway: &Gateway,
-        granted: &Granted,
-        lent: &Lent,
-        (object, registered): (&[Span], bool),
-        stages: &mut Stages,
-        found: &Arc<Mutex<Found>>,
-    ) -> Result<Candidate> {
-        let remote = lent.spans()?;
-        let Some(&first) = object.first() else { unreachable!("the caller has looked") };
-        let times = Arc::<Times>::default();
-        let (lease, patience) = (granted.grant.lease, self.patience.answer);
-        let fills = Fills::new(self.session.clone(), gateway.clone(), lease, lent, patience, Arc::clone(&times));
-        let bytes = object.iter().map(|region| region.bytes).sum();
-        let object = object.to_vec();
-        let shared = Arc::clone(found);
-        let note = move |times| shared.lock().unwrap_or_else(PoisonError::into_inner).times = Some(times);
-        if registered && self.land.unwrap_or(Land::of(remote[0].place, first.place)) == Land::Object {
-            let trial = cut(Pair { from: remote[0], to: first });
-            let begin = move |peer: Box<dyn Peer>| {
-                note(Arc::clone(&times));
-                // SAFETY: `Ring::new`: the object is the writer's, which `Attempt` keeps until the transfer has ended;
-                // the trials, which wrote to it, have ended.
-                let ring = unsafe { Ring::new(peer, fills, InObject { object }, remote, bytes, times) }?;
-                Ok(Box::new(ring) as Box<dyn Transfer>)
-            };
-            return Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) });
-        }
-        let fits = |staging: &Staging| {
-            staging.slots().len() == remote.len()
-                && staging.slots().first().is_some_and(|one| one.bytes == lent.slot_bytes)
-        };
-        if !stages.get(&lent.way).is_some_and(|(staging, _)| fits(staging)) {
-            let gpu = self.local.client.gpu();
-            let staging: &'static Staging =
-                Box::leak(Box::new(Staging::of(gpu, lent.way, remote.len(), lent.slot_bytes)?));
-            // SAFETY: `register`: staging memory is mapped and writable for the process' life.
-            let registration = unsafe { self.transport.register(&[staging.memory()]) }?;
-            stages.insert(lent.way, (staging, registration));
-        }
-        let Some(&(staging, _)) = stages.get(&lent.way) else { unreachable!("it was put there") };
-        let trial = cut(Pair { from: remote[0], to: staging.slots()[0] });
-        let landing = InSlots { staging, object, transport: Arc::clone(&self.transport) };
-        let begin = move |peer: Box<dyn Peer>| {
-            note(Arc::clone(&times));
-            // SAFETY: `Ring::new`: the object is as above, and the slots are kept for the process' life; the trials,
-            // which used them, have ended.
-            let ring = unsafe { Ring::new(peer, fills, landing, remote, bytes, times) }?;
-            Ok(Box::new(ring) as Box<dyn Transfer>)
-        };
-        Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) })
     }
 
     fn send(&self, attempt: &Attempt, question: Question, waits: &mut Vec<(Question, Asked)>) {
@@ -509,28 +419,6 @@ impl Attempt {
     fn bytes(&self) -> u64 {
         self.granted.as_ref().map_or(0, |(_, granted, ..)| granted.regions.iter().map(|(_, bytes, _)| bytes).sum())
     }
-}
-
-/// Cuts an object's regions into pairs of the origin's bytes and this host's.
-fn pairs(granted: &Granted, object: &[Span]) -> Vec<Pair> {
-    let mut pairs = Vec::new();
-    for (from, to) in granted.spans().zip(object) {
-        let mut at = 0;
-        while at < to.bytes {
-            let bytes = PIECE.min(to.bytes - at);
-            let from = crate::transport::RemoteSpan { address: from.address.wrapping_add(at), bytes, ..from };
-            pairs.push(Pair { from, to: Span { address: to.address + at, bytes, ..*to } });
-            at += bytes;
-        }
-    }
-    pairs
-}
-
-/// Shortens a pair to what a trial reads.
-fn cut(mut pair: Pair) -> Pair {
-    let bytes = pair.to.bytes.min(pair.from.bytes).min(TRIAL);
-    (pair.from.bytes, pair.to.bytes) = (bytes, bytes);
-    pair
 }
 
 /// Remembers what an answer says of its gateway. What one cannot serve for good, another may.

@@ -192,7 +192,8 @@ impl<S: Source, L: Landing> Ring<S, L> {
                     let mut from = self.remote[slot];
                     let pair = |to: Span| {
                         let pair = Pair { from: RemoteSpan { bytes: to.bytes, ..from }, to };
-                        from.address += to.bytes;
+                        // The origin's word: a range that wraps is refused by the peer.
+                        from.address = from.address.wrapping_add(to.bytes);
                         pair
                     };
                     let pairs: Vec<_> = self.landing.spans(slot, &piece)?.into_iter().map(pair).collect();

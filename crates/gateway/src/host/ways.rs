@@ -1,0 +1,181 @@
+//! The ways of one pull: begins to read an object by the way that is wanted, or by the one that is found fastest.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use gpu_ipc::Gpu;
+
+use super::fills::Fills;
+use super::rings::LEAST_STAGED;
+use crate::error::{Error, Result};
+use crate::net::call::{Granted, Lent};
+use crate::net::key::Gateway;
+use crate::transport::path::ring::{Ring, Times};
+use crate::transport::path::route::{Candidate, Found, Route};
+use crate::transport::path::staging::{InObject, InSlots, Staging};
+use crate::transport::path::{Land, Way};
+use crate::transport::{Pair, Peer, Registration, RemoteSpan, Span, Transfer, Transport};
+
+/// Bytes of one trial of a way.
+const TRIAL: u64 = 4 << 20;
+/// Bytes of one part of a direct read: progress is seen by whole ones.
+const PIECE: u64 = 64 << 20;
+
+/// What reads go by, and staging memory for them.
+pub struct Ways<'a> {
+    session: &'a zenoh::Session,
+    transport: Arc<dyn Transport>,
+    gpu: &'a Gpu,
+    /// How long an answer is waited for.
+    answer: Duration,
+    /// The way to take; else the one that is found fastest.
+    pub way: Option<Way>,
+    /// Where the bytes of a ring land; else as [`Land::of`] has it.
+    pub land: Option<Land>,
+    /// Slots of this side, by way. An attempt ends when nothing writes to them any more, or with the process: so the
+    /// next attempt may use them.
+    stages: BTreeMap<Way, (&'static Staging, Box<dyn Registration>)>,
+}
+
+impl<'a> Ways<'a> {
+    /// Knows the means, and has no staging memory yet.
+    pub fn new(session: &'a zenoh::Session, transport: Arc<dyn Transport>, gpu: &'a Gpu, answer: Duration) -> Ways<'a> {
+        Ways { session, transport, gpu, answer, way: None, land: None, stages: BTreeMap::new() }
+    }
+
+    /// Begins to read what was granted to an object here, which is registered or not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] where no way leads there that is wanted, and what a direct read says that cannot begin.
+    ///
+    /// # Safety
+    ///
+    /// The object stays mapped, writable and unused by others until the transfer has ended.
+    pub unsafe fn begin(
+        &mut self,
+        peer: Box<dyn Peer>,
+        (gateway, granted): (&Gateway, &Granted),
+        object: &[Span],
+        registered: bool,
+        found: &Arc<Mutex<Found>>,
+    ) -> Result<Box<dyn Transfer>> {
+        let pairs = pairs(granted, object);
+        let none = |why: String| Error::Unavailable {
+            what: "a way for the bytes".into(),
+            why,
+            remedy: "leave `--way` out; without it the warnings say why each way is missing",
+        };
+        let Some(&first) = pairs.first() else { return Err(none("the object has no bytes".into())) };
+        // SAFETY: `Peer::read` has our condition.
+        let read = move |peer: Box<dyn Peer>| unsafe { peer.read(&pairs) };
+        let only = self.way;
+        let wanted = move |way: Way| only.is_none_or(|only| only == way);
+        let bytes: u64 = object.iter().map(|region| region.bytes).sum();
+        if granted.rings.is_empty() && bytes < LEAST_STAGED && wanted(Way::Direct) {
+            return read(peer);
+        }
+        // Memory that is not registered is not read into.
+        let lands = registered.then_some(first.to);
+        let mut candidates = Vec::new();
+        for lent in granted.rings.iter().filter(|lent| wanted(lent.way)) {
+            match self.ring((gateway, granted), lent, (object, lands), found) {
+                Ok(candidate) => candidates.push(candidate),
+                Err(error) => tracing::warn!(%error, "a way is not tried"),
+            }
+        }
+        // The last: where it is slow, it is tried less often.
+        if wanted(Way::Direct) && granted.direct && registered {
+            candidates.push(Candidate { way: Way::Direct, trial: cut(first), begin: Box::new(read) });
+        }
+        if candidates.is_empty() {
+            let way = only.map_or("no way".to_owned(), |way| format!("no {way}"));
+            return Err(none(format!("{way} leads from {} to here", gateway.host)));
+        }
+        // SAFETY: `Route::new`: the destinations are the object, as our caller promises, and slots of staging memory,
+        // which is kept for the process' life and is this attempt's alone.
+        Ok(Box::new(unsafe { Route::new(peer, candidates, Arc::clone(found)) }))
+    }
+
+    /// Prepares to read through a ring that the lease has. Its bytes may land in the object if there is memory of it
+    /// that a trial `lands` in.
+    fn ring(
+        &mut self,
+        (gateway, granted): (&Gateway, &Granted),
+        lent: &Lent,
+        (object, lands): (&[Span], Option<Span>),
+        found: &Arc<Mutex<Found>>,
+    ) -> Result<Candidate> {
+        let remote = lent.spans()?;
+        let times = Arc::<Times>::default();
+        let (lease, session) = (granted.grant.lease, self.session.clone());
+        let fills = Fills::new(session, gateway.clone(), lease, lent, self.answer, Arc::clone(&times));
+        let bytes = object.iter().map(|region| region.bytes).sum();
+        let object = object.to_vec();
+        let found = Arc::clone(found);
+        let note = move |times| found.lock().unwrap_or_else(PoisonError::into_inner).times = Some(times);
+        if let Some(to) = lands
+            && self.land.unwrap_or(Land::of(remote[0].place, to.place)) == Land::Object
+        {
+            let trial = cut(Pair { from: remote[0], to });
+            let begin = move |peer: Box<dyn Peer>| {
+                note(Arc::clone(&times));
+                // SAFETY: `Ring::new`: the object is as the caller of `Ways::begin` promises; the trials, which wrote
+                // to it, have ended.
+                let ring = unsafe { Ring::new(peer, fills, InObject { object }, remote, bytes, times) }?;
+                Ok(Box::new(ring) as Box<dyn Transfer>)
+            };
+            return Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) });
+        }
+        let staging = self.stage(lent, remote.len())?;
+        let trial = cut(Pair { from: remote[0], to: staging.slots()[0] });
+        let landing = InSlots { staging, object, transport: Arc::clone(&self.transport) };
+        let begin = move |peer: Box<dyn Peer>| {
+            note(Arc::clone(&times));
+            // SAFETY: `Ring::new`: the object is as above, and the slots are kept for the process' life; the trials,
+            // which used them, have ended.
+            let ring = unsafe { Ring::new(peer, fills, landing, remote, bytes, times) }?;
+            Ok(Box::new(ring) as Box<dyn Transfer>)
+        };
+        Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) })
+    }
+
+    /// Returns slots here for those of a ring: as many, and as long.
+    fn stage(&mut self, lent: &Lent, count: usize) -> Result<&'static Staging> {
+        let fits = |staging: &Staging| {
+            staging.slots().len() == count && staging.slots().first().is_some_and(|one| one.bytes == lent.slot_bytes)
+        };
+        if let Some(&(staging, _)) = self.stages.get(&lent.way).filter(|(staging, _)| fits(staging)) {
+            return Ok(staging);
+        }
+        let staging = Staging::of(self.gpu, lent.way, count, lent.slot_bytes)?;
+        let staging: &'static Staging = Box::leak(Box::new(staging));
+        // SAFETY: `register`: staging memory is mapped and writable for the process' life.
+        let registration = unsafe { self.transport.register(&[staging.memory()]) }?;
+        self.stages.insert(lent.way, (staging, registration));
+        Ok(staging)
+    }
+}
+
+/// Cuts an object's regions into pairs of the origin's bytes and this host's.
+fn pairs(granted: &Granted, object: &[Span]) -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    for (from, to) in granted.spans().zip(object) {
+        let mut at = 0;
+        while at < to.bytes {
+            let bytes = PIECE.min(to.bytes - at);
+            let from = RemoteSpan { address: from.address.wrapping_add(at), bytes, ..from };
+            pairs.push(Pair { from, to: Span { address: to.address + at, bytes, ..*to } });
+            at += bytes;
+        }
+    }
+    pairs
+}
+
+/// Shortens a pair to what a trial reads.
+fn cut(mut pair: Pair) -> Pair {
+    let bytes = pair.to.bytes.min(pair.from.bytes).min(TRIAL);
+    (pair.from.bytes, pair.to.bytes) = (bytes, bytes);
+    pair
+}
