@@ -246,7 +246,7 @@ def show(options, rows, raw, taken, status):
         row["raw"], row["memory"] = max(carried, default=(0, "none"))
         row["copy"] = max((one["whole"] for one in of_size if one["what"] == "peer copy"), default=0)
         speeds = sorted(one["gb_s"] for one in row["pulls"])
-        row["pull"] = speeds[len(speeds) // 2] if speeds else 0
+        row["pull"] = speeds[(len(speeds) - 1) // 2] if speeds else 0
         row["ratio"] = row["pull"] / row["raw"] if row["raw"] else 0
         each = " ".join(f"{one['gb_s']:.2f} {one.get('way') or 'direct'}" for one in row["pulls"])
         print(f"{row['mib']:>6} {row['pull']:>10.2f} {row['raw']:>10.2f} {row['ratio']:>6.2f} {row['copy']:>8.2f}  {row['setting']}: {each}; {row['memory']}")
@@ -255,7 +255,7 @@ def show(options, rows, raw, taken, status):
     print(f"{'MiB':>6} " + " ".join(f"{name.replace('ring_', 'ring '):>12}" for name in names) + f" {'in all':>10}  setting; questions to fill slots, a question")
     for row in rows:
         if row["pulls"]:
-            middle = sorted(row["pulls"], key=lambda one: one["gb_s"])[len(row["pulls"]) // 2]
+            middle = sorted(row["pulls"], key=lambda one: one["gb_s"])[(len(row["pulls"]) - 1) // 2]
             steps = " ".join(f"{middle['steps'][name] * 1e3:>12.3f}" for name in names)
             print(f"{row['mib']:>6} {steps} {middle['seconds'] * 1e3:>10.1f}  {row['setting']}; {middle['steps']['fills']}, {middle['steps']['fill'] * 1e3:.3f}")
     if raw["cuts"]:
