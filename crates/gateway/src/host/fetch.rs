@@ -65,7 +65,8 @@ impl std::fmt::Debug for Fetch<'_> {
     }
 }
 
-/// One attempt's own: dropped in this order.
+/// One attempt's own: dropped in this order. A transfer that has not ended may write to the object: before it is
+/// dropped, as a panic would do it, the process ends, and its memory with it.
 #[derive(Default)]
 struct Attempt {
     /// What kind of failure the next one is.
@@ -157,13 +158,14 @@ impl Fetch<'_> {
                     Action::Flush => {
                         pass("pull.read");
                         let bytes = attempt.bytes();
-                        let Found { measured, taken, times, .. } =
+                        let Found { measured, taken, ring, .. } =
                             found.lock().unwrap_or_else(PoisonError::into_inner).clone();
                         let read = taken.map_or(began, |(_, at)| at);
                         report.steps.trials = (read - began).as_secs_f64();
                         report.steps.read = read.elapsed().as_secs_f64();
                         report.gb_s = bytes as f64 / report.steps.read.max(1e-9) / 1e9;
-                        if let Some(times) = times {
+                        if let Some((land, times)) = ring {
+                            report.land = Some(land);
                             let seconds = |of: &AtomicU64| of.load(Ordering::Relaxed) as f64 / 1e9;
                             report.steps.ring_reading = seconds(&times.reading);
                             report.steps.ring_filling = seconds(&times.filling);
@@ -400,7 +402,7 @@ impl Fetch<'_> {
         let object = self.local.spans(writer.regions());
         // SAFETY: `Ways::begin` asks that the object stays mapped, writable and to itself until the transfer has ended:
         // it is the writer's, which nobody else uses, and `Attempt` is not dropped before the transfer's end: a
-        // transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten.
+        // transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten, and a panic ends the process.
         let begun = unsafe { ways.begin(peer, (gateway, granted), &object, attempt.registration.is_some(), found) };
         attempt.transfer = Some(begun.map_err(|error| error.to_string())?);
         Ok(())
@@ -411,6 +413,14 @@ impl Fetch<'_> {
         match ask(self.session, gateway, &question, self.patience.answer) {
             Ok(asked) => waits.push((question, asked)),
             Err(error) => tracing::warn!(%error, "a question could not be asked"),
+        }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if self.transfer.is_some() {
+            std::process::abort();
         }
     }
 }

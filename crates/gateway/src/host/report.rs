@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::transport::path::Way;
 use crate::transport::path::choice::Tried;
+use crate::transport::path::{Land, Way};
 
 /// What became of it, as data.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -32,6 +32,8 @@ pub struct Report {
     pub transport: String,
     /// The way that they took; none for what was here, and for objects too small for a choice.
     pub way: Option<Way>,
+    /// Where the bytes of a ring landed; none without a ring.
+    pub land: Option<Land>,
     /// What each way was found to do.
     pub ways: Vec<Tried>,
     /// What its time went to.

@@ -1,4 +1,4 @@
-//! Named steps at which a test kills or stops this process.
+//! Named steps at which a test kills or stops this process, or makes it panic.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,13 +27,17 @@ pub const STEPS: &[&str] = &[
 /// Those of a read through a ring: the origin's, then the replica's.
 pub const RING_STEPS: &[&str] = &["fill.heard", "fill.copied", "pull.filling"];
 
-/// Passes a step. `GPU_IPC_GATEWAY_STEP=kill:STEP` or `stop:STEP` ends or stops the process there, at its first time.
+/// Passes a step. `GPU_IPC_GATEWAY_STEP=kill:STEP`, `stop:STEP` or `panic:STEP` does so to the process, at its first time.
 pub fn pass(step: &str) {
-    static TOLD: OnceLock<Option<(Signal, String)>> = OnceLock::new();
+    static TOLD: OnceLock<Option<(Option<Signal>, String)>> = OnceLock::new();
     let told = TOLD.get_or_init(|| {
         let told = std::env::var("GPU_IPC_GATEWAY_STEP").ok()?;
         let (what, step) = told.split_once(':')?;
-        let signal = if what == "stop" { Signal::STOP } else { Signal::KILL };
+        let signal = match what {
+            "stop" => Some(Signal::STOP),
+            "panic" => None,
+            _ => Some(Signal::KILL),
+        };
         Some((signal, step.to_owned()))
     });
     debug_assert!(STEPS.contains(&step) || RING_STEPS.contains(&step), "{step} is no step");
@@ -43,6 +47,9 @@ pub fn pass(step: &str) {
         && !FIRED.swap(true, Ordering::Relaxed)
     {
         eprintln!("gpu-ipc-gateway: step {step}");
-        let _ = kill_process(getpid(), *signal);
+        match signal {
+            Some(signal) => drop(kill_process(getpid(), *signal)),
+            None => panic!("a test wants it"),
+        }
     }
 }

@@ -15,7 +15,7 @@ use crate::transport::path::ring::{Ring, Times};
 use crate::transport::path::route::{Candidate, Found, Route};
 use crate::transport::path::staging::{InObject, InSlots, Staging};
 use crate::transport::path::{Land, Way};
-use crate::transport::{Pair, Peer, Registration, RemoteSpan, Span, Transfer, Transport};
+use crate::transport::{Pair, Peer, Progress, Registration, RemoteSpan, Span, Transfer, Transport};
 
 /// Bytes of one trial of a way.
 const TRIAL: u64 = 4 << 20;
@@ -52,7 +52,8 @@ impl<'a> Ways<'a> {
     ///
     /// # Safety
     ///
-    /// The object stays mapped, writable and unused by others until the transfer has ended.
+    /// The object stays mapped, writable and unused by others until the transfer has ended, and for the process' life if
+    /// the transfer is dropped before.
     pub unsafe fn begin(
         &mut self,
         peer: Box<dyn Peer>,
@@ -62,12 +63,9 @@ impl<'a> Ways<'a> {
         found: &Arc<Mutex<Found>>,
     ) -> Result<Box<dyn Transfer>> {
         let pairs = pairs(granted, object);
-        let none = |why: String| Error::Unavailable {
-            what: "a way for the bytes".into(),
-            why,
-            remedy: "leave `--way` out; without it the warnings say why each way is missing",
-        };
-        let Some(&first) = pairs.first() else { return Err(none("the object has no bytes".into())) };
+        // The longest, so that a trial of it is like the read.
+        let Some(&longest) = pairs.iter().max_by_key(|pair| pair.to.bytes) else { return Ok(Box::new(Nothing)) };
+        let trial = TRIAL.min(longest.to.bytes);
         // SAFETY: `Peer::read` has our condition.
         let read = move |peer: Box<dyn Peer>| unsafe { peer.read(&pairs) };
         let only = self.way;
@@ -77,34 +75,39 @@ impl<'a> Ways<'a> {
             return read(peer);
         }
         // Memory that is not registered is not read into.
-        let lands = registered.then_some(first.to);
+        let lands = registered.then_some(longest.to);
         let mut candidates = Vec::new();
         for lent in granted.rings.iter().filter(|lent| wanted(lent.way)) {
-            match self.ring((gateway, granted), lent, (object, lands), found) {
+            match self.ring((gateway, granted), lent, (object, lands), trial, found) {
                 Ok(candidate) => candidates.push(candidate),
                 Err(error) => tracing::warn!(%error, "a way is not tried"),
             }
         }
         // The last: where it is slow, it is tried less often.
         if wanted(Way::Direct) && granted.direct && registered {
-            candidates.push(Candidate { way: Way::Direct, trial: cut(first), begin: Box::new(read) });
+            candidates.push(Candidate { way: Way::Direct, trial: cut(longest, trial), begin: Box::new(read) });
         }
         if candidates.is_empty() {
             let way = only.map_or("no way".to_owned(), |way| format!("no {way}"));
-            return Err(none(format!("{way} leads from {} to here", gateway.host)));
+            return Err(Error::Unavailable {
+                what: "a way for the bytes".into(),
+                why: format!("{way} leads from {} to here", gateway.host),
+                remedy: "leave `--way` and `--land` out; the warnings say why each way is missing",
+            });
         }
         // SAFETY: `Route::new`: the destinations are the object, as our caller promises, and slots of staging memory,
         // which is kept for the process' life and is this attempt's alone.
         Ok(Box::new(unsafe { Route::new(peer, candidates, Arc::clone(found)) }))
     }
 
-    /// Prepares to read through a ring that the lease has. Its bytes may land in the object if there is memory of it
-    /// that a trial `lands` in.
+    /// Prepares to read through a ring that the lease has. `lands` is memory of the object that a trial may be read to,
+    /// if the object is registered. A trial reads `trial` bytes, or a slot.
     fn ring(
         &mut self,
         (gateway, granted): (&Gateway, &Granted),
         lent: &Lent,
         (object, lands): (&[Span], Option<Span>),
+        trial: u64,
         found: &Arc<Mutex<Found>>,
     ) -> Result<Candidate> {
         let remote = lent.spans()?;
@@ -114,25 +117,32 @@ impl<'a> Ways<'a> {
         let bytes = object.iter().map(|region| region.bytes).sum();
         let object = object.to_vec();
         let found = Arc::clone(found);
-        let note = move |times| found.lock().unwrap_or_else(PoisonError::into_inner).times = Some(times);
+        let note = move |ring| found.lock().unwrap_or_else(PoisonError::into_inner).ring = Some(ring);
+        if lands.is_none() && self.land == Some(Land::Object) {
+            return Err(Error::Unavailable {
+                what: format!("a {} that is read into the object", lent.way),
+                why: "the object could not be registered".into(),
+                remedy: "leave `--land` out",
+            });
+        }
         if let Some(to) = lands
             && self.land.unwrap_or(Land::of(remote[0].place, to.place)) == Land::Object
         {
-            let trial = cut(Pair { from: remote[0], to });
+            let trial = cut(Pair { from: remote[0], to }, trial);
             let begin = move |peer: Box<dyn Peer>| {
-                note(Arc::clone(&times));
-                // SAFETY: `Ring::new`: the object is as the caller of `Ways::begin` promises; the trials, which wrote
-                // to it, have ended.
+                note((Land::Object, Arc::clone(&times)));
+                // SAFETY: `Ring::new`: the object stays as the caller of `Ways::begin` promises, also if the ring is
+                // dropped before its end; the trials, which wrote to it, have ended.
                 let ring = unsafe { Ring::new(peer, fills, InObject { object }, remote, bytes, times) }?;
                 Ok(Box::new(ring) as Box<dyn Transfer>)
             };
             return Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) });
         }
         let staging = self.stage(lent, remote.len())?;
-        let trial = cut(Pair { from: remote[0], to: staging.slots()[0] });
+        let trial = cut(Pair { from: remote[0], to: staging.slots()[0] }, trial);
         let landing = InSlots { staging, object, transport: Arc::clone(&self.transport) };
         let begin = move |peer: Box<dyn Peer>| {
-            note(Arc::clone(&times));
+            note((Land::Slots, Arc::clone(&times)));
             // SAFETY: `Ring::new`: the object is as above, and the slots are kept for the process' life; the trials,
             // which used them, have ended.
             let ring = unsafe { Ring::new(peer, fills, landing, remote, bytes, times) }?;
@@ -173,9 +183,19 @@ fn pairs(granted: &Granted, object: &[Span]) -> Vec<Pair> {
     pairs
 }
 
-/// Shortens a pair to what a trial reads.
-fn cut(mut pair: Pair) -> Pair {
-    let bytes = pair.to.bytes.min(pair.from.bytes).min(TRIAL);
+/// Shortens a pair to the bytes that a trial reads.
+fn cut(mut pair: Pair, bytes: u64) -> Pair {
+    let bytes = pair.to.bytes.min(pair.from.bytes).min(bytes);
     (pair.from.bytes, pair.to.bytes) = (bytes, bytes);
     pair
+}
+
+/// The read of an object without a byte, as the roll of a group is.
+#[derive(Debug)]
+struct Nothing;
+
+impl Transfer for Nothing {
+    fn poll(&mut self) -> Result<Progress> {
+        Ok(Progress::Done)
+    }
 }

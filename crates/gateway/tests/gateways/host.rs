@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gateway::host::local::Local;
 use gpu_ipc::Gpu;
-use gpu_ipc::broker::{Broker, Client, Layout, Limits, Options, PartSpec, Selector};
+use gpu_ipc::broker::{Broker, Client, GroupWriter, Layout, Limits, Options, PartSpec, Roll, Selector};
 use serde_json::Value;
 
 /// Ends a case that waits for what does not come. Nothing is expected to be fast.
@@ -162,6 +162,21 @@ impl Host {
     pub fn get(&self, name: &str) -> Vec<u8> {
         let reader = self.client().open_one(&Selector::Latest(name.into())).expect("an object");
         reader.read("weights").expect("its bytes")
+    }
+
+    /// Commits a group of one member, as an owner does.
+    pub fn put_group(&self, name: &str, contents: &[u8]) {
+        let part = PartSpec::bytes("weights", contents.len() as u64).expect("a part");
+        let layout = Layout::pack(vec![part], &[]).expect("a layout");
+        let mut group = GroupWriter::create(name, vec![(self.client(), layout)]).expect("room");
+        group.writers[0].write("weights", contents).expect("its memory");
+        group.commit(None).expect("committed");
+    }
+
+    /// Reads a member of a group, which it finds by the group's roll.
+    pub fn get_member(&self, name: &str, rank: usize) -> Vec<u8> {
+        let roll = Roll::newest(&self.client(), name).expect("a roll");
+        roll.open(rank, &self.client()).and_then(|member| member.read("weights")).expect("its bytes")
     }
 
     /// A command of the program, for this host.

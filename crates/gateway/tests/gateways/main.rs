@@ -14,7 +14,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 12] = [
     ("eight_pulls_cost_the_origin_two_reads", fan_out::eight_pulls_cost_the_origin_two_reads),
     (
         "a_certificate_of_another_authority_and_none_are_not_let_in",
@@ -29,6 +29,8 @@ const CASES: [Case; 10] = [
     ("either_of_two_gateways_of_one_broker_serves", trust::either_of_two_gateways_of_one_broker_serves),
     ("each_way_brings_every_byte_and_the_choice_is_shown", rings::each_way_brings_every_byte_and_the_choice_is_shown),
     ("a_way_that_does_not_lead_there_is_an_error", rings::a_way_that_does_not_lead_there_is_an_error),
+    ("a_panic_in_the_middle_of_a_read_ends_the_process", rings::a_panic_in_the_middle_of_a_read_ends_the_process),
+    ("a_group_is_pulled_member_by_member_and_its_roll", rings::a_group_is_pulled_member_by_member_and_its_roll),
     ("killed_at_each_step_of_a_ring", rings::killed_at_each_step_of_a_ring),
     ("stopped_at_a_fill_beyond_the_leases_end", rings::stopped_at_a_fill_beyond_the_leases_end),
 ];

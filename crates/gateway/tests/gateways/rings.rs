@@ -41,7 +41,11 @@ pub fn each_way_brings_every_byte_and_the_choice_is_shown() {
         let taken = tried.iter().find(|one| one["way"] == report["way"]).expect("the way was tried");
         assert!(taken["gb_s"].as_f64() > Some(0.0), "{report}");
         match way {
-            Some(way) => assert_eq!((&report["way"], tried.len()), (&way.replace('-', "_").into(), 1), "{report}"),
+            Some(way) => {
+                assert_eq!((&report["way"], tried.len()), (&way.replace('-', "_").into(), 1), "{report}");
+                let landed = if way == "direct" { Value::Null } else { land.unwrap_or("object").into() };
+                assert_eq!(report["land"], landed, "{report}");
+            }
             None => assert_eq!(tried.len(), 2, "{report}"),
         }
         let paths = hosts[1].json("status", &[])[0]["paths"].clone();
@@ -59,6 +63,36 @@ pub fn a_way_that_does_not_lead_there_is_an_error() {
     assert_eq!((&report["ok"], &report["kind"]), (&false.into(), &"failed".into()), "{report}");
     let why = report["error"].as_str().expect("why");
     assert!(why.contains("no ring of device buffers leads from host-0 to here"), "{why}");
+}
+
+/// A pull that panics while bytes may come ends at once, as if it was killed: nothing unmaps what they are written to.
+pub fn a_panic_in_the_middle_of_a_read_ends_the_process() {
+    let (hosts, _brokers) = pair();
+    let _gateways = [serve(&hosts, 0, None), serve(&hosts, 1, None)];
+    let bytes = contents(BYTES, 3);
+    hosts[0].put("model", &bytes);
+    hosts[1].hears_of("model");
+    for way in ["direct", "pinned-ring"] {
+        let mut pull = hosts[1].command("pull");
+        pull.args(["model", "--json", "--way", way]).env("GPU_IPC_GATEWAY_STEP", "panic:pull.half_read");
+        let ended = pull.output().expect("it starts");
+        assert_eq!(ended.status.signal(), Some(6), "{way}: {ended:?}");
+    }
+    watch("the object can be pulled", || hosts[1].json("pull", &["model"])["bytes"] == BYTES);
+    assert!(hosts[1].get("model") == bytes, "it is whole");
+}
+
+/// The roll of a group has no bytes of its own, and leads to its members on the other host too.
+pub fn a_group_is_pulled_member_by_member_and_its_roll() {
+    let (hosts, _brokers) = pair();
+    let _gateways = [serve(&hosts, 0, None), serve(&hosts, 1, None)];
+    hosts[0].put_group("group", &contents(4096, 4));
+    for name in ["group/0", "group"] {
+        hosts[1].hears_of(name);
+        let report = hosts[1].json("pull", &[name]);
+        assert_eq!(report["retries"], 0, "{report}");
+    }
+    assert!(hosts[1].get_member("group", 0) == contents(4096, 4));
 }
 
 /// A process that is killed in the middle of a ring's round leaves nothing: the object can be pulled afterwards.

@@ -76,7 +76,8 @@ const ROUND: usize = 4;
 enum State {
     Free,
     Filling(Range<u64>),
-    Reading(Range<u64>, Box<dyn Transfer>),
+    /// With the bytes that have arrived.
+    Reading(Range<u64>, Box<dyn Transfer>, u64),
     Copying(Range<u64>),
 }
 
@@ -106,6 +107,8 @@ pub struct Ring<S, L> {
     next: u64,
     bytes: u64,
     done: u64,
+    /// The bytes that have arrived, as it was told.
+    told: u64,
     failed: Option<Error>,
     ended: Option<Result<(), String>>,
     times: Arc<Times>,
@@ -149,6 +152,7 @@ impl<S: Source, L: Landing> Ring<S, L> {
             next: 0,
             bytes,
             done: 0,
+            told: 0,
             failed: None,
             ended: None,
             times,
@@ -199,11 +203,11 @@ impl<S: Source, L: Landing> Ring<S, L> {
                     let pairs: Vec<_> = self.landing.spans(slot, &piece)?.into_iter().map(pair).collect();
                     // SAFETY: `Peer::read`: the slot, or these bytes of the object, are in no other step, and stay
                     // mapped, as the caller of `new` promises.
-                    (State::Reading(piece, unsafe { self.peer.read(&pairs) }?), true)
+                    (State::Reading(piece, unsafe { self.peer.read(&pairs) }?, 0), true)
                 }
             },
-            State::Reading(piece, mut transfer) => match transfer.poll()? {
-                Progress::Running { .. } => (State::Reading(piece, transfer), false),
+            State::Reading(piece, mut transfer, _) => match transfer.poll()? {
+                Progress::Running { bytes } => (State::Reading(piece, transfer, bytes), false),
                 Progress::Done if self.failed.is_some() => return Ok(true),
                 Progress::Done => {
                     // SAFETY: `Landing::copy`: the slot is in no other step; slot and object stay mapped, as the caller
@@ -224,8 +228,8 @@ impl<S: Source, L: Landing> Ring<S, L> {
         Ok(moved)
     }
 
-    /// Takes a slot as many steps further as have ended, and asks for what it wants then: a transport may read while it
-    /// is asked to, and the origin can fill this slot while the next is read.
+    /// Takes a slot as many steps further as have ended, and asks for what it wants then. Some transports read within
+    /// [`Peer::read`]: the origin fills this slot while the next one is read.
     fn pass(&mut self, slot: usize) {
         for _ in 0..ROUND {
             match self.step(slot) {
@@ -253,7 +257,14 @@ impl<S: Source, L: Landing> Transfer for Ring<S, L> {
         if self.slots.iter().any(|state| !matches!(state, State::Free))
             || (self.failed.is_none() && self.done < self.bytes)
         {
-            return Ok(Progress::Running { bytes: self.done });
+            let arrived = |state: &State| match state {
+                State::Free | State::Filling(_) => 0,
+                State::Reading(_, _, bytes) => *bytes,
+                State::Copying(piece) => piece.end - piece.start,
+            };
+            // A piece whose step fails is counted all the same.
+            self.told = self.told.max(self.done + self.slots.iter().map(arrived).sum::<u64>());
+            return Ok(Progress::Running { bytes: self.told });
         }
         let ended = match self.failed.take() {
             Some(Error::Transfer { why }) => Err(why),

@@ -88,22 +88,28 @@ struct Origin {
     object: Vec<u8>,
     slots: Vec<Bytes>,
     steps: HashMap<usize, (Step, Range<u64>)>,
-    unsent: Option<Error>,
+    /// Wanted, and not asked for.
+    noted: Vec<(usize, Range<u64>)>,
 }
 
 impl Source for Origin {
     fn fill(&mut self, slot: usize, bytes: Range<u64>) {
-        match self.script.begin(FILL) {
-            Ok(step) => assert!(self.steps.insert(slot, (step, bytes)).is_none(), "slot {slot} is being filled"),
-            Err(error) => self.unsent = Some(error),
-        }
+        assert!(self.noted.iter().all(|(noted, _)| *noted != slot), "slot {slot} is wanted twice");
+        self.noted.push((slot, bytes));
     }
 
     fn send(&mut self) -> Result<()> {
-        self.unsent.take().map_or(Ok(()), Err)
+        for (slot, bytes) in self.noted.drain(..) {
+            let step = self.script.begin(FILL)?;
+            assert!(self.steps.insert(slot, (step, bytes)).is_none(), "slot {slot} is being filled");
+        }
+        Ok(())
     }
 
     fn filled(&mut self, slot: usize) -> Result<bool> {
+        if self.noted.iter().any(|(noted, _)| *noted == slot) {
+            return Ok(false);
+        }
         let never = || Error::Transfer { why: format!("step {FILL} was not begun") };
         let (step, bytes) = self.steps.get_mut(&slot).ok_or_else(never)?;
         if !self.script.poll(step)? {
@@ -156,7 +162,10 @@ struct Flight {
 impl Transfer for Flight {
     fn poll(&mut self) -> Result<Progress> {
         if !self.script.poll(&mut self.step)? {
-            return Ok(Progress::Running { bytes: 0 });
+            // The half of it, once it is this read's turn.
+            let all: usize = self.parts.iter().map(|(_, _, bytes)| bytes).sum();
+            let is_served = self.step.turn == self.script.served[READ].load(Ordering::Relaxed);
+            return Ok(Progress::Running { bytes: if is_served { all as u64 / 2 } else { 0 } });
         }
         for ((from, first), (to, at), bytes) in &self.parts {
             let from = from.lock().expect("no panic");
@@ -213,7 +222,7 @@ fn origin(script: &Arc<Script>, slots: usize, bytes: usize) -> (Vec<Bytes>, Vec<
         object: right.clone(),
         slots: from.clone(),
         steps: HashMap::new(),
-        unsent: None,
+        noted: Vec::new(),
     };
     (from, right, origin)
 }
@@ -270,7 +279,7 @@ fn the_three_steps_of_different_pieces_run_at_a_time() {
 #[test]
 fn a_step_that_has_ended_lets_the_next_begin_at_the_same_look() {
     let mut case = case(4, 64 * 4, Script::default());
-    case.run(1).expect("one look takes all steps of a round").expect("well");
+    case.run(2).expect("one look asks, the next takes all other steps of a round").expect("well");
     assert_eq!(*case.object.lock().expect("no panic"), case.right);
 }
 
@@ -282,9 +291,22 @@ fn the_time_without_a_read_is_counted_to_what_was_waited_for() {
         let times = &case.ring.times;
         let [reading, filled, copied] =
             [&times.reading, &times.filling, &times.copying].map(|of| of.load(Ordering::Relaxed));
-        let (waited, other) = if filling { (filled, copied) } else { (copied, filled) };
-        assert!(waited > 0 && reading == 0 && other == 0, "{polls:?}: {times:?}");
+        let waited = if filling { filled > 0 && copied == 0 } else { copied > 0 };
+        assert!(waited && reading == 0, "{polls:?}: {times:?}");
     }
+}
+
+#[test]
+fn bytes_are_told_as_they_arrive_and_not_by_whole_pieces() {
+    let mut case = case(2, 128, Script { polls: [0, 20, 20], ..Script::default() });
+    let mut told = Vec::new();
+    while let Progress::Running { bytes } = case.ring.poll().expect("well") {
+        told.push(bytes);
+    }
+    // Each piece has 64 bytes, of which a read that is under way tells the half; the second read is served at the look
+    // at which the first has ended.
+    told.dedup();
+    assert_eq!(told, [0, 32, 96, 128]);
 }
 
 #[test]
@@ -345,7 +367,7 @@ fn slots_of_several_lengths_and_none_are_refused() {
 
 #[test]
 fn an_object_without_the_bytes_is_told_when_nothing_runs() {
-    let script = Arc::default();
+    let script = Arc::new(Script { polls: [0, 5, 0], ..Script::default() });
     let (from, _, origin) = origin(&script, 2, 256);
     let wire = Wire { script: Arc::clone(&script), from, to: buffers(1) };
     let landing = InObject { object: vec![Span { address: 0, bytes: SLOT, place: Place::Host }] };

@@ -13,9 +13,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::Way;
 use super::choice::{Measured, Trials, choose};
 use super::ring::Times;
+use super::{Land, Way};
 use crate::error::Result;
 use crate::transport::{Pair, Peer, Progress, Transfer};
 
@@ -28,8 +28,8 @@ pub struct Found {
     pub taken: Option<(Way, Instant)>,
     /// When the last trial, or the read, began: who polls does so often after it.
     pub begun: Option<Instant>,
-    /// What a ring spends its time with, once one is read through.
-    pub times: Option<Arc<Times>>,
+    /// Where the bytes of a ring land, and what it spends its time with, once one is read through.
+    pub ring: Option<(Land, Arc<Times>)>,
 }
 
 /// A way that can be taken.
@@ -97,7 +97,7 @@ impl Route {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         *found =
-            Found { measured: self.trials.measured().to_vec(), taken: Some((way, now)), begun: Some(now), times: None };
+            Found { measured: self.trials.measured().to_vec(), taken: Some((way, now)), begun: Some(now), ring: None };
         drop(found);
         let Some(peer) = self.peer.take() else { return Ok(()) };
         self.reading = Some(begin(peer)?);
