@@ -402,7 +402,7 @@ impl Fetch<'_> {
         let object = self.local.spans(writer.regions());
         // SAFETY: `Ways::begin` asks that the object stays mapped, writable and to itself until the transfer has ended:
         // it is the writer's, which nobody else uses, and `Attempt` is not dropped before the transfer's end: a
-        // transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten, and a panic ends the process.
+        // transfer that does not end leads to `Outcome::Stuck`, for which it is forgotten; a panic ends the process.
         let begun = unsafe { ways.begin(peer, (gateway, granted), &object, attempt.registration.is_some(), found) };
         attempt.transfer = Some(begun.map_err(|error| error.to_string())?);
         Ok(())

@@ -27,7 +27,8 @@ pub const STEPS: &[&str] = &[
 /// Those of a read through a ring: the origin's, then the replica's.
 pub const RING_STEPS: &[&str] = &["fill.heard", "fill.copied", "pull.filling"];
 
-/// Passes a step. `GPU_IPC_GATEWAY_STEP=kill:STEP`, `stop:STEP` or `panic:STEP` does so to the process, at its first time.
+/// Passes a step. `GPU_IPC_GATEWAY_STEP=kill:STEP` or `stop:STEP` ends or stops the process there, at its first time;
+/// with `panic:STEP` the thread panics.
 pub fn pass(step: &str) {
     static TOLD: OnceLock<Option<(Option<Signal>, String)>> = OnceLock::new();
     let told = TOLD.get_or_init(|| {

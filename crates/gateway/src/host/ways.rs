@@ -52,8 +52,8 @@ impl<'a> Ways<'a> {
     ///
     /// # Safety
     ///
-    /// The object stays mapped, writable and unused by others until the transfer has ended, and for the process' life if
-    /// the transfer is dropped before.
+    /// The object stays mapped, writable and unused by others until the transfer has ended, and for the process' life
+    /// if the transfer is dropped before.
     pub unsafe fn begin(
         &mut self,
         peer: Box<dyn Peer>,
