@@ -115,7 +115,7 @@ pub enum Outcome {
     Stuck(String),
 }
 
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Stage {
     Asking {
         number: u64,
