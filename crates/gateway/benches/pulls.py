@@ -235,6 +235,11 @@ def transports(place, kind):
     return sorted(found)
 
 
+def middle(pulls):
+    """Finds the pull of median speed; of two the slower one."""
+    return sorted(pulls, key=lambda one: one["gb_s"])[(len(pulls) - 1) // 2]
+
+
 def show(options, rows, raw, taken, status):
     tls = os.environ.get("UCX_TLS", "UCX's own choice")
     print(f"\nobjects from {options.source} to {options.target}; UCX_TLS: {tls}; UCX took {', '.join(taken['pull']) or '?'}")
@@ -245,8 +250,7 @@ def show(options, rows, raw, taken, status):
         carried += [(one["gb_s"], f"cut {one['piece_mib']}x{one['under_way']} {one['agent']}") for one in raw["cuts"] if one["mib"] == row["mib"]]
         row["raw"], row["memory"] = max(carried, default=(0, "none"))
         row["copy"] = max((one["whole"] for one in of_size if one["what"] == "peer copy"), default=0)
-        speeds = sorted(one["gb_s"] for one in row["pulls"])
-        row["pull"] = speeds[(len(speeds) - 1) // 2] if speeds else 0
+        row["pull"] = middle(row["pulls"])["gb_s"] if row["pulls"] else 0
         row["ratio"] = row["pull"] / row["raw"] if row["raw"] else 0
         each = " ".join(f"{one['gb_s']:.2f} {one.get('way') or 'direct'}" for one in row["pulls"])
         print(f"{row['mib']:>6} {row['pull']:>10.2f} {row['raw']:>10.2f} {row['ratio']:>6.2f} {row['copy']:>8.2f}  {row['setting']}: {each}; {row['memory']}")
@@ -255,9 +259,9 @@ def show(options, rows, raw, taken, status):
     print(f"{'MiB':>6} " + " ".join(f"{name.replace('ring_', 'ring '):>12}" for name in names) + f" {'in all':>10}  setting; questions to fill slots, a question")
     for row in rows:
         if row["pulls"]:
-            middle = sorted(row["pulls"], key=lambda one: one["gb_s"])[(len(row["pulls"]) - 1) // 2]
-            steps = " ".join(f"{middle['steps'][name] * 1e3:>12.3f}" for name in names)
-            print(f"{row['mib']:>6} {steps} {middle['seconds'] * 1e3:>10.1f}  {row['setting']}; {middle['steps']['fills']}, {middle['steps']['fill'] * 1e3:.3f}")
+            shown = middle(row["pulls"])
+            steps = " ".join(f"{shown['steps'][name] * 1e3:>12.3f}" for name in names)
+            print(f"{row['mib']:>6} {steps} {shown['seconds'] * 1e3:>10.1f}  {row['setting']}; {shown['steps']['fills']}, {shown['steps']['fill'] * 1e3:.3f}")
     if raw["cuts"]:
         print("\nraw NIXL of plain memory, GB/s")
         for agent, mib in sorted({(one["agent"], one["mib"]) for one in raw["cuts"]}):

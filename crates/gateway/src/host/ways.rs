@@ -11,7 +11,7 @@ use super::rings::LEAST_STAGED;
 use crate::error::{Error, Result};
 use crate::net::call::{Granted, Lent};
 use crate::net::key::Gateway;
-use crate::transport::path::ring::{Ring, Times};
+use crate::transport::path::ring::{Landing, Ring, Times};
 use crate::transport::path::route::{Candidate, Found, Route};
 use crate::transport::path::staging::{InObject, InSlots, Staging};
 use crate::transport::path::{Land, Way};
@@ -36,6 +36,16 @@ pub struct Ways<'a> {
     /// Slots of this side, by way. An attempt ends when nothing writes to them any more, or with the process: so the
     /// next attempt may use them.
     stages: BTreeMap<Way, (&'static Staging, Box<dyn Registration>)>,
+}
+
+/// What is read to.
+struct Target<'a> {
+    object: &'a [Span],
+    bytes: u64,
+    /// Memory of the object that a trial may be read to, if the object is registered.
+    lands: Option<Span>,
+    /// Bytes that a trial reads, or a slot.
+    trial: u64,
 }
 
 impl<'a> Ways<'a> {
@@ -76,9 +86,10 @@ impl<'a> Ways<'a> {
         }
         // Memory that is not registered is not read into.
         let lands = registered.then_some(longest.to);
+        let target = Target { object, bytes, lands, trial };
         let mut candidates = Vec::new();
         for lent in granted.rings.iter().filter(|lent| wanted(lent.way)) {
-            match self.ring((gateway, granted), lent, (object, lands), trial, found) {
+            match self.ring((gateway, granted), lent, &target, found) {
                 Ok(candidate) => candidates.push(candidate),
                 Err(error) => tracing::warn!(%error, "a way is not tried"),
             }
@@ -100,55 +111,46 @@ impl<'a> Ways<'a> {
         Ok(Box::new(unsafe { Route::new(peer, candidates, Arc::clone(found)) }))
     }
 
-    /// Prepares to read through a ring that the lease has. `lands` is memory of the object that a trial may be read to,
-    /// if the object is registered. A trial reads `trial` bytes, or a slot.
+    /// Prepares to read through a ring that the lease has.
     fn ring(
         &mut self,
         (gateway, granted): (&Gateway, &Granted),
         lent: &Lent,
-        (object, lands): (&[Span], Option<Span>),
-        trial: u64,
+        target: &Target<'_>,
         found: &Arc<Mutex<Found>>,
     ) -> Result<Candidate> {
         let remote = lent.spans()?;
+        let first = remote[0];
         let times = Arc::<Times>::default();
         let (lease, session) = (granted.grant.lease, self.session.clone());
         let fills = Fills::new(session, gateway.clone(), lease, lent, self.answer, Arc::clone(&times));
-        let bytes = object.iter().map(|region| region.bytes).sum();
-        let object = object.to_vec();
-        let found = Arc::clone(found);
-        let note = move |ring| found.lock().unwrap_or_else(PoisonError::into_inner).ring = Some(ring);
-        if lands.is_none() && self.land == Some(Land::Object) {
+        let object = target.object.to_vec();
+        if target.lands.is_none() && self.land == Some(Land::Object) {
             return Err(Error::Unavailable {
                 what: format!("a {} that is read into the object", lent.way),
                 why: "the object could not be registered".into(),
                 remedy: "leave `--land` out",
             });
         }
-        if let Some(to) = lands
-            && self.land.unwrap_or(Land::of(remote[0].place, to.place)) == Land::Object
-        {
-            let trial = cut(Pair { from: remote[0], to }, trial);
-            let begin = move |peer: Box<dyn Peer>| {
-                note((Land::Object, Arc::clone(&times)));
-                // SAFETY: `Ring::new`: the object stays as the caller of `Ways::begin` promises, also if the ring is
-                // dropped before its end; the trials, which wrote to it, have ended.
-                let ring = unsafe { Ring::new(peer, fills, InObject { object }, remote, bytes, times) }?;
-                Ok(Box::new(ring) as Box<dyn Transfer>)
-            };
-            return Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) });
-        }
-        let staging = self.stage(lent, remote.len())?;
-        let trial = cut(Pair { from: remote[0], to: staging.slots()[0] }, trial);
-        let landing = InSlots { staging, object, transport: Arc::clone(&self.transport) };
+        let to_object = target.lands.filter(|to| self.land.unwrap_or(Land::of(first.place, to.place)) == Land::Object);
+        let (to, land, landing): (Span, Land, Box<dyn Landing>) = match to_object {
+            Some(to) => (to, Land::Object, Box::new(InObject { object })),
+            None => {
+                let staging = self.stage(lent, remote.len())?;
+                let landing = InSlots { staging, object, transport: Arc::clone(&self.transport) };
+                (staging.slots()[0], Land::Slots, Box::new(landing))
+            }
+        };
+        let (bytes, found) = (target.bytes, Arc::clone(found));
         let begin = move |peer: Box<dyn Peer>| {
-            note((Land::Slots, Arc::clone(&times)));
-            // SAFETY: `Ring::new`: the object is as above, and the slots are kept for the process' life; the trials,
-            // which used them, have ended.
+            found.lock().unwrap_or_else(PoisonError::into_inner).ring = Some((land, Arc::clone(&times)));
+            // SAFETY: `Ring::new`: the object stays as the caller of `Ways::begin` promises, also if the ring is
+            // dropped before its end, and slots are kept for the process' life; the trials, which wrote to them, have
+            // ended.
             let ring = unsafe { Ring::new(peer, fills, landing, remote, bytes, times) }?;
             Ok(Box::new(ring) as Box<dyn Transfer>)
         };
-        Ok(Candidate { way: lent.way, trial, begin: Box::new(begin) })
+        Ok(Candidate { way: lent.way, trial: cut(Pair { from: first, to }, target.trial), begin: Box::new(begin) })
     }
 
     /// Returns slots here for those of a ring: as many, and as long.

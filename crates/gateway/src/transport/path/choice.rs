@@ -10,8 +10,8 @@ use crate::transport::Place;
 
 /// How often each way is tried. The first read over a connection also makes the connection.
 const ROUNDS: usize = 4;
-/// A way is not tried again when its first two rounds, or more, were each so many times slower than the fastest way so
-/// far. One slow round is not enough: the process may have been preempted.
+/// A way is not tried again when its first two rounds, or more, were each slower than the fastest way so far by this
+/// factor. One slow round is not enough: the process may have been preempted.
 const HOPELESS: u64 = 4;
 
 /// How much faster a way through buffers must be, in parts of 10: it takes memory and copies on both sides, and what

@@ -97,10 +97,10 @@ pub struct Times {
 }
 
 /// A read through a ring of buffers.
-pub struct Ring<S, L> {
+pub struct Ring<S> {
     peer: Box<dyn Peer>,
     source: S,
-    landing: L,
+    landing: Box<dyn Landing>,
     remote: Vec<RemoteSpan>,
     slots: Vec<State>,
     /// The first byte that no slot was asked for.
@@ -115,7 +115,7 @@ pub struct Ring<S, L> {
     looked: Option<Instant>,
 }
 
-impl<S: Source, L: Landing> Ring<S, L> {
+impl<S: Source> Ring<S> {
     /// Prepares to read `bytes` bytes through the origin's slots. Nothing begins before it is polled.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl<S: Source, L: Landing> Ring<S, L> {
     pub unsafe fn new(
         peer: Box<dyn Peer>,
         source: S,
-        landing: L,
+        landing: Box<dyn Landing>,
         remote: Vec<RemoteSpan>,
         bytes: u64,
         times: Arc<Times>,
@@ -245,7 +245,7 @@ impl<S: Source, L: Landing> Ring<S, L> {
     }
 }
 
-impl<S: Source, L: Landing> Transfer for Ring<S, L> {
+impl<S: Source> Transfer for Ring<S> {
     fn poll(&mut self) -> Result<Progress> {
         if let Some(ended) = &self.ended {
             return ended.clone().map(|()| Progress::Done).map_err(|why| Error::Transfer { why });
@@ -276,7 +276,7 @@ impl<S: Source, L: Landing> Transfer for Ring<S, L> {
     }
 }
 
-impl<S, L> fmt::Debug for Ring<S, L> {
+impl<S> fmt::Debug for Ring<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ring")
             .field("slots", &self.slots.len())

@@ -207,7 +207,7 @@ impl Landing for Copies {
 }
 
 struct Case {
-    ring: Ring<Origin, Copies>,
+    ring: Ring<Origin>,
     script: Arc<Script>,
     object: Bytes,
     right: Vec<u8>,
@@ -244,7 +244,8 @@ fn case(slots: usize, bytes: usize, script: Script) -> Case {
     let wire = Wire { script: Arc::clone(&script), from, to: to.clone() };
     let copies = Copies { script: Arc::clone(&script), slots: to, object: Arc::clone(&object), steps: HashMap::new() };
     // SAFETY: `Ring::new`: no address is dereferenced here, each is the index of a buffer behind a lock.
-    let ring = unsafe { Ring::new(Box::new(wire), origin, copies, remote(slots), bytes as u64, Arc::default()) };
+    let ring =
+        unsafe { Ring::new(Box::new(wire), origin, Box::new(copies), remote(slots), bytes as u64, Arc::default()) };
     Case { ring: ring.expect("slots"), script, object, right }
 }
 
@@ -358,7 +359,7 @@ fn slots_of_several_lengths_and_none_are_refused() {
         let script = Arc::default();
         let wire = Wire { script: Arc::clone(&script), from: Vec::new(), to: Vec::new() };
         let (_, _, origin) = origin(&script, 1, 64);
-        let landing = InObject { object: Vec::new() };
+        let landing = Box::new(InObject { object: Vec::new() });
         // SAFETY: `Ring::new`: nothing is ever polled.
         let refused = unsafe { Ring::new(Box::new(wire), origin, landing, slots, 64, Arc::default()) };
         assert!(matches!(refused.expect_err("no ring"), Error::Invalid { .. }));
@@ -370,7 +371,7 @@ fn an_object_without_the_bytes_is_told_when_nothing_runs() {
     let script = Arc::new(Script { polls: [0, 5, 0], ..Script::default() });
     let (from, _, origin) = origin(&script, 2, 256);
     let wire = Wire { script: Arc::clone(&script), from, to: buffers(1) };
-    let landing = InObject { object: vec![Span { address: 0, bytes: SLOT, place: Place::Host }] };
+    let landing = Box::new(InObject { object: vec![Span { address: 0, bytes: SLOT, place: Place::Host }] });
     // SAFETY: `Ring::new`: no address is dereferenced here.
     let ring = unsafe { Ring::new(Box::new(wire), origin, landing, remote(2), 256, Arc::default()) };
     let mut ring = ring.expect("slots");
@@ -405,7 +406,7 @@ proptest! {
         let region = |(index, &bytes): (usize, &usize)| {
             Span { address: (index as u64) << OFFSET, bytes: bytes as u64, place: Place::Host }
         };
-        let landing = InObject { object: regions.iter().enumerate().map(region).collect() };
+        let landing = Box::new(InObject { object: regions.iter().enumerate().map(region).collect() });
         let wire = Wire { script: Arc::clone(&script), from, to: to.clone() };
         // SAFETY: `Ring::new`: no address is dereferenced here.
         let ring = unsafe { Ring::new(Box::new(wire), origin, landing, remote(slots), bytes as u64, Arc::default()) };
